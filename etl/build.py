@@ -1,6 +1,7 @@
-"""build_features as a library.
+"""The job build_features as a library function.
 
-It publishes, in this order: quarantine, data report, workflow, feature partitions, users and items, dataset.
+`build` publishes, in this order: quarantine, data report, workflow, feature partitions, users and items, and
+dataset.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class BuildResult:
 def raw_days(
     config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> dict[Split, list[RawFiles]]:
-    """The raw days of each split. All splits of a log that is one undated table share its one partition.
+    """Returns the raw days of each split. If the log is a table without dates, all splits are in one day.
 
-    `recorder` notes these days, and later what is read together with them, as inputs of the run.
+    `recorder` records these days, and later all data that is read with them, as inputs of the run.
 
     Raises:
-        DataError: a day that is needed has no raw log.
+        DataError: a required day has no raw log.
     """
     if config.split.by != "day":
         raw = require_raw(config, config.log, run_date, recorder=recorder)
@@ -82,8 +83,8 @@ class CheckedDays:
     Attributes:
         splits: split → its raw days.
         in_order: all raw days, oldest first.
-        passes: the two passes, where Python workers read the text.
-        rows_of: the prepared rows of a day. Call `rows_of.release()` to free the memory they may take.
+        passes: the two passes, if Python workers can read the text; otherwise None.
+        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free their memory.
         counts: day → counts of its rows.
         quality: the data report.
     """
@@ -97,11 +98,11 @@ class CheckedDays:
 
 
 def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
-    """Publishes quarantine and data report of a run date, and stops at their limits. `build` calls it first.
+    """Publishes quarantine and data report of a run date, and checks their limits. `build` calls it first.
 
     Raises:
-        ConfigError, DataError: see the parts. Quarantine and data report are published even if a limit stops
-            the run.
+        ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
+            limit stops the run.
     """
     splits = raw_days(config, run_date, lake.recorder)
     by_date = {day.dt: day for days in splits.values() for day in days}
@@ -119,18 +120,18 @@ def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, p
 def build(
     spark: SparkSession, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
 ) -> BuildResult:
-    """Everything that build_features does for a run date. It publishes the dataset last.
+    """Performs all work of build_features for a run date. The dataset is published last.
 
     Args:
         spark: the session.
         config: of the run.
         lake: to read from and publish to.
         run_date: the last day of the window.
-        parent_version: the workflow version of the champion before this run date, if there is one.
-        phase: times a named part of the work.
+        parent_version: workflow version of the champion before this run date; None if there is none.
+        phase: measures the time of a named part of the work.
 
     Raises:
-        ConfigError, DataError: see the parts. The dataset is not published then.
+        ConfigError, DataError: see the called functions. The dataset is then not published.
     """
     checked = check_days(spark, config, lake, run_date, phase)
     with phase("workflow"):
@@ -163,7 +164,7 @@ def encode_split(
     split: Split,
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
-    """The rows of one split of a run date, encoded by a workflow: `spec.table_columns`. Writes nothing."""
+    """Returns the rows of one split of a run date, encoded by a workflow: `spec.table_columns`."""
     frames = []
     for raw in raw_days(config, run_date, recorder)[split]:
         rows = prepared_rows(spark, config, raw)
@@ -177,7 +178,7 @@ def quarantine_days(
     """Publishes the quarantine of each day and returns day → counts of its rows.
 
     Raises:
-        DataError: a day has no row, or too many of its rows do not parse.
+        DataError: a day has no row, or too many of its rows cannot be parsed.
     """
     if passes is None:
         return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
@@ -190,7 +191,7 @@ def quarantine_days(
 def _workflow(
     spark: SparkSession, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
-    """(workflow, mode): fitted, extended from the parent, or the parent itself."""
+    """Returns (workflow, mode). The workflow is newly fitted, extended from the parent, or the parent."""
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
         raise ConfigError(
@@ -205,8 +206,7 @@ def _workflow(
         parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
-    # A fit is followed by a training, which needs clicks and non-clicks. A champion can make lists without
-    # them.
+    # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     require_both_labels([(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train])
     counts_of = checked.passes.counts_of if checked.passes else None
     train = checked.splits["train"]
@@ -216,10 +216,10 @@ def _workflow(
 
 
 def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
-    """Days whose raw log differs from the one that the workflow, or a parent of it, counted.
+    """Returns days whose raw log has changed since the workflow, or one of its parents, counted it.
 
-    Their features are computed from the new log. Their counts stay, because a day that is counted twice would
-    count its values twice.
+    Their features are computed from the new log. Their counts stay unchanged: adding the new log would count
+    their values twice.
     """
     changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
     if changed:
@@ -235,7 +235,7 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 def _publish_features(
     config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
-    """The days' feature partitions. A whole partition of the same log and the same workflow is left alone."""
+    """Publishes the days' feature partitions, except those that exist for the same log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
@@ -257,7 +257,7 @@ def _publish_features(
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:
-    """The rules for the rows of a feature table: ids in range, finite numbers, nulls in lists only."""
+    """The rules for rows of a feature table: ids in range, finite numbers, nulls only in lists."""
     ranges: dict[str, tuple[float, float]] = {
         feature.name: (0, feature.cardinality or 0) for feature in workflow.spec.categorical
     }

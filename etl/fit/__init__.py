@@ -1,1 +1,1 @@
-"""Fits workflows on training days, or extends one by the days it has not counted."""
+"""Fits workflows on training days, or extends a workflow by the days that it has not counted yet."""

@@ -17,10 +17,10 @@ class ChainRequest:
     """Steps of one chain that need statistics of the training days. No step reads an output of another one.
 
     Attributes:
-        index: of the chain.
-        before: the chain up to these steps, fitted.
-        types: value → type, for all values of `before`.
-        cardinalities: value → embedding rows, for the values that are ids.
+        index: position of the chain in the list of chains.
+        before: the part of the chain before these steps, already fitted.
+        types: value name → type, for all values that `before` reads or computes.
+        cardinalities: value name → number of embedding rows, for the values that are ids.
     """
 
     index: int
@@ -30,11 +30,11 @@ class ChainRequest:
     steps: tuple[Step, ...]
 
     def key(self, step: Step) -> str:
-        """A name for the request of a step, unique in a round. Errors show it."""
+        """A name for the request of a step. It is unique in a round, and error messages contain it."""
         return f"{','.join(step.inputs)} (chain {self.index} of features)"
 
     def cardinality(self, step: Step) -> int | None:
-        """Embedding rows of the ids that the step reads; None where it reads no ids."""
+        """Number of embedding rows of the ids that the step reads; None if it reads no ids."""
         return self.cardinalities.get(step.inputs[0])
 
 
@@ -42,10 +42,10 @@ class StatisticsSource(Protocol):
     """Computes statistics of the training days: etl.fit.row_statistics or etl.fit.count_statistics."""
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
-        """Key of each step (`ChainRequest.key`) → its statistics. Tables that belong to them are published.
+        """Returns key of each step (`ChainRequest.key`) → its statistics, and publishes the tables they need.
 
         Raises:
-            DataError: a column cannot be measured.
+            DataError: the statistics of a column cannot be computed, because a value is NaN or too large.
         """
 
 
@@ -68,7 +68,7 @@ class ChainProgress:
         self._dropped = (self._dropped - kept) | (set(step.outputs) - kept)
 
     def cardinality(self, step: Step) -> int | None:
-        """Embedding rows of the ids that a step reads; None where it reads no ids."""
+        """Number of embedding rows of the ids that a step reads; None if it reads no ids."""
         return self._cardinalities.get(step.inputs[0])
 
     def request(self, steps: tuple[Step, ...]) -> ChainRequest:
@@ -80,7 +80,7 @@ class ChainProgress:
         return ChainRequest(self.index, before, types, dict(self._cardinalities), steps)
 
     def finish(self) -> FittedChain:
-        """The fitted chain. Its outputs are the features that no step left out."""
+        """The fitted chain. Its outputs are the features that no step has removed."""
         outputs = tuple(name for name in self.chain.outputs if name not in self._dropped)
         return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), outputs)
 

@@ -20,14 +20,14 @@ from storage.publish import new_attempt
 
 
 class CountStatistics:
-    """A StatisticsSource for the steps that etl.fit.rounds.is_countable holds for."""
+    """A StatisticsSource for steps for which etl.fit.rounds.is_countable is true."""
 
     def __init__(self, spark: SparkSession, tables: VersionTables, counts: Counts) -> None:
-        """`counts` are the value counts of the training days; `tables` gets the vocabularies."""
+        """`counts` are the value counts of the training days. The vocabularies are published in `tables`."""
         self._spark, self._tables, self._counts = spark, tables, counts
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
-        """As StatisticsSource.measure."""
+        """See StatisticsSource.measure."""
         count_requests = self._requests(requests)
         attempts = {name: new_attempt(self._tables.partition(name)) for name in (VOCABULARY, RARE)}
         known, rare = (self._tables.partition(name).file(attempt) for name, attempt in attempts.items())
@@ -46,7 +46,7 @@ class CountStatistics:
         }
 
     def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
-        """Key of a step, or name of a vocabulary → its request. Steps with one vocabulary share a request."""
+        """Key of a step, or name of a vocabulary → its request. Steps with the same vocabulary share one."""
         parent = self._tables.parent_files(VOCABULARY), self._tables.parent_files(RARE)
         count_requests: dict[str, CountRequest] = {}
         for request in requests:

@@ -28,14 +28,15 @@ def fit_chains(
     parent: FittedWorkflow | None,
     tables: VersionTables,
 ) -> tuple[FittedChain, ...]:
-    """The fitted chains, in their order.
+    """Returns the fitted chains, in the order of `chains`.
 
     Args:
-        parent: the workflow to extend: its fitted steps are taken, and its vocabularies extended.
-        tables: of the new version, none published yet. The tables of the fitted steps are published there.
+        parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
+            for a new workflow.
+        tables: the tables of the new version, still empty. The tables of the fitted steps are published here.
 
     Raises:
-        DataError: a column cannot be fitted.
+        DataError: the statistics of a column cannot be computed.
     """
     counts = training.value_counts
     sources: dict[SourceName, StatisticsSource] = {"rows": RowStatistics(spark, config, tables, training)}
@@ -62,7 +63,7 @@ def _fit_ready(
     parent: FittedWorkflow | None,
     tables: VersionTables,
 ) -> None:
-    """Fits a step that needs no statistics, or takes it from the parent."""
+    """Fits a step that needs no statistics, or reuses the fitted step of the parent."""
     cardinality = progress.cardinality(step)
     if parent is None:
         progress.add(step.operator.fit(step, Statistics(cardinality=cardinality)))
@@ -70,5 +71,5 @@ def _fit_ready(
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(spark, known.table)
-    # The vocabulary of its ids may have grown.
+    # The vocabulary whose ids the step reads may have grown.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)

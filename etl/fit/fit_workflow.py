@@ -1,4 +1,4 @@
-"""Fits a workflow version on training days, or extends a version by days that it has not counted."""
+"""Fits a workflow version on training days, or extends a version by days that it has not counted yet."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from storage.paths import Lake
 
 log = logging.getLogger("nightrank.etl")
 
-# Part of every version: raise it when the meaning of an operator changes.
+# Part of every version's digest. Raise it when the meaning of an operator changes.
 FORMAT = 2
-# Parameters that an extension may change: they concern only values without an id, or the age of a value.
+# Parameters that may change in an extension: they affect only values without an id, or the age of a value.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
@@ -55,31 +55,32 @@ def fit_workflow(
     parent: FittedWorkflow | None,
     counts_of: Callable[[RawFiles], Counts] | None = None,
 ) -> FittedWorkflow:
-    """The workflow version of these training days; it is fitted unless it exists.
+    """Returns the workflow version of these training days. Fits it if it does not exist yet.
 
-    With a parent, its fitted numbers stay, and its vocabularies are extended by the days that it has not
-    counted. So a model trained on the parent's features keeps its meaning. Without a parent, everything is
-    fitted anew.
+    With a parent, its fitted numbers stay unchanged, and its vocabularies are extended by the days that it
+    has not counted yet. So a model that was trained on the parent's features remains valid. Without a parent,
+    all steps are fitted again.
 
     Args:
         days: the training days.
-        rows_of: the prepared rows of a day (etl.spark.split_rows).
-        counts_of: the value counts of a day, where all its rows are training rows and there are any.
+        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        counts_of: returns the value counts of a day. None if there are no value counts, or if only a part of
+            the day's rows are training rows.
 
     Raises:
-        ConfigError: the features of the config are not those of the parent.
-        DataError: a column cannot be fitted.
+        ConfigError: the configuration's features differ from the features of the parent.
+        DataError: the statistics of a column cannot be computed.
     """
     counted = dict(parent.counted) if parent else {}
     new_days = [day for day in days if day.dt not in counted]
     if parent and not new_days:
-        log.info("workflow %s has counted every training day already", parent.version)
+        log.info("workflow %s has already counted every training day", parent.version)
         return parent
     counted |= {day.dt: day.digest for day in new_days}
     planned = plan(config)
     version = _version(config, planned, parent, new_days)
     if workflow_exists(lake, version):
-        log.info("workflow %s exists already", version)
+        log.info("workflow %s already exists", version)
         return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
     descriptions = [_description(chain) for chain in planned.chains]
     if parent:
@@ -108,14 +109,14 @@ def fit_workflow(
 
 
 def training_rows(days: Sequence[DataFrame]) -> DataFrame:
-    """The training rows of days: all rows, or the train split of a log that is split inside one partition."""
+    """Returns all rows of the days, or only the train split if the log is split inside one partition."""
     rows = reduce(DataFrame.unionByName, days)
     return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
 
 
 def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     """The digest of everything that the fitted workflow depends on."""
-    # The split decides which rows are training rows only for logs that are split inside one partition.
+    # The settings of the split select training rows only if the log is split inside one partition.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += [] if config.split.by == "day" else ["split"]
     external = {
@@ -139,7 +140,7 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
 
 
 def _canonical(config: Config) -> Config:
-    """The same configuration with its operators in one notation, without parameters that are defaults."""
+    """The same configuration, with operators in a uniform notation and without default parameters."""
     groups = [
         group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
         for group in config.features
@@ -148,24 +149,25 @@ def _canonical(config: Config) -> Config:
 
 
 def _require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
-    """Raises ConfigError where the chains are not those of the parent."""
+    """Raises ConfigError if the chains differ from the parent's chains."""
     changed = [chain for chain in descriptions if chain not in parent.descriptions]
     changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:
         raise ConfigError(
             f"workflow {parent.version} has other features, so it cannot be extended: {changed[:3]}",
-            "restore the features, or set workflow.mode=fit to fit a new one (the next model starts cold)",
+            "restore the features, or set workflow.mode=fit to fit a new workflow (the next model then "
+            "trains from scratch)",
         )
 
 
 def _description(chain: Chain) -> str:
-    """A text with everything of a chain that an extension may not change."""
+    """A text that contains everything about a chain that must not change in an extension."""
     steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
     return f"{','.join(chain.inputs)} → {', '.join(steps)}"
 
 
 def _parameters(operator: Operator) -> str:
-    """The operator's name and its parameters, without those that an extension may change."""
+    """The operator's name and its parameters, without the parameters that may change in an extension."""
     entry = operator.config()
     parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
     fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
@@ -188,7 +190,7 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
         if name in outputs
     )
     if not features:
-        raise ConfigError("every feature was left out", "lower min_cardinality of drop_low_cardinality")
+        raise ConfigError("drop_low_cardinality removed every feature", "lower its min_cardinality")
     keys = [
         ROW_ID,
         *raw_keys(config.keys),

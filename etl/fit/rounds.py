@@ -11,12 +11,12 @@ from etl.ops import OPERATORS, Step
 from etl.ops.base import Need
 from etl.workflow.unfitted_chains import Chain
 
-# Where a round's statistics come from: frames of the training rows, or the value counts of the training days.
+# The source of a round's statistics: frames of the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
-# Statistics that follow from how often each value of one raw column occurs.
+# Statistics that can be computed from how often each value of one raw column occurs.
 _COUNTABLE: tuple[Need, ...] = ("moments", "median", "counts")
-# Needs of steps that look up a table, which value counts cannot go through.
+# Needs of steps that look up a table. Their outputs cannot be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -27,7 +27,7 @@ class ChainSteps:
     Attributes:
         chain: index of the chain.
         first: position of the first of these steps in the chain.
-        steps: at least one.
+        steps: the steps; at least one.
     """
 
     chain: int
@@ -45,9 +45,10 @@ class Round:
     """One round of a fit.
 
     Attributes:
-        ready: steps fitted first. They need no statistics, or an extension takes them from its parent.
-        measured: steps fitted next, by statistics of the training days. None reads an output of another one.
-        source: where these statistics come from.
+        ready: steps that are fitted first. They need no statistics, or the parent has fitted them.
+        measured: steps that are fitted next, from statistics of the training days. No step reads an output
+            of another one.
+        source: where the statistics of `measured` come from.
     """
 
     ready: tuple[ChainSteps, ...]
@@ -61,11 +62,11 @@ class Round:
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """The rounds that fit every step of the chains once, each after the steps before it in its chain.
+    """The rounds that fit every step of the chains once. A step comes after the earlier steps of its chain.
 
     Args:
-        extends: whether a parent workflow has every fitted step but vocabularies.
-        has_value_counts: whether the values of the training days are counted.
+        extends: whether there is a parent workflow. Then only vocabularies are fitted again.
+        has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (chains,) number of steps that are fitted
     rounds = []
@@ -100,7 +101,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """The next steps of each unfinished chain. Steps of one operator read no output of one another."""
+    """The next steps of each unfinished chain. No step reads an output of another one."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -112,9 +113,9 @@ def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]
 def _choose(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps], has_value_counts: bool
 ) -> tuple[Sequence[ChainSteps], SourceName]:
-    """The waiting steps that the next statistics are for, and where these come from.
+    """The waiting steps for which the next statistics are computed, and the source of these statistics.
 
-    Vocabularies are published together. So they come last, when no unfinished chain has a later one.
+    All vocabularies are published together. So they are counted last, in one round.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -132,7 +133,7 @@ def _choose(
 def _has_all_vocabularies(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps]
 ) -> bool:
-    """Whether the waiting steps hold every vocabulary that is not counted yet."""
+    """Whether the waiting steps include every vocabulary that is not counted yet."""
     left = [step for first, chain in zip(fitted, chains, strict=True) for step in chain.steps[first:]]
     return _count_vocabularies(left) == _count_vocabularies([s for group in waiting for s in group.steps])
 
@@ -142,7 +143,7 @@ def _count_vocabularies(steps: Sequence[Step]) -> int:
 
 
 def is_countable(chain: Chain, position: int) -> bool:
-    """Whether the value counts of one raw column are enough for the statistics of the step at a position."""
+    """Whether the statistics of the step at `position` can be computed from one raw column's value counts."""
     return (
         chain.steps[position].operator.needs in _COUNTABLE
         and len(chain.inputs) == 1
@@ -152,6 +153,6 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Whether the outputs of a step, once it is fitted, cannot be computed from a value alone."""
+    """Whether the outputs of the fitted step depend on more than the input value."""
     _, fitted_type = OPERATORS[step.operator.name]
     return step.operator.needs in _WITH_TABLE or fitted_type.sql_only

@@ -1,4 +1,4 @@
-"""Statistics of the training days from frames of their rows: one pass for all steps of a kind."""
+"""Statistics of the training days from frames of their rows, in one pass per kind of statistic."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class RowStatistics:
     def __init__(
         self, spark: SparkSession, config: Config, tables: VersionTables, training: TrainingDays
     ) -> None:
-        """`tables` gets the tables that the statistics need."""
+        """The tables that the statistics need are published in `tables`."""
         self._spark, self._config, self._tables, self._training = spark, config, tables, training
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
-        """As StatisticsSource.measure."""
+        """See StatisticsSource.measure."""
         rows, steps = self._inputs(requests)
         by_need: dict[str, list[StepInputs]] = {}
         for inputs in steps:
@@ -52,7 +52,7 @@ class RowStatistics:
         return statistics
 
     def _inputs(self, requests: Sequence[ChainRequest]) -> tuple[DataFrame, list[StepInputs]]:
-        """(training rows, joined as fitted steps need it; the steps with their inputs over these rows)."""
+        """Returns the training rows, with columns that fitted steps join, and the steps with their inputs."""
         rows, steps = self._training.rows(), []
         tables = self._tables.open(self._spark, self._config.output.broadcast_max_rows, self._training.latest)
         for request in requests:
@@ -70,7 +70,7 @@ class RowStatistics:
         return rows, steps
 
     def _join_external(self, inputs: StepInputs) -> Statistics:
-        """Publishes the table that a step of join_external names."""
+        """Publishes the external table that a join_external step reads."""
         operator = cast(JoinExternal, inputs.step.operator)
         source, key = operator.source(inputs.step)
         external = read_attributes(
@@ -80,7 +80,7 @@ class RowStatistics:
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
     def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Publishes the keyed tables of these steps: one pass over the rows for each operator."""
+        """Publishes the keyed tables of these steps, with one pass over the rows per operator."""
         statistics = {}
         remaining = list(steps)
         while remaining:
@@ -123,7 +123,7 @@ class RowStatistics:
         }
 
     def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
-        """(column, value, id, count, last_seen) of the training rows, added to those of the parent."""
+        """Returns (column, value, id, count, last_seen): counts of the training rows plus the parent's."""
         no_id = F.lit(None).cast("int")
         new = (
             count_values(rows, values, day_number(F.col(DAY)))
@@ -140,10 +140,10 @@ class RowStatistics:
     def _publish_vocabularies(
         self, counts: DataFrame, rules: Mapping[str, IdRule], fixed: Sequence[tuple[str, str, int, int, int]]
     ) -> dict[str, dict[str, int]]:
-        """Assigns ids to values; vocabulary → facts.
+        """Assigns ids to values, and returns vocabulary → its facts.
 
         Args:
-            fixed: (vocabulary, value, id, 0, last_seen) of vocabularies that the configuration lists.
+            fixed: (vocabulary, value, id, 0, last_seen), for vocabularies that the configuration lists.
         """
         counts = counts.persist()
         assigned = assign_ids(counts, rules)

@@ -1,4 +1,4 @@
-"""The days that a fit measures."""
+"""The days whose statistics a fit computes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from etl.value_counts.requests import Counts
 
 @dataclass(frozen=True)
 class TrainingDays:
-    """The training days whose statistics a fit needs: all of them, or those that the parent has not counted.
+    """The training days whose statistics a fit needs: all days, or the days that the parent has not counted.
 
     Attributes:
         rows: returns the prepared training rows of these days.
-        value_counts: of these days; None where values are not counted.
-        days: ISO dates in order.
-        latest: the last day that the workflow counts, in days since 1970-01-01.
+        value_counts: the value counts of these days; None if there are no value counts.
+        days: ISO dates, in ascending order.
+        latest: the last day whose values the workflow has counted, in days since 1970-01-01.
     """
 
     rows: Callable[[], DataFrame]

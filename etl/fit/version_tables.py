@@ -1,4 +1,4 @@
-"""The published tables of the workflow version that a fit makes."""
+"""The published tables of a new workflow version."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class VersionTables:
     """Publishes the tables of a new workflow version, and opens those published so far.
 
     Attributes:
-        rows: published table → its rows.
-        vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
+        rows: published table → number of its rows.
+        vocabularies: vocabulary → its facts: numbers of entries, occurrences, rare_values, rare_occurrences,
+            and the highest id.
     """
 
     def __init__(self, lake: Lake, version: str, parent: str | None, row_group_rows: int) -> None:
-        """Starts without a table. `parent` is the workflow version that is extended, if there is one."""
+        """Starts without tables. `parent` is the workflow version that is extended, or None."""
         self._lake, self._version, self.parent = lake, version, parent
         self.row_group_rows = row_group_rows
         self.rows: dict[str, int] = {}
@@ -61,7 +62,7 @@ class VersionTables:
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
-        """The files of the parent's table; none without a parent."""
+        """The files of the parent's table; empty if there is no parent."""
         if self.parent is None:
             return ()
         table = self._of_parent(name)
@@ -72,7 +73,7 @@ class VersionTables:
 
         Args:
             broadcast_max_rows: largest table that Spark sends to every task.
-            latest: the last day counted, in days since 1970-01-01.
+            latest: the last day whose values are counted, in days since 1970-01-01.
         """
         if not self.rows:
             return Tables({}, {}, broadcast_max_rows, LocalTables({}, latest))

@@ -1,1 +1,1 @@
-"""The compiled library for text (C++) and its ctypes interface: scans, lookups, and sums of counts."""
+"""The compiled library (C++) that scans text, looks up values and adds counts, and its ctypes interface."""

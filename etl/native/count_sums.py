@@ -1,4 +1,4 @@
-"""Adds counts by value. It merges the value counts of file splits, of days and of windows of days."""
+"""Adds up counts per value, to merge the value counts of file splits and days."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etl.native.library import Handle, library, string_addresses
 
 
 class Sums:
-    """Counts by value on one or several sides (training days and today), and each value's last day."""
+    """Counts per value and side (for example training days and today), and the last day of each value."""
 
     def __init__(self, sides: int = 1) -> None:
         self._sides = sides
@@ -48,7 +48,7 @@ class Sums:
         if not added:
             raise InfrastructureError(
                 "the distinct values of one bucket of a column do not fit a worker's memory",
-                "give the Python workers more memory",
+                "increase the memory of the Python workers",
             )
 
     def result(self) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
@@ -63,9 +63,9 @@ class Sums:
 
 
 def buckets_of(values: pa.StringArray, buckets: int) -> np.ndarray:
-    """(n,) uint32, the bucket of each of n strings: its hash modulo `buckets`.
+    """Returns (n,) uint32: the bucket of each of n strings, which is its hash modulo `buckets`.
 
-    Buckets nest: a value in bucket b of 2 n buckets is in bucket b mod n of n buckets.
+    Buckets are nested: a value in bucket b of 2 n buckets is in bucket b mod n of n buckets.
 
     Args:
         values: none may be null.

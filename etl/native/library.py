@@ -1,6 +1,6 @@
 """Loads the compiled library of this folder (*.cpp) and declares its functions to ctypes.
 
-`make setup` builds it below the interpreter's prefix, so that a packed environment contains it.
+`make setup` builds it into the Python environment, so that a packed environment contains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 2  # of the interface; native/scan.cpp has the same number
+VERSION = 2  # version of the interface; must be equal to the number in native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -39,15 +39,15 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def is_built() -> bool:
-    """Whether this environment has the library, in the version of this code."""
+    """Whether this environment has the library in the version that this code needs."""
     return _open() is not None
 
 
 def library() -> ctypes.CDLL:
-    """The library.
+    """Returns the library, and loads it if necessary.
 
     Raises:
-        InfrastructureError: it is missing or of another version.
+        InfrastructureError: the library is missing or has another version.
     """
     opened = _open()
     if opened is None:
@@ -75,7 +75,7 @@ def _open() -> ctypes.CDLL | None:
 
 
 class Handle:
-    """An object of the library. It is freed when nothing refers to this handle or an array over its memory.
+    """An object of the library. It is freed when this handle and all arrays that use its memory are deleted.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.
@@ -91,7 +91,7 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """(sizes, addresses) of the object, which this function of the library writes."""
+        """Calls a function of the library that returns the sizes and addresses of the object's parts."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)
@@ -111,9 +111,9 @@ class Handle:
 
 
 def string_addresses(values: pa.StringArray) -> tuple[int, int]:
-    """(address of the n + 1 offsets, address of the bytes) of n strings without nulls.
+    """Returns (address of the n + 1 offsets, address of the bytes) of n strings without nulls.
 
-    The addresses are valid as long as `values`.
+    The addresses are valid as long as `values` exists.
     """
     _, offsets, data = values.buffers()
     return offsets.address + 4 * values.offset, data.address if data is not None else offsets.address

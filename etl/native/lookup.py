@@ -1,4 +1,4 @@
-"""Indices of values in a list of distinct ones. Workers look up ids and keyed statistics by them."""
+"""Looks up the indices of values in a list of distinct values, for ids and for statistics by key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class Table:
-    """A hash table of strings as buffers, in memory or mapped from a file that workers share."""
+    """A hash table of strings, in memory or mapped from a file that workers share."""
 
     slots: pa.Buffer
     offsets: pa.Buffer
@@ -25,7 +25,7 @@ class Table:
 
     @classmethod
     def of(cls, values: pa.StringArray) -> Table:
-        """The table of (n,) distinct strings, none of them null."""
+        """Builds the table of (n,) distinct strings. None of them may be null."""
         offsets, data = string_addresses(values)
         handle = Handle(library().nightrank_lookup(len(values), offsets, data), "free_lookup")
         (slots, count, size, _), addresses = handle.describe("table")
@@ -36,7 +36,7 @@ class Table:
         )
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """(m,) int64 indices of m strings, -1 for those that are not in the table; undefined for null."""
+        """Returns (m,) int64 indices of m strings; -1 for strings not in the table; undefined for null."""
         indices = np.empty(len(wanted), np.int64)
         offsets, data = string_addresses(wanted)
         table = (self.slots.address, self.slots.size // 16, self.offsets.address, self.data.address)
@@ -45,10 +45,10 @@ class Table:
 
 
 class Lookup:
-    """Value → index in (n,) distinct strings, none of them null.
+    """Finds the index of a value in (n,) distinct strings without null.
 
-    The table is built at the first use and kept. Without the compiled library, Arrow builds one for every
-    call.
+    The hash table is built at the first use and then kept. Without the compiled library, Arrow builds a hash
+    table in every call.
     """
 
     def __init__(self, values: pa.StringArray, table: Table | None = None) -> None:
@@ -57,7 +57,7 @@ class Lookup:
             self._table = table
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """(m,) int64 indices of m strings; -1 for null and for unknown strings."""
+        """Returns (m,) int64 indices of m strings; -1 for null and for unknown strings."""
         if not len(self._values) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
         if not is_built():
@@ -86,10 +86,10 @@ class Lookup:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Lookup, np.ndarray]:
-        """(lookup, ids) of a file that `save` wrote, mapped and not copied.
+        """Maps a file that `save` wrote, without copying it, and returns (lookup, ids).
 
         Raises:
-            ValueError: the file is not of `save`, or of another version.
+            ValueError: the file was not written by `save`, or has another version.
         """
         with pa.memory_map(str(path)) as source:
             whole = source.read_buffer()

@@ -1,8 +1,8 @@
-"""Vocabularies of a workflow in a worker: files on local disk that all workers of a machine map.
+"""Opens vocabularies in workers as files on local disk, which all workers of a machine map into memory.
 
-The hash table of a large vocabulary takes gigabytes, and a copy in every worker would not fit. The first
-worker that needs a vocabulary writes the file to Spark's local directory, which Spark deletes with the
-application. Without such a directory, or without room in it, the table is in memory.
+The hash table of a large vocabulary needs gigabytes, and a copy in every worker would not fit. The first
+worker that needs a vocabulary writes the file to Spark's local directory, which Spark deletes when the
+application ends. If this directory does not exist or is full, the worker keeps the table in memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Vocabulary = tuple[Lookup, np.ndarray]
 
 @lru_cache(maxsize=512)
 def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
-    """(lookup of the n values of one vocabulary, (n,) int32 their ids).
+    """Returns (lookup of the n values of one vocabulary, (n,) int32 their ids).
 
     Args:
         files: Parquet files of all vocabularies of a workflow.
-        name: of the vocabulary.
-        oldest: values last seen before this day, in days since 1970-01-01, are left out.
+        name: name of the vocabulary.
+        oldest: values last seen before this day, in days since 1970-01-01, are ignored.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
     if not folders or not is_built():
@@ -46,7 +46,7 @@ def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabular
             lookup.save(written, ids)
             written.replace(path)
         return Lookup.load(path)
-    except OSError:  # no room, or no such directory
+    except OSError:  # the directory is full or does not exist
         return _read(files, name, oldest)
 
 
@@ -65,9 +65,9 @@ def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
 
 @lru_cache(maxsize=8)
 def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Vocabulary → file → indices of the row groups that may have entries of it.
+    """Returns vocabulary → file → indices of the row groups that may contain its entries.
 
-    A row group has entries of few vocabularies, so that each is read a few times only.
+    A row group has entries of few vocabularies, so it is read only a few times.
     """
     groups_of: dict[str, dict[str, list[int]]] = {}
     for path in files:

@@ -4,10 +4,10 @@
 //   * a row for each line that splits into `width` fields: its line number, and a code for each wanted column;
 //   * a dictionary for each wanted column: its distinct non-empty values in order of first appearance. An empty field is
 //     null;
-//   * the lines that are no rows, with a reason, and the lines with quotes, which the caller splits (see `quoted_lines`).
+//   * the lines that are not rows, with a reason, and the lines with quotes, which the caller splits (`quoted_lines`).
 //
-// Why not a general CSV reader: a log has few distinct values in a block. To find each field's code at once takes less time
-// than to build columns of strings and encode them afterwards. Fields are found 64 bytes at a time by bit masks of structural
+// Why not a general CSV reader: a block of a log has few distinct values. Looking up each field's code directly is faster
+// than building columns of strings and encoding them afterwards. Fields are found 64 bytes at a time, by bit masks of structural
 // characters (simdjson, arXiv:1902.08318 section 3.1). The fields of a column are then looked up a batch of rows at a time, so
 // that the column's table stays in the cache and the slots of a large table are prefetched.
 //
@@ -171,8 +171,8 @@ public:
 
     std::vector<Column> columns;
     std::vector<int64_t> row_lines;  // line of each row
-    std::vector<int64_t> broken;  // lines that are no rows
-    std::vector<uint8_t> reasons;  // why, for each broken line
+    std::vector<int64_t> broken;  // lines that are not rows
+    std::vector<uint8_t> reasons;  // the reason for each broken line
     // Row, start and end of each line with quotes. Its values are null until set_values sets them.
     std::vector<int64_t> quoted_lines;
     int64_t lines = 0;
@@ -215,7 +215,7 @@ private:
 
     // Looks up the fields of the rows of the batch, one column at a time.
     void flush() {
-        // The length of the first rows predicts the number of rows. Vectors that grow by doubling would be copied often.
+        // Estimate the number of rows from the length of the first rows, so that growing vectors are rarely copied.
         const bool first = static_cast<int64_t>(row_lines.size()) == batch_ && batch_ > 0;
         const int64_t expected = first ? (end_ - block_) / (line_start_ / batch_) * 17 / 16 + kBatchRows : 0;
         for (Column& column : columns) {

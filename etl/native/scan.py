@@ -16,7 +16,7 @@ from etl.native.library import Handle, library, string_addresses
 MAX_BLOCK_BYTES = 2**31 - 1
 _REASONS = {1: "field_count", 2: "not_utf8"}
 
-# (texts of n lines) → (an array of n values per field, n reasons: null, or why the line cannot be split)
+# A function: texts of n lines → one array of n values per field, and n reasons why a line cannot be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
@@ -29,8 +29,8 @@ class Scanned:
         row_lines: (n,) int64, the line of each row, ascending from 0.
         columns: index of a field in its line → dictionary array of n strings. An empty field is null.
         counts: index of a field → (values,) int64, the number of rows of each value of the dictionary.
-        broken: line that is no row → reason.
-        unsplit: row that `split_lines` could not split → reason.
+        broken: index of a line that is not a row → reason.
+        unsplit: index of a row that `split_lines` could not split → reason.
     """
 
     lines: int
@@ -49,7 +49,7 @@ def scan(
     quoted: bool,
     split_lines: SplitLines,
 ) -> Scanned:
-    """Scans whole lines that end with LF. The last one may lack it.
+    """Scans a block of complete lines that end with LF. At the end of the block, LF is optional.
 
     Args:
         block: less than 2 GiB.
@@ -57,7 +57,7 @@ def scan(
         width: number of fields that a line must have.
         fields: indices of the fields to return.
         quoted: whether fields may be quoted. `split_lines` then splits the lines with double quotes.
-        split_lines: splits texts of lines.
+        split_lines: function that splits the texts of lines.
 
     Raises:
         InfrastructureError: the scanner is missing, or memory ran out.
@@ -101,7 +101,7 @@ def _set_values(
         text: the block.
         ranges: (n, 3) row, start and end of each line with quotes.
         fields: indices of the fields to return.
-        split_lines: splits texts of lines.
+        split_lines: function that splits the texts of lines.
 
     Returns:
         Row that could not be split → reason.
@@ -135,4 +135,6 @@ def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray,
 
 
 def _no_memory(size: int) -> InfrastructureError:
-    return InfrastructureError(f"no memory to parse {size} bytes", "give the Python workers more memory")
+    return InfrastructureError(
+        f"no memory to parse {size} bytes", "increase the memory of the Python workers"
+    )

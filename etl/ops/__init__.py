@@ -1,4 +1,4 @@
-"""Feature operators, one a file. These tables are the only place that lists them."""
+"""The feature operators, one per file. The tables in this module list all operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from etl.ops.split_list import FittedSplitList, SplitList
 from etl.ops.target_encoding import FittedTargetEncoding, TargetEncoding
 from etl.ops.value_count import FittedValueCount, ValueCount
 
-# Of the section `features`: values of columns → values of columns.
+# Operators for the section `features`, which transform columns.
 OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = {
     operator.name: (operator, fitted)
     for operator, fitted in (
@@ -68,7 +68,7 @@ OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = {
     )
 }
 
-# Of the section `prepare`: rows → rows.
+# Operators for the section `prepare`, which transform rows.
 FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = {
     operator.name: operator for operator in (Filter, Dropna, DifferenceLag, Groupby)
 }
@@ -119,7 +119,7 @@ Entry = str | Mapping[str, Mapping[str, Any] | None]
 
 
 def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
-    """The union of all entries `{operator: parameters}`. The one key of an entry selects the member."""
+    """The type of all entries `{operator: parameters}`: a union, in which the key selects the operator."""
     members: list[Any] = [
         Annotated[
             create_model(f"{operator.__name__}Entry", __base__=Strict, **{operator.name: (operator, ...)}),  # type: ignore[call-overload]
@@ -136,17 +136,17 @@ PREPARE_ENTRIES = entries_of(FRAME_OPERATORS.values())
 
 
 def operator_from_config(entry: Entry) -> Operator:
-    """The operator that an entry of `features.ops` names: `log1p` or `{clip: {min: 0}}`.
+    """Creates the operator for an entry of `features.ops`, such as `log1p` or `{clip: {min: 0}}`.
 
     Raises:
-        ConfigError: the operator is unknown, or a parameter is unknown, missing or breaks its rule.
+        ConfigError: the operator is unknown, or a parameter is unknown, missing or not allowed.
     """
     name, parameters = _name_and_parameters(entry, "features.ops", OPERATORS)
     return cast(Operator, _validated(FEATURE_ENTRIES, name, parameters, "features.ops"))
 
 
 def frame_operator_from_config(entry: Entry) -> FrameOperator:
-    """The operator that an entry of `prepare` names.
+    """Creates the operator for an entry of `prepare`.
 
     Raises:
         ConfigError: as for operator_from_config.
@@ -158,20 +158,20 @@ def frame_operator_from_config(entry: Entry) -> FrameOperator:
 def _validated(entries: TypeAdapter[Any], name: str, parameters: Mapping[str, Any], where: str) -> Parameters:
     try:
         operator: Parameters = getattr(entries.validate_python({name: parameters}), name)
-    except ConfigError as error:  # pydantic lets it pass: Parameters raises it
+    except ConfigError as error:  # Parameters raises it, and pydantic does not catch it
         raise ConfigError(f"{where}: {error.problem}", error.remedy) from error
     return operator
 
 
 def _name_and_parameters(entry: Entry, where: str, known: Collection[str]) -> tuple[str, Mapping[str, Any]]:
-    """(operator, parameters) of an entry in its short or its long form."""
+    """Returns (operator, parameters) of an entry in the short or the long form."""
     if isinstance(entry, Mapping) and len(entry) != 1:
         raise ConfigError(
-            f"{where} entry {dict(entry)} names {len(entry)} operators", "write one operator an entry"
+            f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"
         )
     name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
     if name not in known:
-        raise ConfigError(f"{where} names an unknown operator {name!r}", f"use one of {sorted(known)}")
+        raise ConfigError(f"{where} contains an unknown operator {name!r}", f"use one of {sorted(known)}")
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Bucketize: numbers to the ids of the ranges they fall into."""
+"""Bucketize: replaces a number by the id of the range that contains it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FittedBucketize(RowWise):
     boundaries: tuple[float, ...] = ()
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         number = values[0].cast("double")
         bucket = F.lit(0)
         for boundary in self.boundaries:
@@ -34,27 +34,27 @@ class FittedBucketize(RowWise):
         return F.when(number.isNull(), F.lit(NULL_ID)).otherwise(bucket + NUM_RESERVED_IDS).cast("bigint")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         numbers, nulls = as_doubles(values[0])
         ids = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
         return [pa.array(np.where(nulls, NULL_ID, ids), pa.int64())]
 
     @property
     def cardinality(self) -> int:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return NUM_RESERVED_IDS + len(self.boundaries) + 1
 
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Any) -> FittedBucketize:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
 
 
 class Bucketize(Operator):
-    """The id of the range that a number is in.
+    """Replaces a number by the id of the range that contains it.
 
-    The limits `boundaries` ascend, and a limit belongs to the range above it. n limits make n + 1 ranges with
-    the ids from 3 on. Null gets NULL_ID.
+    `boundaries` are the limits between the ranges, in ascending order. A limit belongs to the range above it.
+    n limits define n + 1 ranges, with the ids 3, 4, and so on. Null gets NULL_ID.
 
     | in   | out (boundaries 0, 10) |
     |------|------------------------|
@@ -81,9 +81,9 @@ class Bucketize(Operator):
         return boundaries
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedBucketize(step.inputs, step.outputs, self.boundaries)

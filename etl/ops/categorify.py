@@ -1,4 +1,4 @@
-"""Categorify: values to the ids of a vocabulary."""
+"""Categorify: replaces values by the ids of a vocabulary."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class FittedCategorify(Fitted):
 
     @property
     def cardinality(self) -> int:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         if self.lists:
             return self._apply_lists(rows, values[0], tables, tag)
         value, known_id = f"{tag}value", f"{tag}id"
@@ -60,7 +60,7 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Encodes each distinct list once, and joins the rows with the result by the list's text."""
+        """Encodes each distinct list once, and joins the result with the rows by the list's text."""
         key, ids = f"{tag}list", f"{tag}ids"
         # The size distinguishes an empty list from a list with one empty text.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
@@ -81,7 +81,7 @@ class FittedCategorify(Fitted):
         return joined.drop(key), [F.when(value.isNotNull(), F.col(ids))]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         texts = text_array(pc.list_flatten(values[0]) if self.lists else values[0])
         ids = pa.array(self._ids(texts, tables), pa.int64())
         return [over_elements(values[0], ids) if self.lists else ids]
@@ -101,12 +101,13 @@ class FittedCategorify(Fitted):
 
 
 class Categorify(Operator):
-    """Values to ids: null to NULL_ID, values of the vocabulary to ids from 3 on, all others to OOV_ID.
+    """Replaces values by ids. Values of the vocabulary get ids from 3 on, null gets NULL_ID, others OOV_ID.
 
-    The vocabulary contains the values that occur at least `min_count` times in training, and at most
-    `max_size` of them. Ids follow by descending count; ties are ordered by the UTF-8 bytes of the value. An
-    extension continues the counts and appends values, and a value never changes its id. Numbers are encoded
-    as their decimal texts, and lists element by element.
+    The vocabulary contains the values that occur at least `min_count` times in the training rows, but at
+    most `max_size` values. Ids are assigned by descending count. Values with equal counts are sorted by their
+    UTF-8 bytes. When a workflow is extended, the new days are added to the counts, and new values are
+    appended; the id of a value never changes. Numbers are encoded as their decimal texts. Lists are encoded
+    element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -123,32 +124,32 @@ class Categorify(Operator):
     makes_ids: ClassVar[bool] = True
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
-        description="How often a value must occur in the training rows to get an id of its own. A mapping "
-        "gives each vocabulary a frequency, by the name of its column or by `share`.",
+        description="Minimum number of occurrences in the training rows for a value to get its own id. Use "
+        "a mapping to set it per vocabulary; its keys are the names of columns, or of `share`.",
     )
     max_size: Count | None = Field(
         default=None,
-        description="Largest number of values that get an id, the most frequent ones. Null: no limit.",
+        description="Maximum number of values that get an id; the most frequent are chosen. Null: no limit.",
     )
     oov_buckets: Count = Field(
         default=1,
-        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The "
-        "ids of the vocabulary follow them.",
+        description="Number of ids, from OOV_ID on, for values that are not in the vocabulary. A hash of the "
+        "value selects one of them. The ids of the vocabulary come after them.",
     )
     share: str | None = Field(
         default=None,
-        description="Name of one vocabulary that all columns of the group share and that is counted over "
-        "all of them. Null: each column has a vocabulary of its own name.",
+        description="Name of a vocabulary that all columns of the group share. The values of all these "
+        "columns are counted together. Null: each column has its own vocabulary, with the column's name.",
     )
     values: Values | None = Field(
         default=None,
-        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. "
-        "Null: the vocabulary is counted in the training rows.",
+        description="The complete vocabulary, in the order of its ids. It is then neither counted nor "
+        "extended. Null: the vocabulary is counted in the training rows.",
     )
     max_age_days: Count | None = Field(
         default=None,
-        description="Days after which a value that no longer occurs is treated as unknown, counted back "
-        "from the last counted day. Its id stays reserved for it. Null: values never expire.",
+        description="A value that was last seen more than this number of days before the last counted day "
+        "is treated as unknown. Its id stays reserved. Null: values never expire.",
     )
 
     @model_validator(mode="after")
@@ -156,11 +157,13 @@ class Categorify(Operator):
         if self.values is None:
             return self
         if len(set(self.values)) != len(self.values) or not self.values:
-            raise ConfigError("categorify values must be different, and at least one", "correct the list")
+            raise ConfigError(
+                "categorify values must not be empty or contain a value twice", "correct the list"
+            )
         if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
             raise ConfigError(
-                "categorify values is the whole vocabulary: nothing is counted",
-                "leave out min_count, max_size and max_age_days",
+                "categorify with `values` counts nothing, so the other limits would have no effect",
+                "remove min_count, max_size and max_age_days",
             )
         return self
 
@@ -170,36 +173,36 @@ class Categorify(Operator):
         return OOV_ID + self.oov_buckets
 
     def least(self, column: str) -> int:
-        """The frequency from which a value of this column gets an id."""
+        """The minimum number of occurrences for a value of this column to get an id."""
         if not isinstance(self.min_count, Mapping):
             return self.min_count
         if column not in self.min_count:
             raise ConfigError(
                 f"categorify min_count={dict(self.min_count)} has no entry for {column}",
-                "add one, or give one number",
+                "add an entry, or set one number for all columns",
             )
         return self.min_count[column]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a column has a wrong type."""
         steps = super().bind(columns)
         for step in steps:
             self.least(self.vocabulary(step))
         return steps
 
     def vocabulary(self, step: Step) -> str:
-        """Name of the vocabulary of one step."""
+        """The name of the step's vocabulary."""
         return self.share or step.inputs[0]
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedCategorify:
-        """The fitted step."""
+        """Returns the fitted step."""
         if statistics.cardinality is None:
             raise InfrastructureError(
-                f"the vocabulary of {step.inputs[0]} was not counted", "report this: it is our defect"
+                f"the vocabulary of {step.inputs[0]} was not counted", "internal error, please report"
             )
         return FittedCategorify(
             inputs=step.inputs,
@@ -213,7 +216,7 @@ class Categorify(Operator):
         )
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """The entry of `features.ops` with these parameters."""
+        """The entry of `features.ops` for this operator with these parameters."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         if not parameters or not self.values:

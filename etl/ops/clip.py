@@ -1,4 +1,4 @@
-"""Clip: values are moved into a closed range."""
+"""Clip: limits numbers to a range."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FittedClip(RowWise):
     max: float | None = None
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         clipped = values[0].cast("double")
-        # when(), because greatest() and least() skip nulls and would turn a null into the bound.
+        # when(), because greatest() and least() ignore nulls, so they would replace null by the limit.
         if self.min is not None:
             clipped = F.when(clipped < self.min, F.lit(self.min)).otherwise(clipped)
         if self.max is not None:
@@ -37,13 +37,13 @@ class FittedClip(RowWise):
         return clipped
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         numbers, nulls = as_doubles(values[0])
         return [from_doubles(np.clip(numbers, self.min, self.max), nulls)]
 
 
 class Clip(Operator):
-    """Moves values below `min` to `min` and above `max` to `max`; null stays null.
+    """Replaces values below `min` by `min`, and values above `max` by `max`. Null stays null.
 
     | in   | out (min=0) |
     |------|-------------|
@@ -59,12 +59,12 @@ class Clip(Operator):
     @model_validator(mode="after")
     def _is_a_range(self) -> Clip:
         if self.min is None and self.max is None:
-            raise ConfigError("clip has neither min nor max", "write clip: {min: 0}")
+            raise ConfigError("clip has neither min nor max", "set one of them, such as clip: {min: 0}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap them")
         return self
 
     def fit(self, step: Step, statistics: Statistics) -> FittedClip:
-        """The fitted step."""
+        """Returns the fitted step."""
         bounds = [None if bound is None else float(bound) for bound in (self.min, self.max)]
         return FittedClip(step.inputs, step.outputs, *bounds)

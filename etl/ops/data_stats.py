@@ -1,4 +1,4 @@
-"""DataStats: measures columns as they pass, and leaves them as they are."""
+"""DataStats: computes statistics of columns without changing them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class FittedDataStats(RowWise):
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return self.size
 
 
 class DataStats(Operator):
-    """Writes statistics of the training rows into the state of the workflow. Values do not change.
+    """Stores statistics of the training rows in the workflow. Values do not change.
 
     | type   | rows, nulls | distinct | min, max    |
     |--------|-------------|----------|-------------|
@@ -52,11 +52,11 @@ class DataStats(Operator):
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Name → aggregate over the training rows of one input."""
+        """Returns name → aggregate of one input over the training rows."""
         measured = {"rows": F.count(F.lit(1)), "nulls": F.sum(value.isNull().cast("bigint"))}
         if kind not in LISTS:
             measured["distinct"] = F.count_distinct(value)
@@ -65,5 +65,5 @@ class DataStats(Operator):
         return measured | {"min": F.min(present), "max": F.max(present)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedDataStats(step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates))

@@ -1,4 +1,4 @@
-"""DifferenceLag: how a number differs from the same key's earlier row."""
+"""DifferenceLag: the difference between a number and its value in an earlier row with the same key."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
 class DifferenceLag(RowChanger):
-    """The value of a row minus that of the row `lag` before it with the same key `by`, within a day.
+    """The value of a row minus the value of an earlier row with the same key.
 
-    Rows are ordered by time, and rows of one instant by their position in the log. The difference is null
-    without such a row, or with a null on either side. Columns are named `<column>_difference_lag_<lag>`. Rows
-    with a null key form one group. A difference beyond float32's range becomes the end of the range.
+    The earlier row is `lag` rows before, among the rows of the same day whose columns `by` have the same
+    values. Rows are ordered by time; rows with the same time are ordered by their position in the log. The
+    difference is null if there is no such row, or if one of the two values is null. Columns are named
+    `<column>_difference_lag_<lag>`. Rows with a null key form one group. Differences outside the range of
+    float32 are clipped to this range.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -31,12 +33,12 @@ class DifferenceLag(RowChanger):
     """
 
     name: ClassVar[str] = "difference_lag"
-    by: Texts = Field(min_length=1, description="Columns whose values together are the key.")
+    by: Texts = Field(min_length=1, description="Columns whose values together form the key.")
     columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
     lag: Integer = Field(
         default=1,
-        description="Distance to the other row, in rows of the same key. A negative number looks at later "
-        "rows. It cannot be 0.",
+        description="Distance to the other row, counted in rows with the same key. With a negative number, "
+        "the other row is a later one. It must not be 0.",
     )
 
     @field_validator("lag")
@@ -47,12 +49,12 @@ class DifferenceLag(RowChanger):
         return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The columns after the operator; raises ConfigError if these do not fit."""
+        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:
                 raise ConfigError(
-                    f"difference_lag names {wrong}, which are no columns of type {' or '.join(kinds)}",
+                    f"difference_lag lists {wrong}, which are not columns of type {' or '.join(kinds)}",
                     f"the columns are {dict(columns)}",
                 )
         return {**columns, **{self._named(name): "float" for name in self.columns}}
@@ -69,7 +71,7 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # A second withColumns: in one step, the plan would contain a window once for each use of its value.
+        # A second withColumns: in a single one, the plan would repeat the window for each use of its value.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )

@@ -1,4 +1,4 @@
-"""DropLowCardinality: leaves out columns that hardly vary."""
+"""DropLowCardinality: removes columns with few distinct values."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ class FittedDropLowCardinality(RowWise):
     min_cardinality: int = 2
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return self.size
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The outputs that become features."""
+        """The outputs that remain in the chain."""
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
 class DropLowCardinality(Operator):
-    """Leaves out the columns with fewer than `min_cardinality` distinct values in training.
+    """Removes columns with fewer than `min_cardinality` distinct values in the training rows.
 
-    Null does not count. Columns that are left out are no features of the workflow version. An extension keeps
-    the choice.
+    Null is not counted as a value. Removed columns are not features of the workflow version. When a workflow
+    is extended, the same columns stay removed.
 
     | training rows | distinct | feature (min_cardinality=2) |
     |---------------|----------|-----------------------------|
-    | a b a         | 2        | stays                       |
-    | a a null      | 1        | is left out                 |
-    | null null     | 0        | is left out                 |
+    | a b a         | 2        | is kept                     |
+    | a a null      | 1        | is removed                  |
+    | null null     | 0        | is removed                  |
     """
 
     name: ClassVar[str] = "drop_low_cardinality"
@@ -63,19 +63,19 @@ class DropLowCardinality(Operator):
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
     min_cardinality: Count = Field(
         default=2,
-        description="Smallest number of distinct values in the training rows with which a column stays.",
+        description="Minimum number of distinct values in the training rows that a column needs to be kept.",
     )
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Name → aggregate over the training rows of one input."""
+        """Returns name → aggregate of one input over the training rows."""
         return {"distinct": F.count_distinct(value)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedDropLowCardinality(
             step.inputs,
             step.outputs,

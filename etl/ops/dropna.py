@@ -1,4 +1,4 @@
-"""Dropna: rows without nulls."""
+"""Dropna: drops rows with nulls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etl.ops.parameters import Texts
 
 
 class Dropna(RowFilter):
-    """Drops the rows in which one of `columns` is null, counted as `dropna:<columns>`.
+    """Drops rows in which any of `columns` is null. They are counted as `dropna:<columns>`.
 
     | I1   | C1   | columns=[I1]   |
     |------|------|----------------|
@@ -29,19 +29,19 @@ class Dropna(RowFilter):
     columns: Texts = Field(min_length=1, description="Columns that must have a value.")
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The columns after the operator; raises ConfigError if these do not fit."""
+        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
-                f"dropna names {unknown}, which are no columns", f"use some of {sorted(columns)}"
+                f"dropna lists {unknown}, which are not columns", f"use some of {sorted(columns)}"
             )
         return columns
 
     @property
     def reason(self) -> str:
-        """What the day's counts call dropped rows."""
+        """The name under which dropped rows are counted."""
         return f"dropna:{','.join(self.columns)}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row stays: true or false, never null."""
+        """Whether a row is kept: true or false, never null."""
         return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))

@@ -1,4 +1,4 @@
-"""The choice of the engine: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`)."""
+"""Chooses the engine: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def choose_engine(
 ) -> Engine:
     """Resolves `auto` to an engine.
 
-    It is sql on a cluster with the RAPIDS plugin, which runs it on the GPU, and for data that does not fit
-    the memory of a worker. Otherwise it is arrow, which is faster on CPUs.
+    `auto` means sql if the cluster has the RAPIDS plugin, which runs it on the GPU, or if the tables do not
+    fit in the memory of a worker. Otherwise it means arrow, which is faster on CPUs.
     """
     if wanted != "auto":
         return wanted

@@ -1,4 +1,4 @@
-"""Expression: a user's own formula over several columns."""
+"""Expression: a formula over several columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.feature_spec import FLOAT32_MAX
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
-    """The columns a formula can read, and as what."""
+    """Returns the columns that a formula can read → the kind of their values."""
     return {
         name: "text" if kind == "string" else "number"
         for name, kind in columns.items()
@@ -42,14 +42,14 @@ class FittedExpression(RowWise):
         return parse(self.formula, dict(zip(self.inputs, self.kinds, strict=True)))
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         result = self._parsed.to_column(dict(zip(self.inputs, values, strict=True)))
         if self._parsed.kind == "number":
             return F.when(F.abs(result) <= FLOAT32_MAX, result)
         return result.cast("double") if self._parsed.kind == "truth" else result
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         result = self._parsed.to_array(dict(zip(self.inputs, values, strict=True)), len(values[0]))
         if self._parsed.kind == "number":
             inside = pc.less_equal(pc.abs(result), FLOAT32_MAX)
@@ -60,18 +60,18 @@ class FittedExpression(RowWise):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, object]
     ) -> FittedExpression:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), str(state["formula"]), tuple(state["kinds"]))  # type: ignore[arg-type]
 
 
 class Expression(Operator):
-    """`output` computed by `formula` from the columns that it names. Other columns of the group are left out.
+    """Computes a column by a formula over columns of the group. The group then has only this column.
 
     Numbers are doubles; true and false become 1.0 and 0.0. A formula may contain arithmetic (+ - * / **),
     comparisons, `and or not`, `in [..]`, `a if test else b`, and the functions log, log1p, exp, sqrt, abs,
-    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null. A null
-    operand gives null. A result that is not finite, or beyond float32's range (3.4e38), is null as well: put
-    fill after this operator.
+    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null. If an
+    operand is null, the result is null. It is also null if it is not finite or outside the range of float32
+    (3.4e38): put fill after this operator.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|
@@ -82,20 +82,22 @@ class Expression(Operator):
 
     name: ClassVar[str] = "expression"
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
-    output: str = Field(min_length=1, description="Name of the column that the formula makes.")
+    output: str = Field(min_length=1, description="Name of the column that the formula computes.")
     formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         self.require_types(columns)
         formula = parse(self.formula, kinds_of(columns))
         if not formula.columns:
-            raise ConfigError(f"the formula {self.formula!r} reads no column", "name one, or leave it out")
+            raise ConfigError(
+                f"the formula {self.formula!r} reads no column", "use a column in it, or remove it"
+            )
         kind: Type = "string" if formula.kind == "text" else "float"
         taken = tuple(columns[name] for name in formula.columns)
         return [Step(self, formula.columns, (self.output,), {self.output: kind}, taken)]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedExpression:
-        """The fitted step."""
+        """Returns the fitted step."""
         kinds = kinds_of(dict(zip(step.inputs, step.taken, strict=True)))
         return FittedExpression(step.inputs, step.outputs, self.formula, tuple(kinds.values()))

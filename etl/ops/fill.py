@@ -1,4 +1,4 @@
-"""Fill: a constant in place of null."""
+"""Fill: replaces null by a constant."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class FittedFill(Fitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         raw = values[0]
         typed = raw if isinstance(self.value, str) else raw.cast("double")
         filled = [F.coalesce(typed, F.lit(self.value))]
         return rows, filled + [raw.isNull().cast("double") for _ in self.outputs[1:]]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         raw = values[0]
         typed = raw if isinstance(self.value, str) else raw.cast(pa.float64(), safe=False)
         filled = [pc.fill_null(typed, self.value)]
@@ -47,10 +47,10 @@ class FittedFill(Fitted):
 
 
 class Fill(Operator):
-    """Replaces null by `value`: a number in columns of numbers, a text in columns of strings.
+    """Replaces null by `value`, which must be a number for columns of numbers, and a text for strings.
 
-    Columns of numbers become doubles. With `indicator`, each column gets a second column, `<column>_filled`:
-    1.0 where it was null, otherwise 0.0.
+    Numbers become doubles. With `indicator`, a column `<column>_filled` is added for each column: 1.0 if the
+    value was null, otherwise 0.0.
 
     | in   | out (value=0) | out, indicator |
     |------|---------------|----------------|
@@ -62,22 +62,22 @@ class Fill(Operator):
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
     value: Number | str = Field(
         default=0.0,
-        description="What replaces null: a number for columns of numbers, a text for columns of strings.",
+        description="Value that replaces null: a number for columns of numbers, a text for strings.",
     )
     indicator: bool = Field(
         default=False,
-        description="Whether each column gets a second column that says where it was null.",
+        description="Whether to add, for each column, a second column that marks the values that were null.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         self.require_types(columns)
         steps = []
         for column, kind in columns.items():
             if (kind == "string") != isinstance(self.value, str):
                 raise ConfigError(
-                    f"fill value={self.value!r} is no {kind}, as {column} is",
-                    "write a text for columns of strings and a number for columns of numbers",
+                    f"fill value={self.value!r} does not fit {column}, whose type is {kind}",
+                    "set a text for columns of strings, and a number for columns of numbers",
                 )
             types: dict[str, Type] = {column: "string" if kind == "string" else "float"}
             if self.indicator:
@@ -86,6 +86,6 @@ class Fill(Operator):
         return steps
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFill:
-        """The fitted step."""
+        """Returns the fitted step."""
         value = self.value if isinstance(self.value, str) else float(self.value)
         return FittedFill(step.inputs, step.outputs, value)

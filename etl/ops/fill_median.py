@@ -1,4 +1,4 @@
-"""FillMedian: the median of the training rows in place of null."""
+"""FillMedian: replaces null by the median of the training rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class FittedFillMedian(RowWise):
     median: float = 0.0
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return F.coalesce(values[0].cast("double"), F.lit(self.median))
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         return [pc.fill_null(values[0].cast(pa.float64(), safe=False), self.median)]
 
 
 class FillMedian(Operator):
     """Replaces null by the lower median of the training rows.
 
-    That is the least value that half of them do not exceed. It is exact, and always a value that occurs. A
-    column that is null in every training row has no median: DataError.
+    The lower median is the smallest value v such that at least half of the values are <= v. It is exact, and
+    always a value of the column. If a column is null in all training rows, fitting raises DataError.
 
     | in   | out (training rows 1 2 7 9) |
     |------|-----------------------------|
@@ -48,10 +48,10 @@ class FillMedian(Operator):
     needs: ClassVar[Need] = "median"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFillMedian:
-        """The fitted step."""
+        """Returns the fitted step."""
         if statistics.median is None:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
-                f"use fill with a value, or leave {step.inputs[0]} out of features",
+                f"use fill with a value, or remove {step.inputs[0]} from features",
             )
         return FittedFillMedian(step.inputs, step.outputs, statistics.median)

@@ -1,4 +1,4 @@
-"""Filter: rows for which a formula holds."""
+"""Filter: keeps the rows for which a formula is true."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from etl.ops.frames import RowFilter
 class Filter(RowFilter):
     """Keeps the rows for which the formula `keep` is true.
 
-    Rows with false or null are dropped and counted as `filter:<keep>`.
+    Rows for which it is false or null are dropped. They are counted as `filter:<keep>`.
 
     | I1   | keep="I1 >= 0" |
     |------|----------------|
@@ -29,21 +29,23 @@ class Filter(RowFilter):
     """
 
     name: ClassVar[str] = "filter"
-    keep: str = Field(description='The test that a row must pass, such as "I1 >= 0".')
+    keep: str = Field(description='Condition for keeping a row, such as "I1 >= 0".')
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The columns after the operator; raises ConfigError if these do not fit."""
+        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
         kind = parse(self.keep, kinds_of(columns)).kind
         if kind != "truth":
-            raise ConfigError(f"filter keep={self.keep!r} is a {kind}, not a test", 'write keep: "I1 >= 0"')
+            raise ConfigError(
+                f"filter keep={self.keep!r} is a {kind}, not true or false", 'write keep: "I1 >= 0"'
+            )
         return columns
 
     @property
     def reason(self) -> str:
-        """What the day's counts call dropped rows."""
+        """The name under which dropped rows are counted."""
         return f"filter:{self.keep}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row stays: true or false, never null."""
+        """Whether a row is kept: true or false, never null."""
         formula = parse(self.keep, kinds_of(columns))
         return F.coalesce(formula.to_column({name: F.col(name) for name in formula.columns}), F.lit(False))

@@ -1,9 +1,8 @@
 """Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`. Both engines compute the same values.
 
-A formula has Python's syntax, but it is not run by Python. Numbers are doubles, texts and truths their own
- types. A null
-operand gives null, but for `and`, `or` (three-valued), `coalesce` and `is_null`. What has no finite result is
-null: division by zero, log of nothing, an overflow.
+A formula has Python's syntax, but Python does not run it. A value is a number (a double), a text, or true or
+false. If an operand is null, the result is null, except for `and` and `or` (three-valued logic), `coalesce`
+and `is_null`. If there is no finite result, it is null: division by zero, log of 0, or an overflow.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Kind = Literal["number", "text", "truth"]
 
 @dataclass(frozen=True)
 class Function:
-    """A function or operation of formulas: kinds of its operands and its result, and both engines' code."""
+    """A function or operator in formulas: kinds of its operands and result, and code for both engines."""
 
     takes: tuple[Kind, ...]
     gives: Kind
@@ -63,7 +62,7 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
 
 
 def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
-    """Spark rounds to a 64-bit integer; doubles from 2**53 on are whole as they are, and may not fit one."""
+    """Rounds a double. Spark rounds to 64-bit integers. Doubles from 2**53 on are integers and are kept."""
     return F.when(F.abs(value) < float(2**53), rounded(value).cast("double")).otherwise(value)
 
 
@@ -123,7 +122,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Values of a compiled formula by column name. Constants need the number of rows in the arrow engine.
+# Column name → value, the input of a compiled formula. In arrow, constants need the row count.
 Columns = Mapping[str, Column]
 Arrays = Mapping[str, pa.Array]
 
@@ -133,8 +132,8 @@ class Formula:
     """A checked formula.
 
     Attributes:
-        columns: the columns it reads, in order of appearance.
-        kind: what it gives.
+        columns: the columns that it reads, in order of appearance.
+        kind: kind of its result.
     """
 
     text: str
@@ -153,10 +152,10 @@ class _Node:
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
-    """The formula of a text over columns of known kinds.
+    """Parses and checks a formula over columns of known kinds.
 
     Raises:
-        ConfigError: it does not parse, names a column or function that does not exist, or mixes kinds.
+        ConfigError: the formula cannot be parsed, a column or function does not exist, or kinds do not match.
     """
     try:
         tree = ast.parse(text, mode="eval").body
@@ -172,7 +171,7 @@ class _Compiler:
         self._text, self._kinds, self._used = text, kinds, used
 
     def compile(self, tree: ast.AST) -> _Node:
-        """The node of a syntax tree."""
+        """Compiles a syntax tree."""
         match tree:
             case ast.Name(id=name):
                 return self._column(name)
@@ -215,7 +214,7 @@ class _Compiler:
         try:
             typed = value if isinstance(value, str) else float(value)
         except OverflowError as error:
-            raise self._wrong(f"{value} is beyond what a double holds") from error
+            raise self._wrong(f"{value} is too large for a double") from error
         array_type = pa.string() if kind == "text" else pa.float64()
         return _Node(
             kind, lambda c: F.lit(typed), lambda a, n: pa.array([typed] * n, array_type), constant=True
@@ -247,12 +246,12 @@ class _Compiler:
                 lambda a, n: pc.coalesce(*(operand.array(a, n) for operand in nodes)),
             )
         if name in ("contains", "starts_with", "ends_with") and len(nodes) == 2 and not nodes[1].constant:
-            raise self._wrong(f"{name} looks for a fixed text")
+            raise self._wrong(f"{name} needs a constant text as its second argument")
         return self._apply(name, FUNCTIONS.get(name), nodes)
 
     def _choice(self, test: _Node, body: _Node, orelse: _Node) -> _Node:
         if test.kind != "truth" or body.kind != orelse.kind:
-            raise self._wrong("`a if test else b` needs a test, and both results of one kind")
+            raise self._wrong("`a if test else b` needs a condition, and two results of the same kind")
         return _Node(
             body.kind,
             lambda c: F.when(test.column(c), body.column(c)).otherwise(orelse.column(c)),
@@ -278,5 +277,6 @@ class _Compiler:
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(
-            f"the formula {self._text!r}: {why}", "correct it; docs/operators shows what there is"
+            f"the formula {self._text!r}: {why}",
+            "correct it; docs/operators lists what is allowed",
         )

@@ -1,4 +1,4 @@
-"""Base classes of operators over rows, the entries of the section `prepare`. They run before all features."""
+"""Base classes of operators over rows, for the section `prepare`. They run before features are computed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from etl.ops.parameters import Parameters
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit. The sql engine applies it to the rows of a day."""
+    """An operator over rows. It needs no fit, and always runs in the sql engine, one day at a time."""
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The raw columns after the operator, with their types.
+        """Returns the columns after the operator, with their types.
 
         Raises:
-            ConfigError: a column it names is not there, or has a wrong type.
+            ConfigError: a column that the operator names does not exist or has a wrong type.
         """
 
 
 class RowFilter(FrameOperator):
-    """An operator that leaves rows out. They are counted by `reason` among the day's dropped rows."""
+    """An operator that drops rows. They are counted under the name `reason` in the day's dropped rows."""
 
     @property
     @abstractmethod
     def reason(self) -> str:
-        """What the day's counts call the rows it leaves out."""
+        """The name under which dropped rows are counted."""
 
     @abstractmethod
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row stays: true or false, never null."""
+        """Whether a row is kept: true or false, never null."""
 
 
 class RowChanger(FrameOperator):
-    """An operator that adds columns or changes the grain of the rows."""
+    """An operator that adds columns or combines rows."""
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:

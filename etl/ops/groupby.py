@@ -1,4 +1,4 @@
-"""Groupby: one row for the rows with the same key."""
+"""Groupby: combines the rows with the same key into one row."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
 
 
 class Groupby(RowChanger):
-    """Replaces the rows of each value of the columns `by` by one row: sessions, baskets, visits.
+    """Combines all rows with the same values in the columns `by` into one row, for example a session.
 
-    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts) and
-    list (of integers or texts, in the order of time, without nulls). Columns are named
-    `<column>_<aggregate>`. The new row is positive if one of its rows is. It has the row_id of its first row
-    and the event_time of its last row. The columns of `keys` must be among `by`. A null in `by` is a value
-    like others. `first` and `last` are null if the value of that row is null. In a log that is split within a
-    partition, a key has one row for each split.
+    `aggregates` maps a column to aggregates: sum, mean, min, max, count, first, last (of numbers
+    or texts) and list (of integers or texts, in the order of time, without nulls). New columns are named
+    `<column>_<aggregate>`. The new row is positive if one of the combined rows is. It has the row_id of the
+    first of them and the event_time of the last. The columns of the section `keys` must be in `by`. A null in
+    `by` is treated like any other value. `first` and `last` are null if the first or last row has a null. If
+    a log is split inside one partition, rows of different splits are never combined.
 
-    | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                    |
-    |----------------------------|-------|--------|--------------------------|
-    |                            | 4.0   | [a, b] | 1 if one of the rows' is |
+    | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                         |
+    |----------------------------|-------|--------|-------------------------------|
+    |                            | 4.0   | [a, b] | 1 if a combined row's label is 1 |
     """
 
     name: ClassVar[str] = "groupby"
-    by: Texts = Field(min_length=1, description="Columns whose values together identify a new row.")
+    by: Texts = Field(min_length=1, description="Rows with the same values in these columns are combined.")
     aggregates: Mapping[str, Annotated[tuple[Aggregate, ...], Field(strict=False, min_length=1)]] = Field(
-        description="Column → its aggregates: sum, mean, min, max, count, first, last or list.",
+        description="Column → list of its aggregates: sum, mean, min, max, count, first, last, list.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The columns after the operator; raises ConfigError if these do not fit."""
+        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
         unknown = [name for name in self.by if columns.get(name) not in KEYS]
         if unknown:
             raise ConfigError(
-                f"groupby by={unknown} are no columns of type int or string", f"use {dict(columns)}"
+                f"groupby by={unknown} are not columns of type int or string", f"use {dict(columns)}"
             )
         types: dict[str, Type] = {name: columns[name] for name in self.by}
         for column, wanted in self.aggregates.items():
@@ -64,7 +64,7 @@ class Groupby(RowChanger):
                 if kind not in takes:
                     raise ConfigError(
                         f"groupby {aggregate} takes a column of type {' or '.join(takes)}, "
-                        f"and {column} is {kind}",
+                        f"but {column} is {kind}",
                         "correct aggregates",
                     )
                 types[f"{column}_{aggregate}"] = _gives(aggregate, kind)
@@ -74,7 +74,7 @@ class Groupby(RowChanger):
         """The rows with the columns of the operator."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # Columns of the rows themselves, in so far as there are any: the day's literals stay what they are.
+        # Other columns that each new row keeps, if the rows have them.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
@@ -84,7 +84,7 @@ class Groupby(RowChanger):
             for column, wanted in self.aggregates.items()
             for aggregate in wanted
         }
-        # Rows of different splits stay apart: a training row must not hold what happened after it.
+        # Rows of different splits are not combined: a training row must not contain later events.
         by = [*self.by, *(name for name in (SPLIT,) if name in rows.columns)]
         return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
 

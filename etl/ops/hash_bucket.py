@@ -1,4 +1,4 @@
-"""HashBucket: values to ids by a hash, without a vocabulary."""
+"""HashBucket: replaces values by ids that are computed by a hash, without a vocabulary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bucket_column(text: Column, buckets: int, first: int) -> Column:
 
 
 def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
-    """As `bucket_column`, for n texts: (n,) int64."""
+    """The same as `bucket_column`, for an array of n texts. Returns (n,) int64."""
     return np.mod(xxhash64(texts), buckets) + first
 
 
@@ -40,7 +40,7 @@ class FittedHashBucket(RowWise):
     lists: bool = False
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return F.transform(values[0], self._id) if self.lists else self._id(values[0])
 
     def _id(self, value: Column) -> Column:
@@ -49,7 +49,7 @@ class FittedHashBucket(RowWise):
         return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         flat = pc.list_flatten(values[0]) if self.lists else values[0]
         texts = text_array(flat)
         nulls = texts.is_null().to_numpy(zero_copy_only=False)
@@ -60,37 +60,37 @@ class FittedHashBucket(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashBucket(Operator):
-    """3 + floorMod(XXH64(value's UTF-8 text, seed 42), `buckets`); null gets NULL_ID.
+    """Replaces a value by the id 3 + floorMod(XXH64(UTF-8 text, seed 42), `buckets`); null gets NULL_ID.
 
-    Lists are hashed element by element. The hash is a signed 64-bit integer, as of Spark's `xxhash64`, and
-    the modulo has the sign of `buckets` (Spark's `pmod`, Python's `%`). A reader that takes the hash as
-    unsigned gets other ids for the negative half of them.
+    Lists are hashed element by element. The hash is a signed 64-bit integer, like Spark's `xxhash64`, and the
+    modulo is never negative (Spark's `pmod`, Python's `%`). Software that treats the hash as unsigned
+    computes other ids for values whose hash is negative.
 
-    There is no fit and no vocabulary that grows, but values collide: with n values in b buckets, a value
-    shares its bucket with about n / b others.
+    The operator needs no fit and no vocabulary, but different values may get the same id: with n values in b
+    buckets, a value shares its id with about n / b others.
 
-    | in   | out (buckets=1000)  |
-    |------|---------------------|
+    | in   | out (buckets=1000)         |
+    |------|----------------------------|
     | a    | 3 to 1002, always the same |
-    | null | 1 (NULL_ID)         |
+    | null | 1 (NULL_ID)                |
     """
 
     name: ClassVar[str] = "hash_bucket"
     takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
     makes_ids: ClassVar[bool] = True
-    buckets: Buckets = Field(description="Number of ids over which the values are spread.")
+    buckets: Buckets = Field(description="Number of ids to which the values are hashed.")
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedHashBucket:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedHashBucket(
             step.inputs, step.outputs, self.buckets, step.types[step.outputs[0]] == "ints"
         )

@@ -1,4 +1,4 @@
-"""HashedCross: the combination of several columns to one id, by a hash."""
+"""HashedCross: replaces the combination of several columns by one id, computed by a hash."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class FittedHashedCross(RowWise):
     buckets: int = 1
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         text = joined_column(values)
         bucket = bucket_column(text, self.buckets, NUM_RESERVED_IDS)
         return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         texts = joined_array(values)
         nulls = texts.is_null().to_numpy(zero_copy_only=False)
         ids = np.where(nulls, NULL_ID, bucket_array(texts, self.buckets, NUM_RESERVED_IDS))
@@ -43,43 +43,44 @@ class FittedHashedCross(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashedCross(Operator):
-    """One id for the combination of two or more columns.
+    """Computes one id for the combination of two or more columns.
 
-    It is 3 + floorMod(XXH64(joined texts of the columns, seed 42), `buckets`), with the hash and the modulo
-    of hash_bucket. The texts are joined in the order of `columns` by the byte 0x1F (unit separator), and a
-    null is the byte 0x00. If all values are null, the id is NULL_ID.
+    The id is 3 + floorMod(XXH64(joined text, seed 42), `buckets`), with the same hash and modulo as
+    hash_bucket. The joined text contains the texts of the columns in the order of `columns`, separated by the
+    byte 0x1F (unit separator). A null is written as the byte 0x00. If all values are null, the id is NULL_ID.
 
     | C1   | C2   | out (buckets=1000)     |
     |------|------|------------------------|
     | a    | b    | 3 to 1002              |
-    | b    | a    | 3 to 1002, another one |
-    | a    | null | 3 to 1002, another one |
+    | b    | a    | 3 to 1002, another id  |
+    | a    | null | 3 to 1002, another id  |
     | null | null | 1 (NULL_ID)            |
     """
 
     name: ClassVar[str] = "hashed_cross"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     makes_ids: ClassVar[bool] = True
-    buckets: Buckets = Field(description="Number of ids over which the combinations are spread.")
+    buckets: Buckets = Field(description="Number of ids to which the combinations are hashed.")
     output: str | None = Field(
         default=None, description="Name of the new column. Null: the names of the columns joined by `_x_`."
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         self.require_types(columns)
         if len(columns) < 2:
             raise ConfigError(
-                f"hashed_cross needs two columns or more, not {list(columns)}", "name them in columns"
+                f"hashed_cross needs two columns or more, not {list(columns)}",
+                "list them in features.columns",
             )
         output = self.output or "_x_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "int"})]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedHashedCross:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedHashedCross(step.inputs, step.outputs, self.buckets)

@@ -1,4 +1,4 @@
-"""JoinExternal: columns of a table from outside, by key."""
+"""JoinExternal: adds columns of an external table, joined by key."""
 
 from __future__ import annotations
 
@@ -31,61 +31,61 @@ class FittedJoinExternal(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinExternal:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["kinds"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [of(output) for output in self.outputs]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         types = {name: _ARROW_TYPES[kind] for name, kind in zip(self.outputs, self.kinds, strict=True)}
         of = self.look_up(values, tables, types)
         return [of(output) for output in self.outputs]
 
 
 class JoinExternal(Operator):
-    """Adds columns of an external table with one row a key.
+    """Adds columns of an external table that has one row per key.
 
-    The table is read when the workflow is fitted and stored with it, so that results of a workflow version
-    never change. An extension keeps the copy of its parent. A null key, or a key that the table does not
-    have, gets null.
+    When the workflow is fitted, the table is read and a copy is stored with the workflow. So the results of
+    a workflow version never change. When a workflow is extended, it keeps this copy. The new columns are null
+    if the key is null or not in the table.
 
-    | key  | table (a 5) | out  |
-    |------|-------------|------|
-    | a    |             | 5    |
-    | b    |             | null |
-    | null |             | null |
+    | key  | out (the table has only the row a 5) |
+    |------|--------------------------------------|
+    | a    | 5                                    |
+    | b    | null                                 |
+    | null | null                                 |
     """
 
     name: ClassVar[str] = "join_external"
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     path: str = Field(
-        description="File or files of the table. `{data}` and `{lake}` stand for the folders of the "
-        "configuration."
+        description="Path of the table's file, or a pattern for several files. `{data}` and `{lake}` are "
+        "replaced by the folders of the configuration."
     )
     columns: Mapping[str, Literal["int", "float", "string"]] = Field(
-        min_length=1, description="Columns of the table that are added → their type."
+        min_length=1, description="Column of the table that is added → its type."
     )
     format: Literal["csv", "parquet"] = Field(
-        default="parquet", description="Format of the files. A csv file has a header line."
+        default="parquet", description="Format of the files. A csv file must have a header line."
     )
     separator: str = Field(default=",", description="Character between the fields of a csv file.")
     key: str | None = Field(
         default=None,
-        description="Column of the table with the keys. Null: it has the name of the group's column.",
+        description="Key column of the table. Null: the column with the same name as the group's column.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         if len(columns) != 1:
             raise ConfigError(
-                f"join_external joins by one column, not {list(columns)}", "name one in columns"
+                f"join_external joins by one column, not {list(columns)}", "list one in features.columns"
             )
         steps = bind_keys(self, columns, False, lambda key: dict(self.columns))
         for step in steps:
@@ -93,10 +93,10 @@ class JoinExternal(Operator):
         return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """(the table as raw data, the name of its key column).
+        """Returns the table, as the configuration of a raw table, and the name of its key column.
 
         Raises:
-            ConfigError: a parameter breaks a rule of tables.
+            ConfigError: a parameter is not allowed for a table.
         """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
@@ -105,12 +105,12 @@ class JoinExternal(Operator):
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:
-        """The fitted step."""
+        """Returns the fitted step."""
         kinds = tuple(step.types[name] for name in step.outputs)
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """The entry of `features.ops` with these parameters."""
+        """The entry of `features.ops` for this operator with these parameters."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}

@@ -1,4 +1,4 @@
-"""JoinGroupby: statistics of the training rows with the same key, as columns."""
+"""JoinGroupby: adds statistics of the training rows with the same key as columns."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class FittedJoinGroupby(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinGroupby:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["measures"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [
             F.coalesce(of(measure), F.lit(0.0)) if measure == "count" else of(measure)
@@ -46,7 +46,7 @@ class FittedJoinGroupby(KeyedFitted):
         ]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         of = self.look_up(values, tables)
         return [
             pc.fill_null(of(measure), 0.0) if measure == "count" else of(measure) for measure in self.measures
@@ -54,19 +54,21 @@ class FittedJoinGroupby(KeyedFitted):
 
 
 class JoinGroupby(Operator):
-    """Statistics of the numeric columns `of` over the training rows with the same key.
+    """Adds statistics of the numeric columns `of`, computed over the training rows with the same key.
 
-    `count` counts the rows. var and std are those of the population, and nulls are left out. Outputs are
-    named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
-    all other statistics, and so has a key without a value: put fill after this operator. A sum of 5e30 or
-    more (for var and std: of squares) is null as well. Each column is a key, or all columns together if
-    `joint` is set.
+    `count` is the number of rows. var and std are those of the population. Nulls are ignored. Outputs are
+    named `<key>_count` and `<key>_<column>_<statistic>`. If a key is null or does not occur in the training
+    rows, the count is 0 and all other statistics are null. Statistics are also null if all values of a key
+    are null, or if a sum is 5e30 or more (for var and std: a sum of squares). So put fill after this
+    operator. Each column is a separate key. With `joint`, all columns together form one key.
 
-    | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
-    |------|------|---------------------------|-----------|-------------|
-    | a    | 9    |                           | 2.0       | 2.0         |
-    | zzz  | 9    |                           | 0.0       | null        |
-    | null | 9    |                           | 0.0       | null        |
+    With the training rows (key a, I1 1) and (key a, I1 3):
+
+    | key  | I1   | key_count | key_I1_mean |
+    |------|------|-----------|-------------|
+    | a    | 9    | 2.0       | 2.0         |
+    | zzz  | 9    | 0.0       | null        |
+    | null | 9    | 0.0       | null        |
     """
 
     name: ClassVar[str] = "join_groupby"
@@ -76,23 +78,23 @@ class JoinGroupby(Operator):
         default=("count",),
         min_length=1,
         strict=False,
-        description="Statistics of each key: count, sum, mean, var, std, min or max. All but count need "
-        "`of`.",
+        description="List of statistics: count, sum, mean, var, std, min, max. All except count need "
+        "columns in `of`.",
     )
     of: Texts = Field(
-        default=(), description="Numeric columns that are measured. Empty: rows are only counted."
+        default=(), description="Numeric columns whose statistics are computed. Empty: rows are only counted."
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together are one key, instead of a key each.",
+        description="Whether all columns of the group together form one key. Otherwise, each is a key.",
     )
 
     @model_validator(mode="after")
     def _has_columns_to_measure(self) -> JoinGroupby:
         if not self.of and set(self.statistics) != {"count"}:
             raise ConfigError(
-                f"join_groupby statistics={list(self.statistics)} needs columns to measure",
-                "name them in `of`",
+                f"join_groupby statistics={list(self.statistics)} needs numeric columns",
+                "list them in `of`",
             )
         return self
 
@@ -102,17 +104,17 @@ class JoinGroupby(Operator):
         return counted + [f"{column}_{statistic}" for column in self.of for statistic in measured]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         return bind_keys(
             self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
         )
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs besides the inputs."""
+        """Raw columns that `fit` needs in addition to the inputs."""
         return self.of
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """One double a statistic of each group."""
+        """Returns one row per group, with a double for each statistic."""
         measures: dict[str, Column] = {"count": F.count(F.lit(1)).cast("double")}
         for column in self.of:
             value = F.col(column).cast("double")
@@ -133,7 +135,7 @@ class JoinGroupby(Operator):
         return table.select(*GROUP, *(F.col(name).cast("double") for name in self._names()))
 
     def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """A second pass over the rows: squared distances from each group's mean, which lose no digits."""
+        """Adds variances, computed in a second pass over the rows from squared distances from the mean."""
         means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
         squares = rows.join(means, list(GROUP)).groupBy(*GROUP)
         summed = squares.agg(
@@ -147,12 +149,12 @@ class JoinGroupby(Operator):
         table = table.join(summed, list(GROUP))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
-            # Without a mean there is no distance from it.
+            # A group without a mean has no distances from it.
             measured = (rows_of > 0) & F.col(f"{column}_mean").isNotNull()
             variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))

@@ -1,4 +1,4 @@
-"""What operators with a table of statistics a key share: exact sums, the join, the lookup."""
+"""Shared code of operators that store statistics per key in a table: exact sums, join and lookup."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import joined_array, joined_column
 
 KEY = "key"
-# What statistics are grouped by: the number of a table, and the key in it.
+# Columns by which statistics are grouped: the number of a table, and the key in this table.
 GROUP = ("_table", "_key")
-_UNITS = float(2**24)  # sums are of whole multiples of 6e-8, so that no order of rows changes them
+_UNITS = float(2**24)  # values are rounded to multiples of 6e-8, so sums do not depend on row order
 
 
 def exact_sum(value: Column) -> Column:
-    """Sum of doubles, rounded to multiples of 2**-24 each, as double. Independent of order.
+    """The sum of doubles as a double. It does not depend on the order of rows.
 
-    0.0 where there is no value; null where a value, or the sum, is 5e30 or more in size, and so beyond 38
-    digits.
+    Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. It is null if the
+    absolute value of a number, or of the sum, is 5e30 or more, because a decimal has only 38 digits.
     """
     units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
     fits = F.count(units) == F.count(value)
@@ -34,14 +34,14 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that looks its inputs' key up in a table with columns (key, …)."""
+    """A fitted step that looks up the key of its inputs in a table with columns (key, …)."""
 
     table: str = ""
 
     def join_table(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, Callable[[str], Column]]:
-        """(rows with the table's columns, column of the table → its expression)."""
+        """Joins the rows with the table. Also returns a function: column of the table → its expression."""
         lookup = tables.keyed(self.table)
         renamed = lookup.select(*(F.col(name).alias(f"{tag}{name}") for name in lookup.columns))
         joined = rows.join(renamed, joined_column(values) == F.col(f"{tag}{KEY}"), "left")
@@ -50,10 +50,12 @@ class KeyedFitted(Fitted):
     def look_up(
         self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
     ) -> Callable[[str], pa.Array]:
-        """Column of the table → (n,) its value for each row's key, null where the key is not there.
+        """Returns a function: column of the table → (n,) its value for each row's key.
+
+        The value is null if the table does not contain the key.
 
         Args:
-            types: of the columns that are no doubles: what the nulls are of where the table has no rows.
+            types: types of the columns that are not doubles. They are needed if the table has no rows.
         """
         lookup, table = tables.keyed(self.table)
         if not len(table):
@@ -66,18 +68,21 @@ class KeyedFitted(Fitted):
 
 
 def table_name(step: Step) -> str:
-    """A name for a step's table: its operator and the columns it makes of which."""
+    """A name for a step's table, built from its operator, inputs and outputs."""
     return f"{step.operator.name}_{'_'.join((*step.inputs, *step.outputs[:1]))}"
 
 
 def bind_keys(
     operator: Operator, columns: Mapping[str, Type], joint: bool, outputs: Callable[[str], Mapping[str, Type]]
 ) -> list[Step]:
-    """A step a column or, with `joint`, one over all; `outputs` gives the columns made for a key's name."""
+    """Returns one step per column or, with `joint`, one step over all columns.
+
+    `outputs` takes the name of a key and returns the columns that the step adds for it.
+    """
     for column, kind in columns.items():
         if kind not in KEYS:
             raise ConfigError(
-                f"{operator.name} takes keys of type int or string, and {column} is {kind}",
+                f"{operator.name} takes keys of type int or string, but {column} is {kind}",
                 f"put bucketize before it, or declare {column} as a string",
             )
     groups = [tuple(columns)] if joint else [(name,) for name in columns]

@@ -1,4 +1,4 @@
-"""ListSimilarity: the similarity of two lists, as sets."""
+"""ListSimilarity: computes the similarity of two lists, treated as sets."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class FittedListSimilarity(RowWise):
     name: ClassVar[str] = "list_similarity"
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         left, right = values
-        # An intersection with itself leaves out repetitions; the accelerator has no array_distinct.
+        # array_intersect(x, x) removes repeated elements; the accelerator does not support array_distinct.
         sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
         similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
-        # The size of null is -1 or null, as the session has it: neither is above 0.
+        # The size of null is -1 or null, depending on a Spark setting. Neither is above 0.
         return F.when((F.size(left) > 0) & (F.size(right) > 0), similarity)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         flat = [pc.list_flatten(value) for value in values]
         coded = pa.concat_arrays(flat).dictionary_encode()
         distinct, rows = max(len(coded.dictionary), 1), len(values[0])
         codes = np.split(coded.indices.to_numpy(), [len(flat[0])])
-        # Each side's (row, element) pairs, once each.
+        # The distinct (row, element) pairs of each side.
         sets = [
             np.unique(_rows(lists) * distinct + elements)
             for lists, elements in zip(values, codes, strict=True)
@@ -55,15 +55,16 @@ class FittedListSimilarity(RowWise):
 
 
 def _rows(lists: pa.Array) -> NDArray[np.int64]:
-    """The row of each element."""
+    """Returns the row of each element."""
     return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
 
 
 class ListSimilarity(Operator):
-    """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), from 0 to 1.
+    """Computes the cosine similarity of two lists, treated as sets: |both| / sqrt(|left| * |right|).
 
-    For sets, this is Ochiai's coefficient (1957). It is null where a list is null or empty.
-    The group has two columns.
+    |both| is the number of common elements. For sets, this is Ochiai's coefficient (1957). The result is
+    between 0 and 1. It is null if a list is null or empty.
+    The group must have two columns.
 
     | left      | right     | out   |
     |-----------|-----------|-------|
@@ -82,20 +83,20 @@ class ListSimilarity(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         self.require_types(columns)
         if len(columns) != 2:
             raise ConfigError(
-                f"list_similarity compares two columns, not {list(columns)}", "name two in columns"
+                f"list_similarity compares two columns, not {list(columns)}", "list two in features.columns"
             )
         if len(set(columns.values())) > 1:
             raise ConfigError(
-                f"list_similarity compares lists of one type, not {dict(columns)}",
-                "make both of them so before",
+                f"list_similarity compares two lists of the same type, not {dict(columns)}",
+                "convert both columns to the same type before",
             )
         output = self.output or "_sim_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "float"})]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedListSimilarity:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedListSimilarity(step.inputs, step.outputs)

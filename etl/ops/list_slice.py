@@ -1,4 +1,4 @@
-"""ListSlice: part of each list, or a fixed number of columns of it."""
+"""ListSlice: takes a part of each list, as a list or as a fixed number of columns."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class FittedListSlice(Fitted):
 
     @property
     def cardinality(self) -> int | None:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         value = values[0]
         if self.columns:
             places = self._places(F.size(value))
@@ -61,7 +61,7 @@ class FittedListSlice(Fitted):
         return [first + place for place in range(self.length)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         lists = values[0]
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -85,10 +85,11 @@ class FittedListSlice(Fitted):
 
 
 class ListSlice(Operator):
-    """`length` elements of each list from position `start` on. Null stays null.
+    """Takes `length` elements of each list, from position `start` on. Null stays null.
 
-    With `columns`, each element becomes a separate column, `<column>_0` to `<column>_<length - 1>`, with
-    PAD_ID where the list is shorter or null. So lists of ids become ordinary categorical features.
+    With `columns`, each element becomes a separate column: `<column>_0` to `<column>_<length - 1>`. If the
+    list is null or has fewer elements, the remaining columns are PAD_ID. So a list of ids becomes several
+    ordinary categorical features.
 
     | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
     |-----------|----------------|--------------------------|-------------------------|
@@ -101,25 +102,25 @@ class ListSlice(Operator):
     name: ClassVar[str] = "list_slice"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS
-    length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements that are taken.")
+    length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements to take.")
     start: Integer = Field(
         default=0,
-        description="Position of the first element that is taken, counted from 0. A negative number counts "
-        "from the end.",
+        description="Position of the first element to take. The first element of a list has position 0. "
+        "A negative number counts from the end.",
     )
     columns: bool = Field(
         default=False, description="Whether each element becomes a separate column, instead of a list."
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         self.require_types(columns)
         if not self.columns:
             return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]
         wrong = [name for name, kind in columns.items() if kind != "ints"]
         if wrong:
             raise ConfigError(
-                f"list_slice columns: the elements of {wrong} are no ids",
+                f"list_slice with columns needs lists of ids, but {wrong} are not",
                 "put categorify or hash_bucket before it",
             )
         return [
@@ -129,7 +130,7 @@ class ListSlice(Operator):
         ]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedListSlice:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedListSlice(
             step.inputs, step.outputs, self.start, self.length, self.columns, statistics.cardinality
         )

@@ -22,18 +22,18 @@ class FittedLog1p(RowWise):
     name: ClassVar[str] = "log1p"
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return F.log1p(values[0].cast("double"))
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         numbers, nulls = as_doubles(values[0])
         none = nulls | (numbers <= -1)
         return [from_doubles(np.log1p(np.where(none, 0.0, numbers)), none)]
 
 
 class Log1p(Operator):
-    """The natural logarithm of 1 + x. Values of -1 or less become null: put clip before this operator.
+    """Computes the natural logarithm of 1 + x. Values of -1 or less become null: put clip before log1p.
 
     | in   | out    |
     |------|--------|
@@ -46,5 +46,5 @@ class Log1p(Operator):
     name: ClassVar[str] = "log1p"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedLog1p:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedLog1p(step.inputs, step.outputs)

@@ -1,4 +1,4 @@
-"""Normalize: zero mean and unit variance over the training rows."""
+"""Normalize: scales numbers to mean 0 and variance 1 over the training rows."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class FittedNormalize(RowWise):
     std: float = 1.0
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return bounded_column((values[0].cast("double") - self.mean) / self.std)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         numbers, nulls = as_doubles(values[0])
         with np.errstate(over="ignore"):
             scaled = bounded_array((numbers - self.mean) / self.std)
@@ -46,12 +46,12 @@ class FittedNormalize(RowWise):
 
 
 class Normalize(Operator):
-    """(x - mean) / std, with the population standard deviation of the training rows; null stays null.
+    """Computes (x - mean) / std, with the mean and population standard deviation of the training rows.
 
-    A column with a single value has the standard deviation 0. It is divided by 1 and becomes 0. The
-    statistics are exact: values of the training rows are rounded to multiples of 2**-24 (6e-8). They must be
-    smaller than 2**69 (5.9e20), as all integers are; otherwise DataError: put clip or log1p before this
-    operator. A result beyond float32's range becomes the end of the range.
+    Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Mean and std are
+    exact, after values are rounded to multiples of 2**-24 (6e-8). If a value of a training row is 2**69
+    (5.9e20) or more, fitting raises DataError: put clip or log1p before normalize. 64-bit integers are
+    always smaller. Results outside the range of float32 are clipped to this range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|
@@ -63,11 +63,11 @@ class Normalize(Operator):
     needs: ClassVar[Need] = "moments"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalize:
-        """The fitted step."""
+        """Returns the fitted step."""
         moments = statistics.moments
         if moments is None or moments.rows == 0:
             raise DataError(
                 f"normalize cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
-                f"add fill before normalize, or leave {step.inputs[0]} out of features",
+                f"add fill before normalize, or remove {step.inputs[0]} from features",
             )
         return FittedNormalize(step.inputs, step.outputs, moments.mean, moments.std or 1.0)

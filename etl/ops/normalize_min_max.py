@@ -1,4 +1,4 @@
-"""NormalizeMinMax: the range of the training rows becomes 0 to 1."""
+"""NormalizeMinMax: scales the range of the training rows to 0 to 1."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class FittedNormalizeMinMax(RowWise):
     span: float = 1.0
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return bounded_column((values[0].cast("double") - self.min) / self.span)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         numbers, nulls = as_doubles(values[0])
         with np.errstate(over="ignore"):
             scaled = bounded_array((numbers - self.min) / self.span)
@@ -49,10 +49,10 @@ class FittedNormalizeMinMax(RowWise):
 
 
 class NormalizeMinMax(Operator):
-    """(x - min) / (max - min) of the training rows; null stays null.
+    """Computes (x - min) / (max - min), with the minimum and maximum of the training rows. Null stays null.
 
-    Values of other rows may be outside of 0 to 1. A column with a single value has no range. It is divided by
-    1 and becomes 0. A result beyond float32's range becomes the end of the range.
+    Results of other rows may be below 0 or above 1. If all training rows have the same value, the divisor is
+    1. Results outside the range of float32 are clipped to this range.
 
     | in   | out (training rows 2 to 6) |
     |------|----------------------------|
@@ -65,22 +65,22 @@ class NormalizeMinMax(Operator):
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Name → aggregate over the training rows of one input."""
+        """Returns name → aggregate of one input over the training rows."""
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
-        """The fitted step."""
+        """Returns the fitted step."""
         least, most = statistics.aggregates["min"], statistics.aggregates["max"]
         if least is None:
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
                 "it has no value in the training rows",
-                f"add fill before it, or leave {step.inputs[0]} out of features",
+                f"add fill before it, or remove {step.inputs[0]} from features",
             )
         if not math.isfinite(most - least):
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
-                f"from {least} to {most} is beyond a double",
+                f"the range from {least} to {most} is too large for a double",
                 "put clip before it",
             )
         return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

@@ -13,36 +13,36 @@ from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
 from etl.ops.frames import FrameOperator
 
-# Family → (what its page is called, what it says first, its operators). Every operator is in exactly one.
+# Family → (title of its page, first sentence, operators). Every operator must be in exactly one family.
 FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "numbers": (
         "Numbers",
-        "Fill what is missing, bring numbers into a range and onto one scale.",
+        "Fill missing values, limit numbers to a range, and scale them.",
         ("fill", "fill_median", "clip", "log1p", "normalize", "normalize_min_max"),
     ),
     "ids": (
         "Ids",
-        "Turn values into ids of an embedding table, which categorical features are.",
+        "Replace values by ids of an embedding table, as categorical features need them.",
         ("categorify", "hash_bucket", "hashed_cross", "bucketize"),
     ),
     "keys": (
         "Statistics by key",
-        "Look a key up in a table that the training rows, or a table from outside, made.",
+        "Look up a key in a table of statistics of the training rows, or in an external table.",
         ("target_encoding", "join_groupby", "join_external"),
     ),
     "lists": (
         "Lists",
-        "Several values in one field: multi-hot features, or a fixed number of columns.",
+        "Process fields with several values: as multi-hot features, or as a fixed number of columns.",
         ("split_list", "list_slice", "list_similarity", "value_count"),
     ),
     "columns": (
         "Columns",
-        "Compute, rename, measure and leave out whole columns.",
+        "Compute, rename and remove columns, or store their statistics.",
         ("expression", "rename", "data_stats", "drop_low_cardinality"),
     ),
     "rows": (
         "Rows",
-        "The section `prepare`: leave rows out, compare them with each other, group them.",
+        "Operators for the section `prepare`: drop rows, compare them with earlier ones, combine them.",
         ("filter", "dropna", "difference_lag", "groupby"),
     ),
 }
@@ -50,14 +50,14 @@ _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here a
 
 
 def pages() -> dict[str, str]:
-    """File name → text."""
+    """Returns file name → text of the page."""
     texts = {f"{family}.md": _page(title, intro, names) for family, (title, intro, names) in FAMILIES.items()}
     index = [_HEAD, "# Operators\n"]
     index.append(
-        "This page is for everyone who writes the sections `features` and `prepare` of a configuration. "
-        "An operator without parameters is its name (`log1p`), one with parameters is a mapping "
+        "These pages are for everyone who writes the sections `features` and `prepare` of a configuration. "
+        "Write an operator without parameters as its name (`log1p`), and one with parameters as a mapping "
         "(`{clip: {min: 0}}`). The operators of a group run in order, "
-        "on each column by itself unless an operator takes several columns. "
+        "on each column separately, unless an operator combines several columns. "
         "In Python the same chain is "
         '`["I1", "I2"] >> Clip(min=0) >> Log1p()`.\n'
     )
@@ -88,7 +88,7 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
         return "\n".join([*facts, "Computed by the sql engine.\n"])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].sql_only:
-        sentence += " Tables are computed by the sql engine alone."
+        sentence += " Rows of tables are computed only by the sql engine."
     return "\n".join([*facts, sentence + "\n"])
 
 

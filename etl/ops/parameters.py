@@ -1,4 +1,4 @@
-"""Parameters of operators: pydantic models that raise ConfigError with operator, parameter and value."""
+"""Parameters of operators: pydantic models whose errors contain the operator, parameter and value."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
-    """Validates the value and returns it unchanged: digests of workflows differ for `3` and `3.0`."""
+    """Validates the value and returns it unchanged, because `3` and `3.0` must have different digests."""
     number = validate(value)
     if not abs(number) <= FLOAT32_MAX:
-        raise ValueError("it is beyond float32's range, which features have: use a number within ±3.4e38")
+        raise ValueError("it is outside the range of float32: use a number within ±3.4e38")
     return value
 
 
 def _number_to_text(value: Any) -> Any:
-    """A number as its decimal text; other values unchanged."""
+    """Converts a number to its decimal text; returns other values unchanged."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -43,10 +43,10 @@ _RULES = {
 
 
 class Parameters(Strict):
-    """Parameters of an operator: frozen, without unknown keys, and never converted from another type.
+    """Parameters of an operator: frozen, without unknown keys, and without conversion of types.
 
     Raises:
-        ConfigError: a parameter is missing, unknown or breaks its rule.
+        ConfigError: a parameter is missing, unknown or not allowed.
     """
 
     model_config = ConfigDict(strict=True)
@@ -64,7 +64,7 @@ class Parameters(Strict):
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """One message for each wrong parameter. pydantic has one error for each possible type."""
+    """Returns one message per wrong parameter. pydantic reports one error per possible type instead."""
     rules: dict[tuple[Any, ...], list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"], values)
@@ -82,7 +82,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence
 
 
 def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
-    """The keys and indices of a location that exist in the values: pydantic adds names of types to it."""
+    """The keys and indices of an error's location, without the names of types that pydantic adds."""
     path: list[Any] = []
     for part in location:
         if (isinstance(values, Mapping) and part in values) or (
@@ -96,12 +96,12 @@ def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
 
 
 def _is_above(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `other` is a path within the value at `path`."""
+    """Whether `path` is a prefix of `other`."""
     return len(path) < len(other) and other[: len(path)] == path
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """The messages on one value as one: the value once, its rules joined by `or`."""
+    """Joins the messages about one value: the value appears once, and the rules are joined by `or`."""
     intro = messages[0].partition(": ")[0]
     rules = [message.removeprefix(f"{intro}: ") for message in messages]
     return f"{intro}: {' or '.join(dict.fromkeys(rules))}" if len(messages) > 1 else messages[0]

@@ -1,4 +1,4 @@
-"""Rename: other names for columns."""
+"""Rename: gives columns other names."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class FittedRename(RowWise):
     size: int | None = None
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
-        """Embedding rows of the ids, reserved ids included; None without ids."""
+        """Number of embedding rows, including reserved ids; None without ids."""
         return self.size
 
 
@@ -57,7 +57,7 @@ class Rename(Operator):
         default="", description="Text before the name of each column that `names` does not contain."
     )
     suffix: str = Field(
-        default="", description="Text behind the name of each column that `names` does not contain."
+        default="", description="Text after the name of each column that `names` does not contain."
     )
 
     @model_validator(mode="after")
@@ -69,11 +69,11 @@ class Rename(Operator):
         return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         new_names = dict(self.names or {})
         unknown = sorted(set(new_names) - set(columns))
         if unknown:
-            raise ConfigError(f"rename names {unknown}, which are not in {list(columns)}", "correct names")
+            raise ConfigError(f"rename lists {unknown}, which are not in {list(columns)}", "correct `names`")
         return [
             Step(self, (name,), (new,), {new: kind})
             for name, kind in columns.items()
@@ -81,5 +81,5 @@ class Rename(Operator):
         ]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedRename:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedRename(step.inputs, step.outputs, statistics.cardinality)

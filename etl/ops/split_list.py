@@ -1,4 +1,4 @@
-"""SplitList: one text to the list of its parts."""
+"""SplitList: splits a text into a list of its parts."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class FittedSplitList(RowWise):
     separator: str = "|"
 
     def expression(self, *values: Column) -> Column:
-        """The Spark expression of the output."""
+        """Returns the Spark expression of the output."""
         parts = F.split(values[0], literal_pattern(self.separator), -1)
         return F.filter(parts, lambda part: part != "")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         parts = pc.split_pattern(values[0], self.separator)
         flat = pc.list_flatten(parts)
         kept = pc.not_equal(flat, "")
         if pc.all(kept).as_py() in (True, None):
             return [parts]
-        # Lengths without the empty parts: how many of each list's elements are kept.
+        # Number of elements that are kept in each list: its non-empty parts.
         lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)
         running = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
@@ -50,7 +50,7 @@ class FittedSplitList(RowWise):
 
 
 class SplitList(Operator):
-    """Splits texts at `separator` into lists; empty parts are left out. Null stays null.
+    """Splits texts at `separator` into lists. Empty parts are removed. Null stays null.
 
     | in      | out (separator="|") |
     |---------|---------------------|
@@ -64,9 +64,9 @@ class SplitList(Operator):
     separator: str = Field(default="|", min_length=1, description="Text between two parts of a list.")
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return "strings"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedSplitList(step.inputs, step.outputs, self.separator)

@@ -1,4 +1,4 @@
-"""The published tables of one workflow version: vocabularies and keyed statistics, for either engine."""
+"""The published tables of a workflow version, for both engines: vocabularies and statistics by key."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ RARE = "rare"
 
 
 def workflow_table(lake: Lake, version: str, name: str) -> Partition:
-    """The partition of a table of a workflow version: `vocabulary`, `rare`, or the table of a step."""
+    """The partition of one table of a workflow version. `name` is `vocabulary`, `rare`, or a step's table."""
     return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", 3, lake.recorder)
 
 
 def vocabulary_key(name: str) -> str:
-    """What `Tables.rows` calls a single vocabulary."""
+    """The key of a single vocabulary in `Tables.rows`."""
     return f"{VOCABULARY}/{name}"
 
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Tables that a Python worker opens itself, for lookups of the `arrow` engine. Small and picklable.
+    """Opens tables in a Python worker, for lookups of the `arrow` engine. The object is small and picklable.
 
     Attributes:
         files: table → its Parquet files.
-        latest: the last day the workflow counted, in days since 1970-01-01: what the age of a value is
-            measured from.
+        latest: the last day that the workflow has counted, in days since 1970-01-01. The age of a value
+            is computed relative to this day.
     """
 
     files: Mapping[str, tuple[str, ...]]
     latest: int = 0
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
-        """(lookup of the values of one vocabulary, their int32 ids); values past `max_age_days` left out."""
+        """Returns a lookup of one vocabulary's values, and their int32 ids. Omits values that are too old."""
         oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
         return open_vocabulary(self.files.get(VOCABULARY, ()), name, oldest)
 
     def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
-        """(lookup of a table's column `key`, the table); one without rows has no file, and so no columns."""
+        """Returns a lookup of a table's column `key`, and the table. A table without rows has no columns."""
         files = self.files[name]
         return _read_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The same tables as frames: what the `sql` engine joins.
+    """The same tables as frames, which the `sql` engine joins.
 
     Attributes:
         frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for
             `vocabulary`.
-        rows: table, or `vocabulary/<name>` → its measured number of rows.
-        broadcast_max_rows: up to which number of rows a lookup is sent to every task.
+        rows: table, or `vocabulary/<name>` → its number of rows.
+        broadcast_max_rows: maximum number of rows of a table that Spark broadcasts to every task.
     """
 
     frames: Mapping[str, DataFrame]
@@ -74,14 +74,14 @@ class Tables:
     local: LocalTables
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> DataFrame:
-        """(value, id) of one vocabulary, broadcast if it is small; values past `max_age_days` left out."""
+        """Returns (value, id) of one vocabulary, broadcast if it is small. Omits values that are too old."""
         entries = self.frames[VOCABULARY].where(F.col("column") == name)
         if max_age_days is not None:
             entries = entries.where(F.col("last_seen") >= self.local.latest - max_age_days)
         return self._sized(entries.select("value", "id"), vocabulary_key(name))
 
     def keyed(self, name: str) -> DataFrame:
-        """The keyed table, broadcast if it is small."""
+        """Returns the keyed table, broadcast if it is small."""
         return self._sized(self.frames[name], name)
 
     def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
@@ -98,7 +98,7 @@ def open_tables(
     broadcast_max_rows: int,
     latest: int,
 ) -> Tables:
-    """The named tables of a version. Small tables are cached in memory while columns are looked up."""
+    """Opens the named tables of a version. Small tables are cached in memory."""
     frames, files = {}, {}
     for name in names:
         partition = workflow_table(lake, version, name)

@@ -1,4 +1,4 @@
-"""TargetEncoding: a key to the smoothed mean of the target among its training rows, out of fold."""
+"""TargetEncoding: replaces a key by the smoothed out-of-fold mean of the target over its training rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from storage.feature_spec import LABEL, ROW_ID
 
 
 def fold_of(folds: int) -> Column:
-    """The fold of a row: XXH64 of its row_id modulo the number of folds; the same in every run."""
+    """The fold of a row: XXH64 of its row_id, modulo the number of folds. It is the same in every run."""
     return F.pmod(F.xxhash64(F.col(ROW_ID).cast("bigint")), F.lit(folds).cast("bigint"))
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """(total + smoothing * prior) / (count + smoothing): the mean, close to the prior if rows are few."""
+    """(total + smoothing * prior) / (count + smoothing): a mean that is close to the prior for few rows."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
@@ -47,14 +47,14 @@ class FittedTargetEncoding(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedTargetEncoding:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         lists = {name: tuple(state[name]) for name in ("fold_priors", "days")}
         return cls(tuple(inputs), tuple(outputs), **{**state, **lists})
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         whole = smoothed(of("sum"), of("count"), F.lit(self.prior), self.smoothing)
         encoded = F.coalesce(whole, F.lit(self.prior))
@@ -75,32 +75,31 @@ class FittedTargetEncoding(KeyedFitted):
         return joined, [F.when(fitted_row, out_of_fold).otherwise(encoded)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """The outputs as Arrow arrays, one for each."""
+        """Returns one Arrow array per output."""
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # Without smoothing, a key whose targets are all null has no weight. It gets the prior, as in sql.
+        # Without smoothing, a key whose targets are all null has a count of 0. It gets the prior, as in sql.
         return [
             pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         ]
 
 
 class TargetEncoding(Operator):
-    """The smoothed mean of `target` among the training rows with the same key, out of fold.
+    """Replaces a key by the smoothed mean of `target` over the training rows with this key, out of fold.
 
-    It is (sum + smoothing * prior) / (count + smoothing), after Micci-Barreca, "A preprocessing scheme for
-    high-cardinality categorical attributes" (2001), with a constant weight of the prior. The prior is the
-    mean over all training rows.
+    The result is (sum + smoothing * prior) / (count + smoothing). The prior is the mean over all training
+    rows. The method is from Micci-Barreca, "A preprocessing scheme for high-cardinality categorical
+    attributes" (2001), but the weight of the prior is constant.
 
-    A training row is encoded from the training rows of the other folds and their mean alone. Its fold is
+    "Out of fold" means that a training row is encoded only from training rows of the other folds, and the
+    prior is their mean. All other rows are encoded from all training rows. The fold of a row is
     floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the position in the day's
-    log: rows of different days with the same row_id are in one fold. Under `negatives`, a drawn row has a
-    row_id and a fold of its own. Every other row, and a single raw row outside of a table, is encoded from
-    all training rows.
+    log, so rows of different days with the same row_id are in the same fold. With `negatives`, a drawn row
+    has its own row_id and fold.
 
-    A training row whose key is null, or has no row in the other folds, gets their mean. Elsewhere, null and
-    unseen keys get the prior. Each column is a key, or all columns together if `joint` is set. Outputs are
-    named `<key>_te`.
+    If the key is null or does not occur in the rows used, the result is the prior. Each column is a separate
+    key. With `joint`, all columns together form one key. Outputs are named `<key>_te`.
 
     | key  | target | out (folds=2, smoothing=0) of a training row in fold 0 |
     |------|--------|--------------------------------------------------------|
@@ -117,23 +116,23 @@ class TargetEncoding(Operator):
         default=5, description="Number of folds into which the training rows are divided."
     )
     smoothing: Annotated[Number, Field(ge=0)] = Field(
-        default=20.0, description="Weight of the prior, in rows. 0: the mean is not smoothed."
+        default=20.0, description="Weight of the prior, as a number of rows. 0: the mean is not smoothed."
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together are one key, instead of a key each.",
+        description="Whether all columns of the group together form one key. Otherwise, each is a key.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns; raises ConfigError if they do not fit."""
+        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs besides the inputs."""
+        """Raw columns that `fit` needs in addition to the inputs."""
         return () if self.target == LABEL else (self.target,)
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """(sum, count, sum_i, count_i of each fold) of each group."""
+        """Returns, for each group, the columns sum and count, and sum_i and count_i for each fold i."""
         target = F.col(self.target).cast("double")
         fold = fold_of(self.folds)
         measures = {"sum": exact_sum(target), "count": F.count(target)}
@@ -143,13 +142,13 @@ class TargetEncoding(Operator):
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """The priors: the mean over all rows, and over those outside of each fold."""
+        """The priors: the mean over all rows and, for each fold, over the rows of the other folds."""
         if not whole:
             return {"prior": 0.0, "fold_priors": [0.0] * self.folds}
         if whole["sum"] is None:
             raise DataError(
-                f"target_encoding cannot be fitted: {self.target} holds values of 5e30 or more",
-                "encode another target",
+                f"target_encoding cannot be fitted: {self.target} has values of 5e30 or more",
+                "choose another target",
             )
         prior = _mean(whole["sum"], whole["count"])
         fold_priors = [
@@ -159,7 +158,7 @@ class TargetEncoding(Operator):
         return {"prior": prior, "fold_priors": fold_priors}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedTargetEncoding:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedTargetEncoding(
             inputs=step.inputs,
             outputs=step.outputs,

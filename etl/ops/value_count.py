@@ -1,4 +1,4 @@
-"""ValueCount: how long lists are."""
+"""ValueCount: computes how long lists are."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FittedValueCount(FittedDataStats):
 
 
 class ValueCount(Operator):
-    """Writes the least and the greatest length of a column's lists in training into the workflow's state.
+    """Stores the minimum and maximum length of a column's lists in the training rows in the workflow.
 
-    A model with multi-hot inputs of a fixed size must have room for them. Values do not change;
-    null has no length.
+    Use it to choose the size of a multi-hot input of fixed size. Values do not change. Nulls are
+    ignored.
 
     | in        | training rows [1] [1 2 3] null | out    |
     |-----------|--------------------------------|--------|
@@ -36,16 +36,16 @@ class ValueCount(Operator):
     takes: ClassVar[tuple[Type, ...]] = LISTS
 
     def gives(self, taken: Type) -> Type:
-        """Type of the output, from the type of the input."""
+        """The type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Name → aggregate over the training rows of one input."""
+        """Returns name → aggregate of one input over the training rows."""
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:
-        """The fitted step."""
+        """Returns the fitted step."""
         return FittedValueCount(
             step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates)
         )

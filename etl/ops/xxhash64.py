@@ -1,7 +1,7 @@
-"""XXH64 of many strings at once, in NumPy: what Spark's `xxhash64` gives for one string column (seed 42).
+"""Computes XXH64 of many strings with NumPy. Results equal Spark's `xxhash64` of a string column (seed 42).
 
-After the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64 algorithm
-description"). Strings of one length are hashed together, lane by lane.
+It implements the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64 algorithm
+description"). Strings of equal length are hashed together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 
 
 def xxhash64(texts: pa.Array, seed: int = SEED) -> np.ndarray:
-    """(n,) int64 hashes of the UTF-8 bytes of n strings; of null, the seed, as Spark gives."""
+    """Returns (n,) int64 hashes of the UTF-8 bytes of n strings. The hash of null is the seed (as Spark)."""
     texts = texts.cast(pa.large_binary())
     hashes = np.full(len(texts), seed, np.int64)
     if not len(texts):

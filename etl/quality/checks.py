@@ -1,4 +1,4 @@
-"""The limits of the section `quality`: which figures of a data report are warnings, and which stop a job."""
+"""Compares the figures of a data report with the limits of the section `quality`: warns or stops the job."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Level = Literal["warn", "stop"]
 # Keys of a published finding that differ from the names of its fields.
 _KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
-_MAX_STOPS = 5  # that the error names
-_MAX_CHARACTERS = 60  # of a value that a message shows
+_MAX_STOPS = 5  # maximum number of findings in the error message
+_MAX_CHARACTERS = 60  # maximum length of a raw value in a message
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A figure above a limit, which is the setting `quality.<check>_<level>`.
+    """A figure that is above its limit. The limit is the setting `quality.<check>_<level>`.
 
     Attributes:
-        column: None for figures of the whole day.
+        column: the raw column; None if the figure is about the day and not about one column.
     """
 
     level: Level
@@ -42,7 +42,7 @@ class Finding:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Finding:
-        """The finding whose `to_facts` these are."""
+        """The inverse of `to_facts`."""
         return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
 
 
@@ -55,7 +55,10 @@ class _Figure:
 
 
 def check_limits(quality: Quality, split: SplitConfig, compared: Comparison) -> list[Finding]:
-    """Every figure above its limit, at the higher of its two levels; stops first, then by check."""
+    """Returns a finding for each figure above a limit, sorted by level ("stop" first) and check.
+
+    A figure above both of its limits has the level "stop".
+    """
     figures = [*_row_figures(split, compared), *_all_column_figures(quality, compared)]
     findings = []
     for figure in figures:
@@ -75,10 +78,11 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
     """Stops the job if a finding has the level "stop".
 
     Args:
-        report: path of the published data report, which the error names.
+        report: path of the published data report. The error message contains it.
 
     Raises:
-        DataError: names day, columns, values and limits, and the `--set` that accepts them.
+        DataError: a finding has the level "stop". The message contains the day, columns, values, limits, and
+            the `--set` options that accept the values.
     """
     stops = [finding for finding in findings if finding.level == "stop"]
     if not stops:
@@ -96,27 +100,28 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
         f"--set quality.{check}_stop={_rounded_up(value)}" for check, value in sorted(accepted.items())
     )
     raise DataError(
-        f"the log of {compared.day} is not like that of its train days {days[0]} to {days[-1]}: "
+        f"the log of {compared.day} differs too much from its train days {days[0]} to {days[-1]}: "
         f"{messages}{more}",
         f"look at {report} or at the page of the report job, and deliver the day again; if the change is "
-        f"intended, accept it with {options} or name columns that always change in quality.exempt",
+        f"intended, accept it with {options}, or list columns that always change in quality.exempt",
     )
 
 
 def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
     """Figures of rows and clicks of the day.
 
-    Numbers of rows are compared where splits are days, click rates where clicks do not decide the split.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if the split
+    does not depend on clicks.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
-        message = f"{today.rows} rows, {usual:g} on the median train day"
+        message = f"{today.rows} rows, but the median train day has {usual:g}"
         yield _Figure("row_shortfall", None, 1 - today.rows / usual, message)
         yield _Figure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates
     if split.by != "leave_last_out" and rates is not None:
-        message = f"{rates.today:.2%} of rows are clicks, {rates.train:.2%} in the train days"
+        message = f"{rates.today:.2%} of rows are clicks, but {rates.train:.2%} on the train days"
         yield _Figure("click_rate_change", None, rates.change, message)
 
 
@@ -129,29 +134,29 @@ def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[_Fig
 def _column_figures(column: ColumnReport) -> Iterator[_Figure]:
     null_rate, train_null_rate = column.null_rate, column.train_null_rate
     if null_rate is not None and train_null_rate is not None:
-        message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} in the train days"
+        message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} on the train days"
         yield _Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""
         message = (
-            f"{column.new_value_rate:.2%} of the values of {column.name} are not in the train days{most}"
+            f"{column.new_value_rate:.2%} of the values of {column.name} do not occur on the train days{most}"
         )
         yield _Figure("new_value_rate", column.name, column.new_value_rate, message)
     if column.psi_above_noise and column.moved is not None:
         label, train, day = column.moved
         message = (
-            f"{column.name} drifted, most at {_quoted(label)} with {day:.2%} of rows, {train:.2%} in the "
-            "train days"
+            f"{column.name} drifted; the largest change is {_quoted(label)}, with {day:.2%} of rows, but "
+            f"{train:.2%} on the train days"
         )
         yield _Figure("psi", column.name, column.psi_above_noise, message)
 
 
 def _quoted(value: str) -> str:
-    """A raw value as a message shows it: on one line, and shortened."""
+    """A raw value for a message: in quotes, on one line, and shortened."""
     return repr(value if len(value) <= _MAX_CHARACTERS else value[:_MAX_CHARACTERS] + "…")
 
 
 def _rounded_up(value: float) -> str:
-    """The value with two digits, rounded up, so that it is not above this limit."""
+    """The value rounded up to two significant digits, as a limit that accepts the value."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"

@@ -1,4 +1,4 @@
-"""Summaries of columns: the figures of a profile, from value counts. Summaries of parts can be added."""
+"""Computes summaries of columns, the figures of a profile, from value counts. Summaries can be added."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ _UNIT = 2**1074
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of some values of a column. Each value is in one summary, with all its cells.
+    """The figures of some values of a column.
+
+    A summary includes all cells of each of its values. So summaries of different values can be added.
 
     Attributes:
         nulls, cells: number of cells without and with a value.
         distinct: number of different values.
-        top: (value, count) of the most frequent values, by descending count, ties by value (text by UTF-8
-            bytes).
-        low, high: extremes of numbers.
-        total: sum of numbers in units of 2**-1074.
-        bins: bin key (metrics.histogram) → cells, of numbers.
+        top: (value, count) of the most frequent values, by descending count. Values with equal counts are
+            sorted; texts by their UTF-8 bytes.
+        low, high: minimum and maximum of numbers.
+        total: sum of numbers, in units of 2**-1074.
+        bins: bin key (metrics.histogram) → number of cells, for numbers.
     """
 
     nulls: int = 0
@@ -51,7 +53,7 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the numbers; None for text and where there is no cell."""
+        """The mean of the numbers; None for text, or if there is no cell."""
         return None if self.low is None else float(Fraction(self.total, self.cells * _UNIT))
 
     def __add__(self, other: Summary) -> Summary:
@@ -75,7 +77,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, text: str) -> Summary:
-        """The summary whose `to_json` this is."""
+        """The inverse of `to_json`."""
         values = json.loads(text)
         top = tuple((value, count) for value, count in values.pop("top"))
         bins = values.pop("bins")
@@ -83,7 +85,7 @@ class Summary:
 
 
 def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
-    """The summary of (n,) different values as strings, at most one of them null, and their (n,) counts."""
+    """Summarises (n,) different values, given as strings, with (n,) counts. At most one value is null."""
     valid = values.is_valid()
     nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
     texts, text_counts = values.filter(valid), counts.filter(valid)
@@ -118,7 +120,7 @@ def _in_units(number: float) -> int:
 
 
 def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
-    """For each piece, column → summary of its (piece, column, value, count) rows. One Spark job.
+    """Returns, for each piece, column → summary of its rows (piece, column, value, count). One Spark job.
 
     A column without rows has an empty summary.
     """

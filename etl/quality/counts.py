@@ -1,4 +1,4 @@
-"""The value counts of every column, from one pass over the rows for all columns."""
+"""Counts the values of all columns in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.feature_spec import LABEL
 
 Kind = Literal["string", "int", "float"]
 
-LABEL_CELLS = ""  # the name of the label in value counts; no raw column has this name
+LABEL_CELLS = ""  # column name of the label in value counts; no raw column has this name
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Column:
 
 
 def feature_columns(config: Config) -> list[Column]:
-    """The raw columns of the features, in order: numbers for dense features, text for categorical ones."""
+    """The raw columns that features read, in order: numbers for dense features, text for all others."""
     types = plan(config).columns
     columns: dict[str, Column] = {}
     for group in config.features:
         for name in group.columns:
             kind = types[name]
-            if kind in ("int", "float", "string"):  # lists that `prepare` makes have no profile
+            if kind in ("int", "float", "string"):  # lists, which `prepare` may add, have no profile
                 columns.setdefault(name, Column(name, _kind(kind) if group.kind == "dense" else "string"))
     return list(columns.values())
 
@@ -56,14 +56,15 @@ def _kind(of_column: Type) -> Kind:
 
 
 def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataFrame:
-    """(piece, column, value, count) of all cells of the columns and of the label. Nulls have a null value.
+    """Counts all cells of the columns and the label, and returns (piece, column, value, count).
 
-    One pass counts all pieces, because a Spark job for each day would cost more than counting the day. Each
-    Arrow batch is counted where it is read, so Spark shuffles values instead of cells. Numbers are texts that
-    read back as the same number; -0.0 counts as 0.0.
+    All pieces are counted in one pass, because the overhead of a Spark job per day would exceed the time to
+    count a day. Each Arrow batch is counted where it is read, so Spark shuffles counts of values instead of
+    cells. Numbers are converted to texts that can be parsed back exactly; -0.0 is counted as 0.0. The value
+    of nulls is null.
 
     Args:
-        pieces: rows with the columns and the label; `piece` is the index in this list.
+        pieces: frames with the columns and the label. The result's `piece` is an index in this list.
     """
     all_columns = [Column(LABEL_CELLS, "float"), *columns]
     cells = [
@@ -94,7 +95,7 @@ def _count_batches(
                 values.append(counted.field("values").cast(pa.string()))
                 counts.append(counted.field("counts"))
             arrays = [pa.concat_arrays(parts) for parts in (column_names, values, counts)]
-            piece = pa.repeat(batch.column(0)[0], len(arrays[0]))  # a task reads one piece
+            piece = pa.repeat(batch.column(0)[0], len(arrays[0]))  # all rows of a task are in one piece
             yield pa.RecordBatch.from_arrays([piece, *arrays], names)
 
     return count

@@ -1,4 +1,4 @@
-"""The values of a day compared with those of the train days: new values, and counts of frequent ones."""
+"""Compares the values of a day with those of the train days: new values, and counts of frequent values."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ Count = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Values:
-    """Figures of some values of a column. Each value is in one part, with all its cells. Nulls are no values.
+    """Figures of some values of a column, without nulls.
+
+    An object includes all cells of each of its values. So objects for different values can be added.
 
     Attributes:
         train_cells, day_cells: number of cells on the train days and on the day.
         train_distinct: number of different values on the train days.
-        new_cells, new_distinct: the day's cells and values that no train day has.
-        top: (value, cells on the train days, cells on the day), most frequent on the train days first, ties
-            by value.
-        new_top: (value, 0, cells on the day) of the most frequent new values, in the same way.
+        new_cells, new_distinct: number of cells, and of different values, of the day whose value does not
+            occur on any train day.
+        top: (value, cells on the train days, cells on the day), sorted by descending cells on the train
+            days, then by value.
+        new_top: (value, 0, cells on the day) of the most frequent new values, sorted by descending cells,
+            then by value.
     """
 
     train_cells: int = 0
@@ -53,21 +57,21 @@ class Values:
         )
 
     def to_json(self) -> str:
-        """The part as JSON."""
+        """The object as JSON."""
         return json.dumps(self.__dict__)
 
     @classmethod
     def from_json(cls, text: str) -> Values:
-        """The part whose `to_json` this is."""
+        """The inverse of `to_json`."""
         values = json.loads(text)
         lists = {name: tuple((v, t, d) for v, t, d in values.pop(name)) for name in ("top", "new_top")}
         return cls(**{**values, **lists})
 
 
 def compare_values(spark: SparkSession, train: Sequence[Partition], day: Partition) -> dict[str, Values]:
-    """Column → its values on the day compared with the train days, from published profiles. One Spark job.
+    """Returns column → comparison of the day with the train days, from published profiles. One Spark job.
 
-    A column that has no value on any of these days is left out.
+    The result lacks columns that have no value on any of these days.
     """
     zero = F.lit(0).cast("long")
     window = [
@@ -88,7 +92,7 @@ def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
 
 
 def values_of(column: str, rows: pa.RecordBatch) -> Values:
-    """The figures of rows (column, value, train, day), with one row per value."""
+    """Computes the figures from rows (column, value, train, day), with one row per value."""
     table = pa.table({"value": rows.column(1), "train": rows.column(2), "day": rows.column(3)})
     old, new = (
         table.filter(pc.greater(table["train"], 0)),

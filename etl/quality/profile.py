@@ -1,4 +1,4 @@
-"""The profile of one day, or of one split of a log that is split inside one partition, for each delivery."""
+"""The profile of a day. If the log is split inside one partition, each split of it has a profile."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from storage.publish import Rules, publish, publish_facts
 
 log = logging.getLogger("nightrank.etl")
 
-# A part of the inputs of every profile: raise it when the meaning of a figure changes.
+# Part of the inputs of every profile. Raise it when the meaning of a figure changes.
 FORMAT = 1
 
 _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Days whose values were counted when their text was read."""
+    """Provides summaries of days whose values were already counted when their text was read."""
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """For each day, column (and the label) → the summary of its values."""
+        """Returns, for each day, column → summary of its values. The label counts as a column."""
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Categorical column → its values on a day compared with the train days."""
+        """Returns categorical column → its values on a day compared with the train days."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of a day in a split, which have a profile. `cut`: its other rows are in other splits."""
+    """The rows of a day that are in one split. `cut`: whether other rows of the day are in other splits."""
 
     raw: RawFiles
     split: Split
@@ -55,12 +55,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """The figures of one raw feature column, which etl.quality.column_summary explains. All are exact.
+    """The exact figures of one raw feature column. See etl.quality.column_summary for their meaning.
 
     Attributes:
-        top: with the first 200 characters of each value.
-        low, high, mean: of numbers.
-        bins: (key, cells) of numbers, see metrics.histogram.
+        top: the most frequent values with their counts. Values are cut to 200 characters.
+        low, high, mean: minimum, maximum and mean of numbers.
+        bins: (bin key, cells) of numbers; see metrics.histogram.
     """
 
     kind: str
@@ -79,8 +79,8 @@ class Profile:
     """A published profile.
 
     Attributes:
-        manifest: of the published partition.
-        rows, clicks: number of rows, and of rows with a click.
+        manifest: the manifest of the published partition.
+        rows, clicks: number of rows, and number of rows with a click.
         columns: raw feature column → its profile.
     """
 
@@ -99,15 +99,15 @@ def profiles_of(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> list[Profile]:
-    """The profiles of pieces, in their order. They are published as `profiles/<config name>/…/dt=…`.
+    """Publishes the profiles of the pieces as `profiles/<config name>/…/dt=…`, and returns them in order.
 
-    The facts of a partition are the profile. Its rows (column, value, count) are the values of the
-    categorical columns, which are compared with those of other days. Profiles that are up to date are read
-    without a Spark job. All others are computed in one pass.
+    The profile is stored in the facts of the partition's manifest. The partition's rows (column, value,
+    count) are the values of the categorical columns, for comparison with other days. Profiles that are up to
+    date are read without a Spark job. All others are computed in one pass.
 
     Args:
-        rows_of: the prepared rows of a day (etl.spark.split_rows).
-        counted: value counts of the days. With them, no rows are read, and the partitions have facts only.
+        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        counted: value counts of the days. If given, no rows are read, and the partitions have only facts.
     """
     columns = feature_columns(config)
     targets = [
@@ -131,7 +131,7 @@ def profiles_of(
 
 @dataclass(frozen=True)
 class _Target:
-    """A piece, the partition of its profile, and the digests of everything that the profile depends on."""
+    """A piece, the partition of its profile, and the digests of all inputs of the profile."""
 
     piece: Piece
     partition: Partition
@@ -143,7 +143,7 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
 
 
 def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:
-    """Digests of everything that a profile depends on."""
+    """The digests of all inputs of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
     inputs = {
@@ -189,7 +189,7 @@ def _publish(
     columns: Sequence[Column],
     rows_of: Callable[[RawFiles], DataFrame],
 ) -> dict[Partition, Manifest]:
-    """Counts the values of all pieces in one pass over their rows, and publishes their profiles."""
+    """Counts the values of all pieces in one pass over the rows, and publishes their profiles."""
     kinds = {column.name: column.kind for column in columns}
     names = [column.name for column in columns if not column.numeric]
     counts = count_cells([_rows(target.piece, rows_of) for target in missing], columns).persist()
@@ -236,7 +236,7 @@ def _facts(kind: str, summary: Summary) -> dict[str, Any]:
 
 
 def shortened(value: str | Number) -> str | Number:
-    """A value as facts contain it: text of a raw log may have any length."""
+    """A value for the facts of a manifest. Long texts are cut, because a raw log may contain any text."""
     if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
         return value
     return value[:_MAX_CHARACTERS] + "…"

@@ -1,4 +1,4 @@
-"""Distributed reduce by key: tasks compute partial results where the rows are, and add those of a key."""
+"""Distributed reduce by key: each task computes partial results, and those of the same key are added."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pyspark.sql import DataFrame
 
 
 class Part(Protocol):
-    """A partial result of some rows. The order of additions does not change the sum."""
+    """A partial result, computed from some rows. Addition must not depend on the order."""
 
     def __add__(self, other: Self) -> Self: ...
 
     def to_json(self) -> str:
-        """The part as JSON."""
+        """The partial result as JSON."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The part whose `to_json` this is."""
+        """The inverse of `to_json`."""
 
 
 P = TypeVar("P", bound=Part)
@@ -32,15 +32,15 @@ _SCHEMA = "key string, part string"
 def reduce_by_key(
     rows: DataFrame, summarise: Callable[[str, pa.RecordBatch], P], kind: type[P]
 ) -> dict[str, P]:
-    """Key → the sum of the parts of its rows, for every key that has a row. One Spark job.
+    """Returns key → sum of the partial results of its rows. Runs one Spark job.
 
-    Each task computes its parts, and one task adds all parts of a key. So the driver collects one row per
-    key.
+    Each task computes partial results of its rows. Then one task adds all partial results of a key. So the
+    driver collects one row per key.
 
     Args:
-        rows: the first column is the key, a string.
-        summarise: returns the part of a key and some of its rows.
-        kind: type of the parts.
+        rows: the first column must be the key, a string.
+        summarise: takes a key and some of its rows, and returns their partial result.
+        kind: type of the partial results.
     """
     parts = rows.mapInArrow(_summarise_batches(summarise), _SCHEMA)
     merged = parts.repartition("key").mapInArrow(_add_batches(kind), _SCHEMA)
@@ -48,7 +48,7 @@ def reduce_by_key(
 
 
 def by_key(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(key, rows) for each different text in the first column of a batch."""
+    """Yields (key, rows) for each different text in the first column of a batch."""
     encoded = batch.column(0).dictionary_encode()
     codes = np.asarray(encoded.indices)
     for code, name in enumerate(encoded.dictionary.to_pylist()):

@@ -1,4 +1,4 @@
-"""The data report of a run date: its day compared with the train days, and the figures above a limit."""
+"""The data report of a run date compares its day with the train days, and lists figures above a limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_NEW_VALUES = 5
 
 @dataclass(frozen=True)
 class DataReport:
-    """The comparison, and the figures above their limits. None of these has the level "stop"."""
+    """The comparison, and the findings. No finding has the level "stop", because that raises an error."""
 
     compared: Comparison
     findings: tuple[Finding, ...]
@@ -50,20 +50,20 @@ def report_quality(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> DataReport:
-    """Publishes `quality/<config name>/dt=<run date>` and checks it by the limits of the section `quality`.
+    """Publishes `quality/<config name>/dt=<run date>` and checks it against the limits in section `quality`.
 
-    The last day of the test split is compared with the whole train split. Days whose log has not changed
-    since an earlier run are not read again. A run date whose days have not changed costs no Spark job. The
-    report is published even when a limit stops the job.
+    The last day of the test split is compared with all days of the train split. Days whose log has not
+    changed since an earlier run are not read again. If no day of the run date has changed, no Spark job runs.
+    The report is published even if a limit stops the job.
 
     Args:
-        splits: the raw days of each split. All splits of a log that is split inside one partition have this
+        splits: the raw days of each split. If the log is split inside one partition, every split has this
             partition.
-        rows_of: the prepared rows of a day (etl.spark.split_rows).
-        counted: the value counts of the days, where values are counted when the text is read.
+        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        counted: the value counts of the days; None if values are not counted when the text is read.
 
     Raises:
-        DataError: a figure is above a `_stop` limit; or see `storage.publish`.
+        DataError: a figure is above a `_stop` limit, or an input cannot be published (see `storage.publish`).
     """
     cut = config.split.by != "day"
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]

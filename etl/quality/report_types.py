@@ -1,4 +1,4 @@
-"""The data report of a run date as JSON values, which `quality/<config name>/dt=…` publishes."""
+"""Types of the data report of a run date, and their conversion to and from the JSON that is published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PieceRows:
-    """Number of good rows of one day in one split, and number of clicks among them."""
+    """Number of good rows, and of clicks among them, of one day in one split."""
 
     dt: str
     split: Split
@@ -24,32 +24,32 @@ class PieceRows:
 
 @dataclass(frozen=True)
 class ClickRates:
-    """Share of clicks among the rows of the compared day, and among those of the train days."""
+    """Share of rows that are clicks, on the compared day and on the train days."""
 
     today: float
     train: float
 
     @property
     def change(self) -> float:
-        """The change relative to the train days, without its sign."""
+        """Absolute value of the relative change from the train days to the compared day."""
         return abs(self.today / self.train - 1)
 
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """One raw feature column on the compared day (`nulls`, `cells`, …) and on the train days (`train_…`).
+    """Figures of one raw feature column on the compared day, and on the train days (names with `train_`).
 
     Attributes:
-        kind: `string` for names (categorical features), `int` or `float` for numbers (dense features).
-        nulls, cells: cells without and with a value.
+        kind: `string` for columns of categorical features, `int` or `float` for columns of dense features.
+        nulls, cells: number of cells without and with a value.
         distinct, train_distinct: number of different values; `train_distinct` is None for numbers.
-        new_cells: cells of the day whose value no train day has; None for numbers.
+        new_cells: number of the day's cells whose value does not occur on any train day; None for numbers.
         psi, psi_noise: population stability index, and the PSI that chance may cause (metrics.psi); None
-            where one side has no row.
-        moved: (bin that adds most to the PSI, its share on the train days, its share on the day).
+            if one side has no row.
+        moved: (bin that contributes most to the PSI, its share on the train days, its share on the day).
         top: (value, cells on the day, cells on the train days or None), most frequent on the day first.
         new_top: (value, cells on the day) of the most frequent new values.
-        low, high, mean: of the day's numbers.
+        low, high, mean: minimum, maximum and mean of the day's numbers.
     """
 
     name: str
@@ -82,23 +82,23 @@ class ColumnReport:
 
     @property
     def new_value_rate(self) -> float | None:
-        """Share of the day's cells with a value whose value no train day has."""
+        """Share of the day's cells, nulls excluded, whose value does not occur on any train day."""
         return None if self.new_cells is None else share(self.new_cells, self.cells)
 
     @property
     def psi_above_noise(self) -> float | None:
-        """The PSI where it is more than chance may cause, otherwise 0; None where there is no PSI."""
+        """The PSI if it is higher than chance may cause, otherwise 0; None if there is no PSI."""
         return None if self.psi is None else above_noise(self.psi, self.psi_noise or 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The compared day, or the test split of a log that is split inside one partition, and the train days.
+    """A day compared with the train days. If the log is split inside one partition, splits are compared.
 
     Attributes:
-        day: ISO date.
+        day: the compared day, an ISO date.
         cut: whether the log is split inside one partition.
-        pieces: rows of each day and split.
+        pieces: numbers of rows and clicks of each day and split.
     """
 
     day: str
@@ -118,13 +118,13 @@ class Comparison:
 
     @property
     def click_rates(self) -> ClickRates | None:
-        """Click rates of the day and of the train days; None without rows, or without a click in train."""
+        """Click rates of the day and of the train days; None if the day has no rows or train has no click."""
         today = share(self.today.clicks, self.today.rows)
         train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
         return None if today is None or not train else ClickRates(today, train)
 
     def to_facts(self) -> dict[str, Any]:
-        """The comparison as JSON values. It has the rates too, for readers other than this project."""
+        """The comparison as JSON values. For other readers of the file, it also contains the rates."""
         rates = ("null_rate", "train_null_rate", "new_value_rate")
         return {
             "day": self.day,
@@ -135,7 +135,7 @@ class Comparison:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
-        """The comparison whose `to_facts` these are."""
+        """The inverse of `to_facts`."""
         return cls(
             facts["day"],
             facts["cut"],
@@ -145,7 +145,7 @@ class Comparison:
 
 
 def share(part: int, whole: int) -> float | None:
-    """Returns part / whole; None where the whole is 0."""
+    """Returns part / whole; None if `whole` is 0."""
     return part / whole if whole else None
 
 

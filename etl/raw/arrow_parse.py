@@ -1,6 +1,6 @@
-"""The `arrow` engine of the parse: Python workers convert lines to typed columns, column by column.
+"""Parses lines with the `arrow` engine: Python workers convert lines to typed columns.
 
-Rows and reasons equal those of the `sql` engine (etl/raw/parse.py).
+The `sql` engine (etl/raw/parse.py) returns the same rows and reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conf.raw_types import Column, RawTable
 from etl.raw import quotes
 from storage.feature_spec import FLOAT32_MAX
 
-# All integers of up to 18 digits fit into 64 bits. Longer ones are rare and are converted one by one.
+# Integers of up to 18 digits fit into 64 bits. Longer integers are rare and are converted one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 _LONG_INTEGER = r"^[+-]?[0-9]{1,19}$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -28,11 +28,11 @@ _SPARK_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "string": T.String
 def parse_lines(
     lines: DataFrame, table: RawTable, positions: Sequence[int], width: int, line: str, reason: str
 ) -> DataFrame:
-    """Adds the table's typed columns to a frame of lines, and fills in the reason of lines that do not parse.
+    """Adds the table's typed columns to a frame of lines, and a reason for each line that cannot be parsed.
 
     Args:
         lines: has at least the columns `line` and `reason`.
-        table: types and separator.
+        table: the table's types and separator.
         positions: index of each of the table's columns in a line.
         width: number of fields that a line must have.
         line: name of the column that holds the line.
@@ -67,9 +67,9 @@ def _parser(
 
 
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
-    """(`width` arrays of n strings, n reasons): the fields of each line.
+    """Splits n lines. Returns `width` arrays of n fields, and n reasons.
 
-    A line that does not split into `width` fields has null fields and a reason; the reason of all others is
+    A line that does not have `width` fields gets null fields and a reason. The reason of all other lines is
     null.
     """
     lists = pc.split_pattern(text, separator)
@@ -82,22 +82,22 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
     count = len(flat) // width
     if not count:
         return [pa.nulls(len(text), pa.string()) for _ in range(width)], reasons
-    # Index of a line among the whole ones. The others have -1, which becomes a null index, and `take` gives
-    # null.
+    # Index of a line among the lines without errors. Other lines have -1, which becomes a null index, so that
+    # `take` returns null.
     whole_index = np.where(np.asarray(whole), np.cumsum(np.asarray(whole)) - 1, -1)
     first_field = pa.array(np.where(whole_index >= 0, whole_index * width, 0), mask=whole_index < 0)
     return [pc.take(flat, pc.add(first_field, index)) for index in range(width)], reasons
 
 
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
-    """The fields of each line, split one by one; null for a line that breaks the rule of quotes."""
+    """Splits each line separately; null for a line that violates the rule of quotes (etl/raw/quotes.py)."""
     return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
-    """(n typed values, n reasons or None if all are null).
+    """Returns n typed values, and n reasons, or None if there are no reasons.
 
-    An empty field is null, a malformed one null with a reason.
+    An empty field is null. A malformed field is null and has a reason.
     """
     null = pa.scalar(None, pa.string())
     text = pc.if_else(pc.equal(raw, ""), null, raw)
@@ -125,7 +125,7 @@ def _integers(text: pa.Array) -> pa.Array:
 
 
 def floats(text: pa.Array) -> pa.Array:
-    """Texts as doubles; null where a text is no number in float32's range."""
+    """Converts texts to doubles; null if a text is not a number, or is outside the range of float32."""
     is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
     plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())

@@ -1,4 +1,4 @@
-"""Compressed raw text: first bytes, lines of files that Spark cannot read, and damaged files."""
+"""Reads compressed raw text that Spark cannot read, and finds damaged files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage import file_io
 
 
 def first_bytes(path: str, length: int) -> bytes:
-    """The first bytes of a raw file's text.
+    """Returns the first bytes of a raw file's text, decompressed.
 
     Raises:
         DataError: the file cannot be decompressed.
@@ -34,12 +34,12 @@ def first_bytes(path: str, length: int) -> bytes:
 
 
 def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
-    """The zstd files among `paths`, if Spark cannot read zstd.
+    """Returns the zstd files among `paths` if Spark cannot read them, otherwise an empty list.
 
-    Spark needs Hadoop's native library for it, which the pyspark of PyPI lacks.
+    Spark needs Hadoop's native library for zstd, and the pyspark package of PyPI does not contain it.
 
     Raises:
-        ConfigError: such a file is on HDFS, where workers cannot read it either.
+        ConfigError: such a file is on HDFS, where Python workers cannot read it either.
     """
     zstd_paths = [path for path in paths if compression(path) == "zstd"]
     jvm = spark._jvm
@@ -48,8 +48,8 @@ def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
     for path in zstd_paths:
         if scheme_of(path) == "hdfs":
             raise ConfigError(
-                f"{path} is compressed with zstd, which Spark reads only with Hadoop's native library; "
-                "it is missing",
+                f"{path} is compressed with zstd; Spark reads zstd only with Hadoop's native library, which "
+                "is missing",
                 "deliver .gz or .bz2, or start Spark with a libhadoop that has zstd "
                 "(spark.driver.extraLibraryPath)",
             )
@@ -57,11 +57,11 @@ def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
 
 
 def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of compressed files, which Python workers read, one task per file.
+    """Reads the lines of compressed files in Python workers, one task per file.
 
     Returns:
-        Frame of (file, block, index, line, is_utf8), as etl.raw.positions reads them with Spark: the path is
-        escaped, the block is 0, and the index counts lines from 0 in the file.
+        Frame of (file, block, index, line, is_utf8), like the frame that etl.raw.positions reads with Spark.
+        The path is escaped, the block is 0, and the index is the line's number in the file, from 0.
     """
     sent = tuple(paths)
     return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)
@@ -93,7 +93,7 @@ def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:
 
 
 def find_damaged(paths: Sequence[str]) -> DataError | None:
-    """An error that names the first damaged one of these compressed files; Spark's error does not name it."""
+    """Returns an error with the name of the first damaged file, because Spark's error does not contain it."""
     for path in paths:
         codec = compression(path)
         if codec is None:
@@ -111,5 +111,5 @@ def find_damaged(paths: Sequence[str]) -> DataError | None:
 
 def _damaged(path: str, error: OSError) -> DataError:
     return DataError(
-        f"{path} cannot be decompressed: {error}", "deliver the file again; it is damaged or cut off"
+        f"{path} cannot be decompressed: {error}", "deliver the file again; it is damaged or incomplete"
     )

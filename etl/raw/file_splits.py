@@ -1,4 +1,4 @@
-"""File splits: the byte ranges of raw text files that tasks read, and the whole lines in them."""
+"""File splits: the byte ranges of raw text files that tasks read as complete lines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 from conf.errors import DataError
 from storage import file_io
 
-# A task holds one file split in memory, which takes about three times its bytes when it is parsed. The lines
-# of a split are one block, so that each distinct value of the split is checked once. A compressed file cannot
-# be divided, so it is read as several blocks.
+# A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
+# a split are one block, so each distinct value of the split is checked once. A compressed file cannot be
+# divided into splits, so it is read as several blocks.
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
-_READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end behind its split
+_READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end after its split
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
@@ -38,12 +38,12 @@ class FileSplit:
 
 
 def compression(path: str) -> str | None:
-    """The codec of a raw file, by its name; None for plain text."""
+    """The codec of a raw file, determined by the file name; None for plain text."""
     return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
 
 
 def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> list[FileSplit]:
-    """The file splits of these files, in the order of their lines. An empty file has none."""
+    """Divides files into file splits, in the order of their lines. An empty file has no split."""
     splits = []
     for path in paths:
         files, inner = file_io.filesystem(path)
@@ -58,13 +58,14 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
 
 
 def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
-    """The lines of a file split, as blocks of whole lines.
+    """Yields the lines of a file split, as blocks of complete lines.
 
-    A line ends with LF, which the last line of a file may lack. CR LF and CR alone end lines too, as in
-    Spark's text reader. The byte order mark of a file is left out.
+    A line ends with LF, CR LF or CR, as in Spark's text reader. At the end of a file, the line end is
+    optional. The byte order mark of a file is removed.
 
     Args:
-        block_bytes: bytes to read at once. By default a split is one block, and a compressed file is several.
+        block_bytes: number of bytes to read at once. By default, a split is one block, but a compressed file
+            has several.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged.
@@ -82,7 +83,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
 
 def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Blocks as (data, number of its first bytes that are whole lines)."""
+    """Yields blocks as (data, length in bytes of the complete lines at its start)."""
     files, inner = file_io.filesystem(file_split.path)
     if file_split.end is None:
         with files.open_input_stream(inner, compression=None) as raw:
@@ -103,7 +104,7 @@ def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes
 
 
 def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
-    """Position in the file of the first line that begins in the split; None if none does."""
+    """Position in the file of the first line that begins in the split; None if no line begins in it."""
     position = file_split.start - 1
     while True:
         data = source.read(1 << 16)
@@ -119,11 +120,11 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
 def _plain_blocks(
     source: pa.NativeFile, position: int, file_split: FileSplit, block_bytes: int
 ) -> Iterator[tuple[bytes, int]]:
-    """Blocks of the lines that begin between `position` and the end of the split."""
+    """Yields blocks of the lines that begin between `position` and the end of the split."""
     carry = b""
     end = file_split.end if file_split.end is not None else 2**63
     while True:
-        # The last line is rarely longer than what is read behind the split.
+        # The last line is rarely longer than _READ_AHEAD_BYTES.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
         read = source.read(max(min(block_bytes, remaining), 1))
         data = carry + read if carry else read
@@ -145,7 +146,7 @@ def _plain_blocks(
 def _last_lines(
     source: pa.NativeFile, data: bytes, remaining: int, file_split: FileSplit
 ) -> Iterator[tuple[bytes, int]]:
-    """The lines that begin in the first `remaining` bytes of `data`. The last one may end behind `data`."""
+    """Yields the lines that begin in the first `remaining` bytes. The last line may end after `data`."""
     stop = data.find(b"\n", max(remaining - 1, 0))
     while stop < 0:
         read = source.read(1 << 16)
@@ -162,7 +163,7 @@ def _last_lines(
 def _compressed_blocks(
     stream: pa.NativeFile, block_bytes: int, file_split: FileSplit
 ) -> Iterator[tuple[bytes, int]]:
-    """Blocks of all lines of a compressed file."""
+    """Yields blocks of all lines of a compressed file."""
     carry = b""
     while True:
         try:
@@ -170,7 +171,7 @@ def _compressed_blocks(
         except OSError as error:
             raise DataError(
                 f"{file_split.path} cannot be decompressed: {error}",
-                "deliver the file again; it is damaged or cut off",
+                "deliver the file again; it is damaged or incomplete",
             ) from error
         if not read:
             if carry:
@@ -188,5 +189,5 @@ def _require_short(line: bytes, file_split: FileSplit) -> None:
     if len(line) > _LONGEST_LINE_BYTES and b"\r" not in line:
         raise DataError(
             f"{file_split.path} has a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
-            "the file is not text with one row per line: deliver it as such",
+            "the file is probably not text with one row per line: deliver such a file",
         )

@@ -1,4 +1,4 @@
-"""Which raw files make up one day (or one undated table), and the digest that identifies them."""
+"""Finds the raw files of one day, or of a table without dates, and computes a digest of them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from storage.manifest import data_files, digest_of, is_published, read_manifest
 from storage.paths import Partition
 
 _WILDCARD = re.compile(r"[*?\[]")
-# Suffixes of compressed text that no engine reads. etl.raw.file_splits has those that are read.
+# Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
 
 @dataclass(frozen=True)
 class RawFiles:
-    """The raw files of one table and day, in name order, which is time order within the day.
+    """The raw files of one table and day. They are ordered by name, which must also be their order in time.
 
     Attributes:
-        dt: the day; the run date for a log that is one undated table.
-        paths: of the files.
-        bytes: their size.
-        digest: of the raw manifest, if there is one. Otherwise of names (below the part of the path without
-            wildcards), sizes and modification times, so that a late or replaced file changes it.
-        recorder: receives what is read together with these files, such as tables of attributes.
+        dt: the day; for a table without dates, the run date.
+        paths: paths of the files.
+        bytes: total size of the files.
+        digest: the digest of the raw manifest, if there is one. Otherwise, a digest of the names (below the
+            part of the path without wildcards), sizes and modification times. So a late or replaced file
+            changes it.
+        recorder: records further inputs that are read with these files, such as tables of attributes.
     """
 
     dt: str
@@ -49,14 +50,14 @@ def raw_path(config: Config, table: RawTable, dt: str) -> str:
 def find_raw(
     config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> RawFiles | None:
-    """The raw files of one day; None if there are none. `recorder` notes them as an input of the run.
+    """Returns the raw files of one day; None if there are none. `recorder` records them as inputs of the run.
 
-    If the folder has a manifest, these are its files; files of an interrupted or replaced delivery are left
-    out. Otherwise they are all files that match the path. Its folders may have wildcards too. Names that
-    begin with a dot or an underscore are left out.
+    If the folder has a manifest, only the files in the manifest are returned. So files of an interrupted or
+    replaced delivery are ignored. Otherwise all files that match the path are returned. Wildcards are also
+    allowed in folders. Names that begin with a dot or an underscore are ignored.
 
     Raises:
-        DataError: a file is compressed in a format that no engine reads.
+        DataError: a file is compressed in a format that no engine can read.
     """
     pattern = raw_path(config, table, dt)
     folder = Partition("raw", dt, pattern.rsplit("/", 1)[0], recorder=recorder)
@@ -87,10 +88,10 @@ def require_raw(
     key: str = "log.path",
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> RawFiles:
-    """The raw files of one day.
+    """Returns the raw files of one day, and requires that there are some.
 
     Raises:
-        DataError: there are none, or all are empty. The error names `key`, the configuration key of the path.
+        DataError: there are no files, or all are empty. `key`, the configuration key, is in the message.
     """
     raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
@@ -104,7 +105,7 @@ def require_raw(
 
 
 def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
-    """(path, path below the part without wildcards, info) of the files that match, ordered by path."""
+    """Returns (path, path below the part without wildcards, info) of the matching files, ordered by path."""
     remote = "" if file_io.is_local(pattern) else f"{scheme_of(pattern)}://"
     *folders, name = file_io.filesystem(pattern)[1].split("/")
     fixed = next((index for index, folder in enumerate(folders) if _WILDCARD.search(folder)), len(folders))
@@ -132,5 +133,5 @@ def _matches(info: fs.FileInfo, pattern: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    """A local path as an absolute one, because the JVM may run in another folder."""
+    """Makes a local path absolute, because the JVM may run in another folder."""
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path

@@ -1,7 +1,7 @@
-"""The rule for ids of users, items and groups, in both engines.
+"""The rule for ids of users, items and groups, for both engines.
 
-One id that breaks the rule could stop the delivery of all lists: PostgreSQL stores no NUL, and no key of more
-than 2,704 bytes in an index.
+A single id that violates the rule could stop the delivery of all lists: PostgreSQL cannot store NUL
+characters, or index entries of more than 2,704 bytes.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from pyspark.sql import functions as F
 
 MAX_KEY_BYTES = 256  # of UTF-8
 RULE = (
-    "an id has no control character (U+0000 to U+001F, U+007F to U+009F) "
-    f"and at most {MAX_KEY_BYTES} bytes of UTF-8"
+    "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
+    f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"
 )
 _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
 
 
 def reason(column: str) -> str:
-    """The reason to quarantine a row whose id in this raw column breaks the rule."""
+    """The reason for quarantining a row whose id in this raw column violates the rule."""
     return f"key:{column}"
 
 
 def is_bad_key(text: Column) -> Column:
-    """Whether a text breaks the rule; null for null."""
+    """Whether a text violates the rule; null for null."""
     return text.rlike(_CONTROL) | (F.octet_length(text) > MAX_KEY_BYTES)
 
 
 def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
-    """(n,) whether each of n texts breaks the rule; null for null."""
+    """Returns (n,) bool: whether each of n texts violates the rule; null for null."""
     return pc.or_(
         pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
     )

@@ -1,6 +1,6 @@
-"""The `sql` engine of the parse: raw lines and Parquet rows to typed columns.
+"""Parses raw lines and Parquet rows to typed columns with the `sql` engine.
 
-Fields are split as text first, so that a malformed field rejects its row and does not stop the read.
+Fields are first read as text. So a malformed field only rejects its row and does not stop the job.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _INTEGER = r"^[+-]?[0-9]{1,19}$"
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 
 _LONGEST_HEADER_BYTES = 1 << 20
-_SHOWN = 200  # bytes of a broken header in an error
+_SHOWN = 200  # maximum number of bytes of an invalid header in an error message
 
-# Columns that this module adds to those of the table. The underscore avoids equal names.
+# Columns that this module adds to the table's columns. The underscore prevents equal names.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 
 
 def read_text_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
 ) -> DataFrame:
-    """The lines of tsv or csv files: row_id, _file, _line_number, _line, typed columns and `_reason`.
+    """Reads the lines of tsv or csv files: row_id, _file, _line_number, _line, typed columns and `_reason`.
 
     An empty field is null. `_reason` is null or the first reason to reject the line:
     `not_utf8` (`_line` has U+FFFD in place of each invalid byte), `quote` (csv only, see etl/raw/quotes.py),
-    `field_count`, `integer:<column>` and `number:<column>` (malformed, or out of float32's range).
+    `field_count`, `integer:<column>` and `number:<column>` (malformed, or outside the range of float32).
 
     Raises:
-        DataError: a csv file's header lacks a column or differs from the others; a compressed file is
-            damaged.
+        DataError: a csv file's header lacks a column or differs from the other headers, or a compressed file
+            is damaged.
         ConfigError: no reader can decompress a file.
     """
     lines = number_lines(spark, paths).select(
@@ -64,9 +64,9 @@ def read_text_rows(
 
 
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
-    """Adds `_fields`: the table's fields as strings, or null if the line does not split into `width` fields.
+    """Adds `_fields`: the table's fields as strings, or null if the line does not have `width` fields.
 
-    A csv line that breaks the rule of quotes gets a reason.
+    A csv line that violates the rule of quotes (etl/raw/quotes.py) gets a reason.
     """
     fields = F.split(LINE, literal_pattern(table.separator), -1)
     if table.format == "tsv":
@@ -85,10 +85,10 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
 
 
 def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
-    """(index of each of the table's columns in a line, number of fields that a line must have).
+    """Returns the index of each of the table's columns in a line, and the number of fields of a line.
 
     Raises:
-        DataError: the header lacks a column, or names it more than once.
+        DataError: the header lacks a column, or contains a column more than once.
     """
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
@@ -100,7 +100,7 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
     if repeated:
         raise DataError(
             f"{paths[0]} has more than one column named {repeated[0]!r}; its header is {header}",
-            "deliver the file with each column named once",
+            "deliver the file with different column names",
         )
     return [header.index(column.source_name) for column in table.columns], len(header)
 
@@ -109,8 +109,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """The header of all csv files.
 
     Raises:
-        DataError: a file is empty or damaged, or its header differs from the first file's. Also for a header
-            that is too long, is not UTF-8, or has an unmatched quote.
+        DataError: a file is empty or damaged; its header differs from the first file's, is too long, is not
+            UTF-8, or has an unmatched quote.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -135,7 +135,7 @@ def _first_line(path: str) -> str:
     if len(first) == _LONGEST_HEADER_BYTES:
         raise DataError(
             f"{path}: the first line, its header, is longer than {_LONGEST_HEADER_BYTES} bytes",
-            "deliver a csv file whose first line names its columns, or declare log.format otherwise",
+            "deliver a csv file whose first line has the names of its columns, or change log.format",
         )
     try:
         # Some spreadsheets write a byte order mark at the start of a file.
@@ -171,7 +171,7 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
 
 
 def number_of(text: Column) -> Column:
-    """A text as a double; null if it is no number in float32's range."""
+    """Converts a text to a double; null if it is not a number, or is outside the range of float32."""
     number = F.when(text.rlike(_NUMBER), text.cast("double"))
     return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
@@ -179,9 +179,9 @@ def number_of(text: Column) -> Column:
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
     """The source columns, the typed columns and `_reason`.
 
-    The optimizer would push a filter on `_reason` below this projection. Then every row would be split and
-    cast again for each column that the reason depends on. An array of one struct, exploded at once, prevents
-    this.
+    Spark's optimizer would push a filter on `_reason` below this projection. Then every row would be split
+    and cast again for each column on which the reason depends. To prevent this, the columns are put into an
+    array of one struct, which is exploded immediately.
     """
     cell = F.struct(
         *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
@@ -195,14 +195,14 @@ def _empty_to_null(text: Column) -> Column:
 
 
 def _literal_name(column: str) -> str:
-    """A column's name in backquotes. Spark reads a dot in an unquoted name as access to a field."""
+    """A column's name in backquotes, because Spark treats a dot in an unquoted name as access to a field."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def read_parquet_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
 ) -> DataFrame:
-    """The rows of Parquet files: the columns of `read_text_rows`, with the row as JSON in `_line`.
+    """Reads the rows of Parquet files, with the columns of `read_text_rows`. `_line` is the row as JSON.
 
     Args:
         spark: the session.

@@ -1,4 +1,4 @@
-"""Line numbers: row_id counts the lines of a day from 0, file after file. It is the same in every run."""
+"""Assigns row_ids: they number the lines of a day from 0, over all its files, equally in every run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pyspark.sql import functions as F
 
 from etl.raw.compressed import find_damaged, lines_by_workers, spark_cannot_read
 
-# Mask of the row's index within its task in monotonically_increasing_id.
+# Mask for the index of a row within its task, in the values of monotonically_increasing_id.
 _INDEX_IN_TASK = (1 << 33) - 1
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of text files with their numbers.
+    """Reads the lines of text files with their numbers.
 
-    Several tasks may read one file in blocks. So the lines of each block are counted first, which takes one
-    pass over the text without parsing, and collects one row per block.
+    Several tasks may read one file in blocks. So the lines of each block are counted first. This takes one
+    pass over the text, without parsing, and the driver collects one row per block.
 
     Returns:
-        Frame of (file, line_number, row_id, line, is_utf8). `file` is a path of `paths`, `line_number` counts
-        from 1 in the file, and `row_id` from 0 over all files. A line of invalid UTF-8 has U+FFFD in place of
-        each invalid byte. Validity is checked directly behind the reader, which always runs on the CPU: a GPU
-        takes all strings as valid.
+        Frame of (file, line_number, row_id, line, is_utf8). `file` is an element of `paths`. `line_number`
+        starts at 1 in each file, and `row_id` at 0 in the first file. Invalid UTF-8 bytes of a line are
+        replaced by U+FFFD. `is_utf8` is computed directly after the reader, which always runs on the CPU,
+        because a GPU treats all strings as valid.
 
     Raises:
         DataError: a compressed file is damaged.
@@ -75,7 +75,7 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Frame of (file, block, index, line, is_utf8): the index orders the lines of a block."""
+    """Frame of (file, block, index, line, is_utf8). Lines of a block are ordered by the index."""
     for_workers = spark_cannot_read(spark, paths)
     if for_workers:
         others = [path for path in paths if path not in for_workers]
@@ -92,14 +92,14 @@ def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def paths_by_spark_name(paths: Sequence[str], spark_names: Iterable[str]) -> dict[str, str]:
-    """Spark's name of each file → its path in `paths`.
+    """Returns Spark's name of each file → its path in `paths`.
 
-    Spark adds a scheme, and escapes blanks and percent signs.
+    Spark adds a scheme to the path, and escapes blanks and percent signs.
     """
     path_of = {_without_scheme(path): path for path in paths}
     return {name: path_of[_without_scheme(unquote(name))] for name in spark_names}
 
 
 def _without_scheme(path: str) -> str:
-    """/x for /x, file:/x and file:///x; /bucket/x for s3://bucket/x and s3a://bucket/x."""
+    """Returns /x for /x, file:/x and file:///x, and /bucket/x for s3://bucket/x and s3a://bucket/x."""
     return "/" + path.split(":", 1)[1].lstrip("/") if ":" in path.split("/", 1)[0] else path

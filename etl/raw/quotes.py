@@ -1,8 +1,8 @@
-"""Fields of CSV lines with double quotes, by the strict rule of RFC 4180, in both engines.
+"""Splits CSV lines with double quotes by the strict rule of RFC 4180, for both engines.
 
-A field that contains a double quote begins and ends with one, and doubles each one in between. A line that
-breaks the rule is rejected (reason `quote`). It is usually part of a field with a line break, which continues
-in the next line.
+A field that contains a double quote must begin and end with a double quote, and each double quote inside must
+be doubled. A line that violates this rule is rejected (reason `quote`). Usually, it is a part of a field that
+contains a line break.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ REASON = "quote"
 
 @lru_cache(maxsize=16)
 def _patterns(separator: str) -> tuple[str, str]:
-    """Regular expressions for Python and Java: (a valid line, a field and the separator behind it).
+    """Regular expressions for Python and Java: a valid line, and a field with the separator after it.
 
-    All repetitions are possessive. Java's stack could overflow if a repetition of a long line backtracked.
+    All repetitions are possessive, because backtracking on a long line could overflow Java's stack.
     """
     end = f"\\{separator}" if separator in string.punctuation else separator
     field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
@@ -29,7 +29,7 @@ def _patterns(separator: str) -> tuple[str, str]:
 
 
 def split_line(line: str, separator: str) -> list[str] | None:
-    """The fields of a line without their quotes; None if it breaks the rule."""
+    """The fields of a line without their quotes; None if the line violates the rule."""
     if '"' not in line:
         return line.split(separator)
     line_pattern, field_pattern = _patterns(separator)
@@ -40,12 +40,12 @@ def split_line(line: str, separator: str) -> list[str] | None:
 
 
 def is_broken(line: Column, separator: str) -> Column:
-    """Whether a line breaks the rule of quotes."""
+    """Whether a line violates the rule of quotes."""
     return F.contains(line, F.lit('"')) & ~line.rlike(rf"\A{_patterns(separator)[0]}\z")
 
 
 def quoted_fields(line: Column, separator: str) -> Column:
-    """The fields, without their quotes, of a line that obeys the rule: an array of strings."""
+    """The fields of a line without their quotes, as an array of strings. The line must obey the rule."""
     fields = F.regexp_extract_all(F.concat(line, F.lit(separator)), F.lit(_patterns(separator)[1]), F.lit(1))
     return F.transform(fields, _without_quotes)
 

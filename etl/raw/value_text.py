@@ -1,4 +1,4 @@
-"""The text of a value, which both engines hash, count and look up. Its bytes are the same in both."""
+"""Converts values to the text that is hashed, counted and looked up. Both engines return the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-# In joined texts. No field of a log contains these two bytes.
+# Separator and null in joined texts. No field of a log contains these two bytes.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
 # Characters with a meaning in a regular expression.
@@ -19,9 +19,9 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 
 def literal_pattern(text: str) -> str:
-    """A regular expression that matches this text only.
+    """Returns a regular expression that matches only this text.
 
-    re.escape would escape tabs and blanks too, which the accelerator does not support.
+    re.escape would also escape tabs and blanks, which the accelerator does not support.
     """
     return _SPECIAL.sub(r"\\\1", text)
 
@@ -37,9 +37,9 @@ def text_array(values: pa.Array) -> pa.Array:
 
 
 def joined_column(values: Sequence[Column]) -> Column:
-    """One text for several values of a row, null if all are null.
+    """Joins several values of a row to one text; null if all values are null.
 
-    For a single value it is the value's text.
+    A single value is not changed: the result is its text.
     """
     if len(values) == 1:
         return text_column(values[0])
@@ -61,7 +61,7 @@ def joined_array(values: Sequence[pa.Array]) -> pa.Array:
 
 
 def over_elements(values: pa.Array, elements: pa.Array) -> pa.Array:
-    """A list array with the lengths and nulls of `values` and the elements `elements`."""
+    """Returns a list array with the lengths and nulls of `values`, and with the elements of `elements`."""
     lists = values.cast(pa.list_(values.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The tables of users and items: the features of each key as of the run date."""
+"""Publishes the tables of users and items: the latest features of each key up to the run date."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def publish_latest(
 ) -> dict[str, Manifest]:
     """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per key, sorted by key.
 
-    If the configuration names a table of attributes, its rows are used. Otherwise it is each key's latest row
-    in the window's feature partitions (latest day, then largest row_id). A partition of the same inputs is
-    left alone.
+    If the configuration has a table of attributes, features are computed from its rows. Otherwise, each
+    key's latest row in the window's feature partitions is used (latest day, then largest row_id). If a
+    partition with the same inputs exists, it is not written again.
 
     Args:
         spark, config, lake: of the run.
@@ -83,7 +83,7 @@ def publish_latest(
 
 
 def _rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
-    """Only lists may be null, and dense features are finite."""
+    """The rules for rows of these tables: only lists may be null, and dense features must be finite."""
     lists = {feature.name for feature in spec.multi_hot}
     not_null = [key, *(name for name in columns if name not in lists)]
     return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})
@@ -97,7 +97,7 @@ def _from_window(
     key: str,
     columns: Sequence[str],
 ) -> DataFrame:
-    """(key, columns): the columns of each key's latest row."""
+    """Returns the key and `columns` of each key's latest row."""
     table = lake.features(workflow.version)
     days = [
         rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]).withColumn(

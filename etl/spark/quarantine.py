@@ -1,6 +1,6 @@
-"""Quarantine: rows that do not parse, with reason, file, line number and raw text.
+"""Quarantine: stores the rows that cannot be parsed, with reason, file, line number and raw text.
 
-Their share has a limit.
+If their share of a day's rows exceeds a limit, the job stops.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DayCounts:
         rows_in: all rows.
         good: rows that are used.
         bad: quarantined rows.
-        dropped: reason → rows that are not used. Rows that an operator of `prepare` filters out are among
-            them; they are not quarantined.
+        dropped: reason → number of rows that are not used. It also includes rows that an operator of
+            `prepare` drops, which are not quarantined.
     """
 
     rows_in: int
@@ -44,17 +44,17 @@ class DayCounts:
 
     @classmethod
     def from_manifest(cls, quarantine: Manifest) -> DayCounts:
-        """The counts that the manifest of a day's quarantine holds."""
+        """Reads the counts from the manifest of a day's quarantine."""
         good = quarantine.rows_in - sum(quarantine.dropped.values())
         return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped))
 
 
-# Increase it when other lines than before become rows. The stored tables of all days are then written again.
+# Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
 _RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Digest of how raw lines become rows: the rules of the parse, and the log's settings but its path."""
+    """Digest of the parsing rules and of the log's settings, except its path."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
@@ -64,12 +64,12 @@ def layout_digest(config: Config) -> str:
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
-    """Publishes `quarantine/dt=…` for one day and returns its counts. A counted day is not read again.
+    """Publishes `quarantine/dt=…` for one day and returns its counts. Reads the day only if it is missing.
 
-    The quarantine is published even if its limit is exceeded, because the reader of the error needs it.
+    The quarantine is published even if the limit is exceeded, because it is needed to find the error.
 
     Raises:
-        DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
+        DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
     """
     partition = lake.quarantine.partition(raw.dt)
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
@@ -106,13 +106,13 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
     """Compares a day's counts with the limits.
 
     Args:
-        config: has the limits.
-        raw: the day.
-        counts: of the day.
-        quarantine: path of its partition, for the error.
+        config: the configuration, which has the limits.
+        raw: the raw files of the day.
+        counts: the day's counts.
+        quarantine: path of the day's quarantine, for the error message.
 
     Raises:
-        DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
+        DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
     """
     if counts.rows_in == 0:
         raise DataError(
@@ -125,7 +125,7 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
             f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
             f"{config.quality.max_bad_share:.1%}), by reason {counts.dropped}, first file {raw.paths[0]}",
             f"look at the lines in {quarantine}; deliver the day again, or raise quality.max_bad_share "
-            "if you can do without them",
+            "if these rows are not needed",
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

@@ -1,4 +1,4 @@
-"""Reads a day's raw log as typed rows: good ones with label and keys, bad ones with a reason."""
+"""Reads a day's raw log as typed rows. Good rows have a label and keys; bad rows have a reason."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """All rows of a day's raw log, good or bad.
+    """Reads all rows of a day's raw log, good and bad.
 
     Returns:
         Frame with these columns:
         row_id: index of the row in the day's files, from 0. `negatives` multiplies it later.
-        _file, _line_number, _line: where the row is, and its text.
-        _reason: null for a good row. Otherwise why it does not parse, or the operator of `prepare` that drops
-            it.
+        _file, _line_number, _line: file, line number and text of the row.
+        _reason: null for a good row. Otherwise, why it cannot be parsed, or the operator of `prepare` that
+            drops it.
         the raw columns, with the types of the configuration.
         label: float, 0 or 1.
-        user_key, item_key, group_key: strings, if the configuration names their columns.
-        event_time: µs UTC, if the configuration names its column.
+        user_key, item_key, group_key: strings, if the configuration sets their columns.
+        event_time: µs UTC, if the configuration sets its column.
     """
     rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
@@ -56,13 +56,12 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
-    # Reasons first, because they refer to raw columns, and a derived column may replace a raw one of the same
-    # name.
+    # Reasons are computed first: they read raw columns, which derived columns may replace.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 
 
 def _bad_key(table: RawTable, name: str) -> Column:
-    """The reason for rows whose id in this column breaks the rule of ids; null for others and for numbers."""
+    """The reason for rows whose id in this column violates the rule of etl/raw/ids.py; otherwise null."""
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")
@@ -95,22 +94,22 @@ def read_attributes(
     id_column: str | None = None,
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
-    """A table other than the log, such as attributes of users or items: its typed columns, one row per key.
+    """Reads a table other than the log, such as attributes of users or items, with one row per key.
 
-    It has seven parameters, because table, key, section and ids vary independently among its callers.
+    It has many parameters, because table, key, section and ids vary independently among its callers.
 
     Args:
         spark, config: of the run.
-        table: to read.
-        key: the column, or the columns, whose values must be unique.
-        section: of the configuration, for the remedy in an error.
+        table: the table to read.
+        key: the column or columns whose values must be unique.
+        section: the section of the configuration, for error messages.
         dt: the date of the table.
-        id_column: the column of ids of users or items, if there is one.
-        recorder: notes the file as an input of the run.
+        id_column: the column with ids of users or items; None if there is none.
+        recorder: records the file as an input of the run.
 
     Raises:
-        DataError: there is no file, rows do not parse, or ids break the rule of etl/raw/ids.py. Also if a key
-            is null or not unique, because a join would then multiply rows.
+        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/ids.py, or a key
+            is null or not unique, so that a join would multiply rows.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
@@ -134,7 +133,7 @@ def read_attributes(
     if checked["keys"] != checked["rows"]:
         key_names = ", ".join(keys)
         raise DataError(
-            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {key_names}; "
+            f"{raw.paths[0]}: {checked['rows']} rows have {checked['keys']} different values of {key_names}; "
             f"{_first_invalid_key(rows, keys)}",
             f"deliver exactly one row per {key_names}, none of them null",
         )
@@ -142,12 +141,12 @@ def read_attributes(
 
 
 def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
-    """Text that names the smallest key that is null or not unique."""
+    """A text with the smallest key that is null or not unique."""
     counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
     null = reduce(or_, (F.col(name).isNull() for name in keys))
     first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()
     values = {name: first[name] for name in keys} if first else {}
-    return f"the first that is null or occurs twice is {values}"
+    return f"the first value that is null or occurs twice is {values}"
 
 
 def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:
@@ -164,7 +163,7 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
 
 
 def _label(config: Config) -> tuple[Column, Column]:
-    """(label, whether the row has a valid one)."""
+    """Returns (label, whether the row has a valid label)."""
     raw = F.col(config.log.label.column)
     kinds = {column.name: column.type for column in config.log.columns}
     value = number_of(raw) if kinds[config.log.label.column] == "string" else raw.cast("double")

@@ -17,9 +17,9 @@ from etl.workflow.feature_plan import plan
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """One day's good rows: keys, label, raw columns, attributes and `_day`.
+    """Returns one day's good rows: keys, label, raw columns, attributes and `_day`.
 
-    If the splits are within one partition, the rows have a column `split` too.
+    If the log is split inside one partition, the rows also have a column `split`.
     """
     rows = good_rows(read_log(spark, config, raw))
     if config.split.by != "day":
@@ -41,10 +41,11 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
 
 
 def preparation(config: Config) -> dict[str, str]:
-    """Name → version of how rows are drawn or divided, for logs where an earlier release did it differently.
+    """Returns name → version of the method that draws or divides rows.
 
-    It is part of the inputs of workflows, profiles and feature partitions, so that those of that release are
-    written again. It is empty for all other logs, so that their partitions stay.
+    It is only set for logs for which an earlier release used another method. It is part of the inputs of
+    workflows, profiles and feature partitions, so that those of the earlier release are written again. For
+    all other logs it is empty, so their partitions remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     return {
@@ -54,9 +55,9 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 class PreparedRows:
-    """Day → its prepared rows. Each day is prepared once, because preparation counts the lines of each file.
+    """Returns the prepared rows of days. Each day is prepared only once, because this counts its lines.
 
-    If the splits are within one partition, its rows are persisted, because splits and joins take several
+    If the log is split inside one partition, its rows are persisted, because splits and joins need several
     passes.
     """
 

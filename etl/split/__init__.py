@@ -1,1 +1,1 @@
-"""Which rows are train, validation and test, and the negatives that are drawn for them."""
+"""Divides rows into train, validation and test, and draws negatives for them."""

@@ -1,4 +1,4 @@
-"""Draws unobserved items as negatives, for logs that record only what users chose."""
+"""Draws items without interaction as negatives, for logs that contain only positive rows."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from conf.types import SPLITS, Negatives
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
-# Part of the digest of prepared rows. Change it when the same log would give other negatives.
+# Part of the digest of prepared rows. Change it when the code would draw other negatives for the same log.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 
 
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
-    """Adds up to `per_positive` negatives per positive row: items that its user has no visible row with.
+    """Adds up to `per_positive` negatives per positive row: items for which the user has no visible row.
 
-    A row sees the rows of its split and of earlier splits: a train row sees the train split, a test row sees
-    all rows. So no held-out row changes the negatives of a train row. Rows without a column `split` (one day
-    of a log that is stored by day) see each other only.
+    For a row, the rows of its split and of earlier splits are visible: the train split for a train row, and
+    all rows for a test row. So validation and test rows do not change the negatives of a train row. If there
+    is no column `split` (one day of a log that is stored by day), all rows of the day are visible.
 
     Draw n of a row takes the item at index pmod(xxhash64(row_id, n, seed), number of visible items). Items
-    are ordered by the first split that has a row of them, then by item. The result depends only on the log
-    and the configuration. A draw is left out if its user has a visible row with the item.
+    are ordered by the first split in which they occur, then by item. The result depends only on the log and
+    the configuration. If the user has a visible row with the drawn item, the draw is skipped.
 
     A new row has label 0 and the columns of its positive row, except the item. `row_id` becomes
     row_id * (per_positive + 1) + n, with n = 0 for the rows of the log.
 
     Args:
-        rows: with keys, label and row_id.
+        rows: frame with keys, label and row_id.
         config: number of draws and seed.
         item_column: the raw column of the item key.
     """
@@ -84,7 +84,7 @@ def _split_number(rows: DataFrame) -> Column:
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """Number of items that a row sees: those whose first row is in its split `_since` or an earlier one."""
+    """Number of visible items: those whose first row is in the split `_since` or an earlier split."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
     visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])

@@ -19,14 +19,14 @@ from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 SPLIT = "split"
 # The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.
 DAY = "_day"
-# Part of the digest of prepared rows. Change it when the same log without times would be divided elsewhere.
+# Part of the digest of prepared rows. Change it when the code would divide the same log differently.
 CUT = "by rank of the kept rows"
 # Row ids are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
 _BLOCK_BITS = 16
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
-    """The days of each split for a run date, oldest first. Train days without a log are left out.
+    """Returns the days of each split for a run date, oldest first. Train days without a log are ignored.
 
     Raises:
         DataError: a validation or test day has no log, or fewer than `min_train_days` train days have one.
@@ -38,7 +38,7 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     missing = [day for day in later if not has_log(day)]
     if missing:
         raise DataError(
-            f"no raw log for {missing}, which run date {run_date} validates and tests on",
+            f"there is no raw log for {missing}, the validation and test days of run date {run_date}",
             "deliver these days",
         )
     present = [day for day in train if has_log(day)]
@@ -61,10 +61,10 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
 
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """Divides rows by event time, or by row_id if the log has no time. Rows of the same time stay together.
+    """Divides rows by event time, or by row_id if the log has no times. Equal times are in the same split.
 
-    Let rank be a row's index in this order, from 0. A row is train if rank <= (rows - 1) * train: the
-    percentile. Rows that were dropped before, such as quarantined ones, do not count.
+    Let rank be a row's index in this order, from 0. A row is in train if rank <= (rows - 1) * train, as for a
+    percentile. Rows that were dropped before, for example quarantined rows, have no rank.
 
     Raises:
         DataError: there are no rows.
@@ -72,7 +72,7 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     timed = EVENT_TIME in rows.columns
     cuts = _time_cuts(rows, config) if timed else _position_cuts(rows, config)
     if cuts is None:
-        raise DataError("the log holds no good row", "look at the quarantine for the reasons")
+        raise DataError("the log has no good row", "look at the quarantine for the reasons")
     first, second = cuts
     order = F.col(EVENT_TIME if timed else ROW_ID)
     split = F.when(order <= first, "train").when(order <= second, "validation").otherwise("test")
@@ -80,12 +80,12 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
 
 def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
-    """event_time (µs) of the last train row and of the last validation row: percentiles.
+    """Returns event_time (µs) of the last train row and of the last validation row, which are percentiles.
 
-    None without rows.
+    Returns None if there are no rows.
     """
     shares = [config.train, config.train + config.validation]
-    # Each row counts once. The accelerator supports frequencies of type long only.
+    # The frequency of each row is 1. The accelerator supports only frequencies of type long.
     once = F.lit(1).cast("bigint")
     cuts = F.percentile(EVENT_TIME, F.array(*(F.lit(share) for share in shares)), once)
     row = rows.agg(cuts.alias("cuts")).first()
@@ -93,10 +93,10 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
 
 
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
-    """row_id of the last train row and of the last validation row; None without rows.
+    """Returns row_id of the last train row and of the last validation row; None if there are no rows.
 
-    One pass counts the rows of each block of row ids. The rows of a block are read only if a cut is in the
-    block and some of its row ids are missing, because their rows were dropped.
+    One pass counts the rows of each block of row ids. The rows of a block are read only if a split ends in
+    the block, and some of its row ids are missing because their rows were dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(
@@ -126,11 +126,11 @@ def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:
-    """Leaves out the latest positives of each user.
+    """Uses the last two positives of each user for validation and test.
 
-    The rows from a user's last positive on are test. The rows from the positive before it on are validation.
-    All earlier rows are train. A user with one positive has no validation rows, and a user without one has
-    train rows only.
+    A user's last positive and all rows after it are test. The positive before it, and all rows from it to the
+    last positive, are validation. All earlier rows are train. A user with only one positive has no validation
+    rows, and a user without positives has only train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)

@@ -1,7 +1,7 @@
 """The keyed tables of all steps of one operator, computed in one pass over the training rows.
 
-A separate computation of each table would read the rows three times: for its statistics, for the bounds of
-its files, and for the statistics of all rows.
+If each table were computed separately, the rows would be read three times: for its statistics, for the key
+ranges of its files, and for the statistics over all rows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from etl.ops.base import Operator
 from etl.ops.keyed import GROUP, KEY
 from etl.raw.value_text import joined_column
 
-# Number of the table of all rows. It has one key, which is null.
+# Number of the table with the statistics over all rows. It has a single key, which is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
 
 @dataclass(frozen=True)
 class KeyedTables:
-    """`facts` of the operator, and the tables of its steps."""
+    """The keyed tables of an operator's steps, and its `facts` (see Operator.facts)."""
 
     grouped: DataFrame = field(repr=False)
     facts: dict[str, Any]
 
     def table(self, number: int) -> DataFrame:
-        """The table (key string, …) of the step at a position: one row per key."""
+        """Returns the table (key string, …) of the step at position `number`, one row per key."""
         statistics = [name for name in self.grouped.columns if name not in GROUP]
         return self.grouped.where(F.col(_TABLE) == number).select(F.col(_KEY).alias(KEY), *statistics)
 
@@ -40,14 +40,14 @@ class KeyedTables:
 def keyed_tables(
     rows: DataFrame, operator: Operator, keys: Sequence[Sequence[Column]]
 ) -> Iterator[KeyedTables]:
-    """The keyed tables of steps of one operator. They are in memory while the context lasts.
+    """Returns a context with the keyed tables of an operator's steps. It holds them in memory until it ends.
 
     Args:
-        keys: the inputs of each step over the rows. A row in which all of them are null is in no group of the
-            step.
+        keys: the input columns of each step. A row in which all inputs of a step are null is not used for
+            this step.
 
     Raises:
-        DataError: a value too large for exact sums.
+        DataError: a value is too large to compute exact sums.
     """
     grouped = operator.groups(
         _by_group(rows, [joined_column(inputs) for inputs in keys], operator.of_all_rows)
@@ -61,7 +61,7 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Repeats each row for each of its keys that is not null and, with `with_all_rows`, once for all rows."""
+    """Repeats each row once per key that is not null and, with `with_all_rows`, once for the total."""
     groups = [
         F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))
         for number, key in enumerate(keys)

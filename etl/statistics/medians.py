@@ -1,4 +1,4 @@
-"""Exact medians of many columns: values are counted and sorted over all tasks, and no task holds them all."""
+"""Exact medians of many columns. Values are counted and sorted by all tasks; no task needs all values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 
 
 def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, float | None]:
-    """Name → the lower median of an expression.
+    """Returns name → the lower median of the expression.
 
-    It is the least value that at least half of the values do not exceed. Nulls are left out. The median is
-    None where no value is left. The driver collects one number per task and column.
+    The lower median is the smallest value v such that at least half of the values are <= v. Nulls are
+    ignored. The median is None if all values are null. The driver collects one number per task and column.
     """
     if not values:
         return {}
@@ -50,7 +50,7 @@ def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
 
 def _values_at(ranged: DataFrame, targets: list[tuple[int, int, int]]) -> dict[int, float]:
-    """Column → the value at a position within one part of its sorted values."""
+    """Returns column → the value at the target position within one part of its sorted values."""
     positions = ranged.sparkSession.createDataFrame(targets, "column int, part int, position long")
     until = Window.partitionBy("column").orderBy("value").rowsBetween(Window.unboundedPreceding, 0)
     running = ranged.join(F.broadcast(positions), ["column", "part"]).withColumn(

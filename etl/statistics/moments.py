@@ -1,12 +1,13 @@
-"""Exact mean and variance of many columns in one pass. The order of rows and partitions does not change them.
+"""Exact mean and variance of many columns in one pass, independent of the order of rows and partitions.
 
-Floating-point sums depend on their order, and statistics enter digests. So values are rounded to multiples of
-2**-24 (6e-8) and summed as integers, which is exact. The division comes last, and is one of integers too.
+Floating-point sums depend on the order of addition. But statistics are part of digests, so they must be
+reproducible. So values are rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. Sums are
+divided at the end, also as integers.
 
-Sums of squares need more digits than a decimal has. So a number is divided into three parts of 31 bits: x =
-upper * 2**62 + high * 2**31 + low, in units of 2**-24. The upper part is 0 below 2**38. The sums are those of
-the parts, and of the halves of their products. Within a partition they are long integers, which cannot
-overflow there. Over the partitions they are decimals.
+Sums of squares need more digits than Spark's decimal type has. So a number is divided into three parts of
+31 bits: x = upper * 2**62 + high * 2**31 + low, in units of 2**-24. The upper part of numbers below 2**38 is
+0. Each product of two parts is divided into two halves. The parts and these halves are summed separately: as
+64-bit integers within a partition, where they cannot overflow, and as decimals over the partitions.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from conf.errors import DataError
 from etl.ops.base import Moments
 
 _UNITS = 2**24
-_LIMIT = 2.0**69  # below it, the upper part of a value has 31 bits; every 64-bit integer is
+_LIMIT = 2.0**69  # below it, the upper part fits in 31 bits; all 64-bit integers are below it
 _UPPER = 2.0**38  # unit of the upper part: 2**62 units of 2**-24
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _PRODUCTS = ("upper_upper", "upper_high", "upper_low", "high_high", "high_low", "low_low")
-# The sums of one column: of its three parts, and of the halves of their products.
+# The sums of one column: sums of its three parts, and of the halves of their products.
 _SUMS = ["upper", "high", "low", *(f"{product}_{half}" for product in _PRODUCTS for half in ("high", "low"))]
 
 
 def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, Moments]:
-    """Moments of several expressions, in one aggregation.
+    """Computes the moments of several expressions in one aggregation.
 
     Args:
         rows: the training rows.
-        values: name → numeric expression over `rows`; nulls are left out.
+        values: name → numeric expression over `rows`; nulls are ignored.
 
     Raises:
-        DataError: a value is NaN, infinite or at least 2**69 in size, so that exact sums would overflow.
+        DataError: a value is NaN or infinite, or its absolute value is 2**69 or more.
     """
     if not values:
         return {}
-    # Several selects, because Spark would repeat a value's whole expression wherever it is used: dozens of
-    # times.
+    # Several selects, because in a single one Spark would repeat the expression of a value at each of its
+    # dozens of uses.
     reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
-    # A cast rounds towards zero, so the rest has the sign of the value, and no digit is lost.
+    # A cast rounds towards zero, so the remainder has the sign of the value, and no digit is lost.
     with_upper = reals.select(
         "*",
         *(
@@ -95,7 +96,7 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
 @dataclass(frozen=True)
 class ExactSums:
-    """Number of rows, and the sums of their values and of the squares, in units of 2**-24.
+    """Number of rows, sum of their values in units of 2**-24, and sum of the squares in units of 2**-48.
 
     Sums of parts of the rows can be added in any order.
     """
@@ -108,12 +109,12 @@ class ExactSums:
         return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
-        """Mean and deviation of the rows."""
+        """Mean and standard deviation of the rows."""
         return _moments(self.rows, self.total, self.squares)
 
 
 def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSums:
-    """The sums of (n,) float64 values that occur (n,) `counts` times. NaN is not allowed.
+    """The sums of (n,) float64 values, of which value i occurs counts[i] times. NaN is not allowed.
 
     Raises:
         DataError: as for measure_moments.
@@ -126,7 +127,7 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     parts = {"upper": upper.astype(np.int64), "high": units >> _HALF_BITS, "low": units & (_HALF - 1)}
 
     def total(numbers: np.ndarray) -> int:
-        """Exact: halves of 31 bits times counts have at most 63 bits; Python's integers hold the sum."""
+        """The exact sum: each product has at most 63 bits, and Python's integers do not overflow."""
         most, least = numbers >> _HALF_BITS, numbers & (_HALF - 1)
         return sum((most * counts).tolist()) * _HALF + sum((least * counts).tolist())
 
@@ -136,12 +137,12 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
 
 
 def _sum(parts: Mapping[str, int]) -> int:
-    """A sum of values, in units, from the sums of their parts."""
+    """The sum of the values, in units of 2**-24, from the sums of their parts."""
     return parts["upper"] * _HALF**2 + parts["high"] * _HALF + parts["low"]
 
 
 def _squares(products: Mapping[str, int]) -> int:
-    """A sum of squares, in units, from the sums of products: (u * h**2 + v * h + w)**2 for h = 2**31."""
+    """The sum of the squares from the sums of products: (u * h**2 + v * h + w)**2 with h = 2**31."""
     return (
         products["upper_upper"] * _HALF**4
         + 2 * products["upper_high"] * _HALF**3
@@ -153,13 +154,13 @@ def _squares(products: Mapping[str, int]) -> int:
 
 def _unfit(name: str, count: int) -> DataError:
     return DataError(
-        f"{name} holds {count} values that are NaN or at least 2**69 (5.9e20) in size",
+        f"{name} has {count} values that are NaN, or whose absolute value is 2**69 (5.9e20) or more",
         "put clip or log1p before normalize",
     )
 
 
 def _halves(number: Column) -> tuple[Column, Column]:
-    """(h, l) with number = h * 2**31 + l. Both have 31 bits for a number of 62 bits; h has the sign."""
+    """Returns (h, l) with number = h * 2**31 + l. A number of 62 bits has halves of 31 bits; h is signed."""
     return F.shiftright(number, _HALF_BITS), number.bitwiseAND(F.lit(_HALF - 1))
 
 

@@ -1,4 +1,4 @@
-"""Statistics of the training rows for the steps of chains: one pass over the rows for each kind."""
+"""Statistics of the training rows for the steps of chains, with one pass over the rows per kind."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class StepInputs:
     """A step that needs statistics, with its inputs as columns of the training rows.
 
     Attributes:
-        key: unique in a round of the fit; errors show it.
-        values: an expression over the rows for each input.
-        types: of the inputs.
-        cardinality: embedding rows of the ids that the first input holds; None where it holds no ids.
+        key: a name for the step, unique in a round of the fit; error messages contain it.
+        values: one expression over the rows per input.
+        types: the type of each input.
+        cardinality: number of embedding rows, if the first input has ids; otherwise None.
     """
 
     key: str
@@ -34,10 +34,10 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Key → statistics, for steps that need moments, aggregates or a median.
+    """Returns key → statistics, for steps that need moments, aggregates or a median.
 
     Raises:
-        DataError: a value is too large for exact moments.
+        DataError: a value is too large to compute exact moments.
     """
     by_need: dict[str, list[StepInputs]] = {}
     for inputs in steps:
@@ -61,7 +61,7 @@ def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
 
 
 def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:
-    """Key → name of an aggregate → its value; all in one aggregation."""
+    """Returns key → name of an aggregate → its value. All are computed in one aggregation."""
     columns: list[Column] = []
     names: list[tuple[str, str]] = []
     for inputs in steps:
@@ -79,5 +79,5 @@ def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[
 
 
 def day_number(day: Column) -> Column:
-    """Days since 1970-01-01 of an ISO date."""
+    """The number of days from 1970-01-01 to an ISO date."""
     return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))

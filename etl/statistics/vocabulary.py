@@ -1,4 +1,4 @@
-"""Vocabularies: value → id for each categorical column, from one pass; an extension moves no id."""
+"""Vocabularies: value → id for each categorical column, from one pass. An extension never changes an id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etl.raw.value_text import text_column
 
 @dataclass(frozen=True)
 class IdRule:
-    """Which values of a vocabulary get an id: those that occur `min_count` times, at most `max_size`."""
+    """Values that occur at least `min_count` times get an id, but at most `max_size` values do."""
 
     min_count: int
     first_id: int
@@ -22,14 +22,14 @@ class IdRule:
 
 
 def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
-    """(column, value, count, last_seen) for each value, from one pass over the rows for all columns.
+    """Counts the values of all columns in one pass, and returns (column, value, count, last_seen).
 
     The shuffle is keyed by (column, value), so the values of a large column are spread over all tasks. Nulls
-    are left out.
+    are not counted.
 
     Args:
-        values: (vocabulary, value, whether the value is a list).
-        day: the row's day, in days since 1970-01-01.
+        values: (name of the vocabulary, expression of the value, whether the value is a list).
+        day: the day of the row, in days since 1970-01-01.
     """
     cells = [
         F.array(F.struct(F.lit(name).alias("column"), text_column(value).alias("value")))
@@ -58,12 +58,14 @@ def _named(name: str) -> Any:
 
 
 def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
-    """Cumulative counts: (column, value, id, count, last_seen), where values only in `new` have a null id.
+    """Adds new counts to known ones, and returns (column, value, id, count, last_seen).
+
+    Values that occur only in `new` have a null id.
 
     Args:
-        known: (column, value, id, count, last_seen) of the vocabulary to extend, rare values with a null id
-            included.
-        new: (column, value, count, last_seen) of days not counted yet.
+        known: (column, value, id, count, last_seen) of the vocabulary to extend. It includes rare values,
+            which have a null id.
+        new: (column, value, count, last_seen) of days that are not counted yet.
     """
     without_id = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
     return (
@@ -77,19 +79,20 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
 def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
     """Assigns ids to values that have none and occur often enough: (column, value, id, count, last_seen).
 
-    New ids follow the highest id of the column, or start at its first id. They are assigned by descending
-    count, ties by value in UTF-8 order. Values below `min_count`, or beyond `max_size`, keep a null id. A
-    later extension adds to their counts.
+    New ids continue after the highest id of the column, or start at the rule's first id. They are assigned by
+    descending count; values with equal counts are sorted by their UTF-8 bytes. Values with fewer than
+    `min_count` occurrences, and values beyond `max_size`, keep a null id. A later extension adds to their
+    counts.
 
     Args:
-        counts: (column, value, id, count, last_seen); id null for values without one.
+        counts: (column, value, id, count, last_seen). The id is null for values without an id.
     """
     marked = counts.withColumn(
         "is_new",
         F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
     )
     by_column = Window.partitionBy("column")
-    # Only values with a new id are ranked, so that no partition of the window holds a whole raw vocabulary.
+    # Only values that may get a new id are ranked, so that no window partition has to hold all values.
     ranked = (
         marked.where("is_new")
         .withColumn("rank", F.row_number().over(by_column.orderBy(F.desc("count"), F.asc("value"))))
@@ -113,7 +116,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
 
 
 def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
-    """A value of the rule of the row's column. Columns with equal values share a branch."""
+    """One parameter of the rule for the row's column. Columns with equal parameters share a branch."""
     branches: dict[Any, list[str]] = {}
     for name, rule in rules.items():
         branches.setdefault(value(rule), []).append(name)
@@ -121,7 +124,7 @@ def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
-    """Vocabulary → number of entries, highest id, and occurrences with and without an id.
+    """Returns vocabulary → number of entries, highest id, and number of occurrences with and without an id.
 
     The driver collects one row per vocabulary.
     """

@@ -1,7 +1,7 @@
 """The click-log generator: users and items, impressions, and clicks whose best possible AUC is known.
 
-A day depends only on (seed, sizes, date). It has the same bytes if it is generated alone, again or by other
-workers. Read the modules in this order: columns, click (the probability), world (users and items),
+A day depends only on (seed, sizes, date). It has the same bytes whenever, and by any worker, it is
+generated. Read the modules in this order: columns, click (the probability), world (users and items),
 impressions (who sees what), layout and damage (rows to lines), summary (counts), files, generate.
 
 A criteo row is the label (1 for a click), then the columns in the order below, separated by tabs. Rows are in

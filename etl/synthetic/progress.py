@@ -1,4 +1,4 @@
-"""Logs how many tasks of a running Spark job are done."""
+"""Logs how many tasks of a running Spark job have finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def task_progress(spark: SparkSession, tasks: int, unit: str) -> Iterator[None]:
     Args:
         spark: the session. The block must run one job.
         tasks: number of the job's tasks.
-        unit: what a task is called in the log.
+        unit: the word for tasks in the log message.
     """
     context = spark.sparkContext
     group = f"{unit} {uuid.uuid4().hex}"

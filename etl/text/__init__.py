@@ -1,1 +1,1 @@
-"""Days of text in two passes: Python workers open the raw files and read one file split per task."""
+"""Processes days of text in two passes. Python workers open the raw files; a task reads one file split."""

@@ -32,11 +32,11 @@ class EncodeTask:
     """One file split to encode.
 
     Attributes:
-        file_split: to read.
+        file_split: the file split to read.
         first_row: row_id of its first line.
-        features_file: path for its features. Each attempt at the task adds a part of its own to the name
-            (storage.publish.own_path).
-        scratch: name that the scan pass saved the parsed split under, if it did.
+        features_file: path of the file to write. Each attempt at the task adds a different part to the
+            name (storage.publish.own_path).
+        scratch: name under which the scan pass saved the parsed split; None if it did not save it.
     """
 
     file_split: FileSplit
@@ -47,7 +47,7 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What all tasks share: layout, fitted chains and their tables, and the columns to write."""
+    """Data that all tasks need: layout, fitted chains and their tables, and the columns to write."""
 
     layout: FileLayout
     chains: tuple[FittedChain, ...]
@@ -59,7 +59,7 @@ class Encoding:
     def schema(self) -> pa.Schema:
         """Columns of the feature table, in order.
 
-        Model inputs that are no lists are declared as never null, because Parquet decodes such columns
+        Model inputs other than lists are declared as not nullable, because Parquet decodes such columns
         faster.
         """
         dtypes = {feature.name: FEATURE_ARROW_TYPES[feature.dtype] for feature in self.spec.features}
@@ -71,16 +71,16 @@ class Encoding:
 
 
 def encode_splits(spark: SparkSession, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
-    """Writes one Parquet file per task and returns their paths in the order of the tasks. Publishes nothing.
+    """Writes one Parquet file per task and returns their paths in the order of the tasks. Does not publish.
 
-    Rows are dealt round-robin over the row groups of a file, so that each group is a fair sample of it.
+    Rows are distributed round-robin over the row groups of a file, so each group is a sample of the file.
     """
     sent = tuple(tasks)
     return collect_results(spark, len(sent), lambda index: encode_file_split(sent[index], encoding))
 
 
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
-    """Writes the features of one file split in a worker, to a file of this attempt, and returns its path.
+    """Runs in a worker: writes the features of one file split to a new file, and returns its path.
 
     Raises:
         DataError: a feature is null.
@@ -110,7 +110,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
 def _parsed_blocks(
     task: EncodeTask, layout: FileLayout, needed: Sequence[str]
 ) -> Iterator[tuple[int, ParsedBlock]]:
-    """(row_id of its first line, block): the saved block of the scan pass, or the split parsed again."""
+    """Yields (row_id of the first line, block): the block of the scan pass, or newly parsed blocks."""
     saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
     if saved is not None:
         yield task.first_row, saved

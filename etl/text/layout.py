@@ -1,4 +1,4 @@
-"""FileLayout: how the lines of a log become rows. It holds what workers need of the configuration."""
+"""FileLayout: the part of the configuration that workers need to convert the lines of a log to rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FileLayout:
 
     Attributes:
         columns: the raw columns of the configuration.
-        positions: the index of each column's field in a line.
+        positions: for each column, the index of its field in a line.
         width: number of fields in a line.
         separator: one ASCII character.
         header: whether each file begins with a line of column names.

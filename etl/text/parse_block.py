@@ -1,7 +1,7 @@
-"""Parses a block of lines into typed, dictionary-encoded columns, and gives each other line a reason.
+"""Parses a block of lines into typed, dictionary-encoded columns. Rejected lines get a reason.
 
 The compiled scanner (etl/native/scan.py) finds the fields. This module checks types, once per distinct value.
-Rows and reasons equal those of the sql engine.
+The sql engine returns the same rows and reasons.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ParsedBlock:
         lines: number of lines in the block.
         row_lines: (n,) int64, the line of each good row in the block, from 0.
         columns: raw column → dictionary array of n values (int64, double or string). Also `label` (float),
-            and where the log has them `user_key`, `item_key`, `group_key` (dictionaries of strings) and
+            and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of strings) and
             `event_time` (int64 µs).
-        counts: raw column → number of rows of each value of its dictionary. Empty for a block with a rejected
-            line.
-        rejected: (line in the block, reason, text) of every other line, those that `filter` or `dropna` drops
-            included.
+        counts: raw column → number of rows of each value of its dictionary. Empty if the block has a
+            rejected line.
+        rejected: (line in the block, reason, text) of every line that is not a row, including lines that
+            `filter` or `dropna` drops.
     """
 
     bytes: int
@@ -74,9 +74,8 @@ def parse_block(
 
     Args:
         block: lines that end with LF. The last one may lack it.
-        layout: of the log.
-        wanted: the string columns to return. Numeric columns are always parsed, because their values must be
-            valid.
+        layout: the layout of the log.
+        wanted: the string columns to return. Numeric columns are always parsed, to check their values.
         header: whether the first line is a header and not a row.
     """
     parsed = [column for column in layout.columns if column.type != "string" or column.name in wanted]
@@ -121,9 +120,9 @@ def parse_block(
 
 
 def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
-    """A dictionary array of these values.
+    """Returns a dictionary array of these values, without nulls in the dictionary.
 
-    Rows of a null value are null, because Arrow cannot unify null values.
+    Rows whose value is null become null themselves, because Arrow cannot unify dictionaries with nulls.
     """
     if not values.null_count:
         return pa.DictionaryArray.from_arrays(indices, values)
@@ -162,14 +161,14 @@ def _nulls(array: pa.Array) -> np.ndarray:
 
 
 def _by_row(encoded: pa.DictionaryArray, by_code: pa.Array) -> pa.Array:
-    """Results by distinct value → results by row."""
+    """Converts results per distinct value to results per row."""
     return by_code.take(encoded.indices)
 
 
 def _derived_columns(
     columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
 ) -> dict[str, pa.Array]:
-    """label, keys and event_time. A row that cannot have one gets a reason."""
+    """Computes label, keys and event_time. If one of them cannot be computed, the row gets a reason."""
     derived = {LABEL: _label(columns, layout, reasons)}
     for key, column in raw_keys(layout.keys).items():
         encoded = columns[column]
@@ -190,7 +189,7 @@ def _label(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowRea
     name, threshold = layout.label.column, layout.label.positive_at_least
     encoded = columns[name]
     values = encoded.dictionary
-    # The text of a label may be no number; it is null then.
+    # If the text of a label is not a number, the label is null.
     numbers = floats(values) if pa.types.is_string(values.type) else values.cast(pa.float64(), safe=False)
     valid = pc.is_in(numbers, value_set=pa.array([0.0, 1.0])) if threshold is None else numbers.is_valid()
     positive = pc.greater_equal(numbers, 1.0 if threshold is None else float(threshold))
@@ -202,7 +201,7 @@ def _label(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowRea
 def _event_time(
     columns: Mapping[str, pa.Array], column: str, microseconds: int, reasons: _RowReasons
 ) -> pa.Array:
-    """(n,) int64 µs; a time whose µs do not fit into 64 bits is null."""
+    """Returns (n,) int64 µs. A time whose µs do not fit into 64 bits is null."""
     encoded = columns[column]
     instants = encoded.dictionary.cast(pa.int64(), safe=False)
     last = (2**63 - 1) // microseconds

@@ -1,8 +1,8 @@
-"""Parsed file splits on a worker's local disk. They save the encode pass a second parse.
+"""Stores parsed file splits on a worker's local disk, so that they are not parsed again in the encode pass.
 
-The encode pass parses a split again if its file is not there: another machine parsed it, the file was lost,
-or the disk was nearly full. The files are in Spark's local directories, which Spark deletes with the
-application. `load` deletes a file when it has read it.
+If the file of a split does not exist, the encode pass parses the split again. This happens if another machine
+parsed it, the file was lost, or the disk was nearly full. The files are in Spark's local directories, which
+Spark deletes when the application ends. `load` deletes a file after reading it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pyarrow as pa
 from etl.text.parse_block import ParsedBlock
 
 _ROW_LINES, _LINES = "nightrank.places", b"nightrank.lines"
-# Below this free share of the disk nothing is written, because Spark needs the rest for its shuffles.
+# If a smaller share of the disk is free, nothing is written, because Spark needs the space for shuffles.
 _MIN_FREE_SHARE = 0.2
 
 
 def save(name: str, block: ParsedBlock) -> None:
-    """Writes a parsed block under a name. Does nothing where the disk is nearly full or the write fails."""
+    """Writes a parsed block under a name. Does nothing if the disk is nearly full or the write fails."""
     path = _path(name)
     if path is None:
         return
@@ -33,7 +33,7 @@ def save(name: str, block: ParsedBlock) -> None:
     arrays = {_ROW_LINES: pa.array(block.row_lines), **block.columns}
     batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
     schema = batch.schema.with_metadata({_LINES: str(block.lines).encode()})
-    # Another attempt at the task may run on the same machine, so the file has the process in its name.
+    # Another attempt at the task may run on the same machine, so the name contains the process id.
     written = path.with_suffix(f".{os.getpid()}")
     try:
         with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -44,9 +44,9 @@ def save(name: str, block: ParsedBlock) -> None:
 
 
 def load(name: str, columns: set[str]) -> ParsedBlock | None:
-    """The block that `save` wrote under a name, without its rejected lines, and deletes its file.
+    """Reads and deletes the block that `save` wrote under a name. It has no rejected lines.
 
-    None if there is no such file, it is incomplete, or it lacks one of these columns.
+    Returns None if the file does not exist, is incomplete, or lacks one of these columns.
     """
     path = _path(name)
     if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Publishes what the scan pass found in a day: its quarantine and its value counts."""
+"""Publishes the results of the scan pass for a day: its quarantine and its value counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScannedDay:
     Attributes:
         raw: the day's files.
         splits: task → its file split, in the order of the day's lines.
-        summaries: task → its summary; also those of other days.
+        summaries: task → its summary. Tasks of other days are included.
     """
 
     raw: RawFiles
@@ -67,7 +67,7 @@ class ScannedDay:
 def publish_quarantine(
     config: Config, partition: Partition, day: ScannedDay, scanned: DataFrame, inputs: Mapping[str, str]
 ) -> None:
-    """Publishes the lines of a day that do not parse, with their line numbers.
+    """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
     Args:
         config: of the run.
@@ -110,7 +110,7 @@ def publish_quarantine(
 def publish_counts(
     config: Config, partition: Partition, day: ScannedDay, attempt: str, inputs: Mapping[str, str]
 ) -> None:
-    """Publishes the files of value counts that the summaries of a day name.
+    """Publishes the files of value counts that the summaries of a day refer to.
 
     Args:
         config: of the run.

@@ -1,7 +1,7 @@
-"""The scan pass: parses every line of some days once, counts values, and returns the rejected lines.
+"""The scan pass parses every line of the given days once, counts values, and returns rejected lines.
 
-Each task reads one file split. It writes the value counts of the split as Parquet, and returns what the
-driver needs for quarantine and line numbers.
+Each task reads one file split. It writes the value counts of the split as Parquet. It returns rejected lines
+and numbers of lines, which the driver needs for the quarantine and for row_ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from etl.value_counts.count_files import write_counts
 from spark.tasks import run_tasks
 from storage.feature_spec import LABEL
 
-# Number of blocks whose counts are held before they are merged. It bounds the memory of a task.
+# Number of blocks whose counts a task holds before it merges them. It limits the memory of a task.
 _MERGE_EVERY = 8
 
 
@@ -34,10 +34,10 @@ class ScanTask:
     """One file split to scan.
 
     Attributes:
-        file_split: to read.
-        counts_file: path for its value counts. Each attempt at the task adds a part of its own to the name.
-        buckets: number of hash buckets that its value counts are divided into.
-        scratch: name to save the parsed split under; None to save nothing.
+        file_split: the file split to read.
+        counts_file: path for its value counts. Each attempt at the task adds a different part to the name.
+        buckets: number of hash buckets into which its value counts are divided.
+        scratch: name under which to save the parsed split; None to save nothing.
     """
 
     file_split: FileSplit
@@ -53,7 +53,7 @@ class SplitSummary:
     Attributes:
         lines: number of its lines.
         good: number of good rows.
-        dropped: reason → number of lines that are no good rows.
+        dropped: reason → number of lines that are not good rows.
         values: column → number of its distinct values.
         file: path of its value counts.
     """
@@ -80,10 +80,11 @@ _ARROW_SCHEMA = pa.schema(
 def scan_splits(
     spark: SparkSession, tasks: Sequence[ScanTask], layout: FileLayout, counted: Sequence[str]
 ) -> DataFrame:
-    """A row (task, summary) per task, and a row (task, line in the split, reason, text) per rejected line.
+    """Returns one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
 
-    Each evaluation writes the files of value counts again, under new names. Persist the frame before you use
-    it twice, and publish the files that the summaries name.
+    `line` is the index of the line in its split. Each evaluation of the frame writes the files of value
+    counts again, under new names. So persist the frame before using it twice, and publish the files that the
+    summaries refer to.
 
     Args:
         spark: the session.
@@ -106,7 +107,7 @@ def collect_summaries(scanned: DataFrame) -> dict[int, SplitSummary]:
 def scan_file_split(
     index: int, task: ScanTask, layout: FileLayout, counted: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Scans one file split in a worker: batches of rejected lines, and the batch of the summary last."""
+    """Scans one file split in a worker. Yields batches of rejected lines, then a batch with the summary."""
     lines, good, dropped = 0, 0, Counter[str]()
     counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
@@ -136,7 +137,7 @@ def scan_file_split(
 
 
 def starts_file(file_split: FileSplit, lines_before: int) -> bool:
-    """Whether the next block of a split begins its file. The first line of a file may be a header."""
+    """Whether the next block of a split is at the start of its file, so its first line may be a header."""
     return file_split.start == 0 and lines_before == 0
 
 
@@ -198,13 +199,13 @@ class _ValueCounter:
         self._counts = [counts]
 
     def result(self) -> tuple[pa.Array, np.ndarray]:
-        """(n distinct values as texts, (n,) their counts). Null is the last value, if it occurs."""
+        """Returns (n distinct values as texts, (n,) their counts). If null occurs, it is the last value."""
         if not self._parts:
             return pa.array([], pa.string()), np.zeros(0, np.int64)
         if len(self._parts) > 1:
             self._merge()
         values, counts = text_array(self._parts[0].dictionary), self._counts[0]
-        # A value of a rejected row may be in the dictionary of its block without a good row.
+        # A dictionary may contain values that occur only in rejected rows.
         if not (counts > 0).all():
             codes = np.flatnonzero(counts > 0)
             values, counts = values.take(pa.array(codes)), counts[codes]

@@ -1,6 +1,6 @@
-"""Days of text in two passes.
+"""Processes days of text in two passes.
 
-The scan pass gives quarantine and value counts. The encode pass gives features, after the fit.
+The scan pass writes quarantine and value counts. After the fit, the encode pass writes the features.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _ScannedSplit:
 
 
 def text_passes_apply(spark: SparkSession, config: Config) -> bool:
-    """Whether Python workers can read the days' files themselves.
+    """Whether Python workers can read the days' files themselves, without Spark frames.
 
-    They can for text with one partition per day and nothing to join or draw. All other logs go through Spark
-    frames: those with attributes, negatives, operators that change rows, or splits within a partition, and
-    those on HDFS, which Spark's Hadoop client reads. Without the compiled scanner all logs go through frames.
+    They can if the log is text with one partition per day. Spark frames are necessary for logs with
+    attributes, negatives, operators that change rows, or splits inside a partition, and for logs on HDFS,
+    which only Spark's Hadoop client can read. Without the compiled scanner, all logs are read as frames.
     """
     applies = (
         choose_engine(spark, config.workflow.engine) == "arrow"
@@ -83,12 +83,14 @@ class TextPasses:
         self._spark, self._config, self._lake = spark, config, lake
         self._plan: Plan = plan(config)
         self._splits: dict[str, list[_ScannedSplit]] = {}
-        self._scratch: dict[FileSplit, str] = {}  # of the splits that this run scanned
+        self._scratch: dict[
+            FileSplit, str
+        ] = {}  # file split → name of its saved block, for splits that this run scanned
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Day → counts of its rows.
+        """Scans the days if necessary, and returns day → counts of its rows.
 
-        Days that are not scanned yet are read in one job, and their tables published.
+        Days that are not scanned yet are read in one job, and their tables are published.
         """
         missing = [raw for raw in days if not self._is_scanned(raw)]
         if missing:
@@ -112,21 +114,21 @@ class TextPasses:
         return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
-        """Whether the values of all these columns are counted. Those of `float` columns are not."""
+        """Whether the values of all these columns are counted. Values of `float` columns never are."""
         return {column.name for column in columns} <= set(self._counted_columns())
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Per scanned day: column (and the label) → the summary of its values."""
+        """Returns, for each scanned day, column → summary of its values. The label counts as a column."""
         return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Column of type `string` → its values on a scanned day against the training days."""
+        """Returns text column → its values on a scanned day compared with the training days."""
         return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Whether workers can compute all chains: none needs frames, and all tables fit into their memory."""
+        """Whether workers can compute all chains: no chain needs frames, and all tables fit in memory."""
         return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
 
     def encode_days(
@@ -135,7 +137,7 @@ class TextPasses:
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Publishes the feature partitions of scanned days, which one job writes.
+        """Writes the feature partitions of scanned days in one job, and publishes them.
 
         Args:
             workflow: computes the features.
@@ -223,8 +225,8 @@ class TextPasses:
             for day in scanned_days:
                 partition = self._lake.quarantine.partition(day.raw.dt)
                 publish_quarantine(self._config, partition, day, scanned, self._inputs(day.raw)[0])
-            # When an executor is lost, Spark evaluates `scanned` again and writes files of counts under other
-            # names. The files that the summaries name stay as they are.
+            # When an executor is lost, Spark evaluates `scanned` again and writes files of counts under new
+            # names. It never changes the files that the summaries refer to.
             for day in scanned_days:
                 partition = self._lake.value_counts.partition(day.raw.dt)
                 publish_counts(self._config, partition, day, attempts[day.raw.dt], self._inputs(day.raw)[1])

@@ -1,1 +1,1 @@
-"""Files of value counts for each day, and the statistics that are computed from them without reading rows."""
+"""Value counts of each day, and statistics that are computed from these counts instead of from rows."""

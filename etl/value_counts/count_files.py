@@ -1,7 +1,7 @@
 """Files of value counts: how often each value of each column occurs in one file split of a day.
 
-A file has a row group for each column. Where the day is large, it has one for each hash bucket of a column.
-The footer says which row group is which, so a task that merges one bucket of a column reads nothing else.
+A file has one row group per column. If the day is large, it has one row group per hash bucket of a column.
+The footer maps (column, bucket) to row groups, so a task that merges one bucket reads only its row group.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 _GROUPS = b"nightrank.groups"  # footer: JSON of (column, bucket, buckets) by row group
-# Lengths and counts are stored as differences, which is smaller and faster than plain pages.
+# Lengths and counts are stored as differences, which is smaller and faster to read than plain encoding.
 _ENCODINGS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
-# Most bytes of text whose counts are in one bucket of a day.
+# Maximum size of a day's raw text per hash bucket.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The values whose hash is `index` modulo `of`, a power of two. Bucket 5 of 8 lies in bucket 1 of 4."""
+    """A hash bucket: the values whose hash modulo `of` is `index`.
+
+    `of` is a power of two, so buckets are nested: bucket 5 of 8 is a part of bucket 1 of 4.
+    """
 
     index: int = 0
     of: int = 1
@@ -40,7 +43,7 @@ class Bucket:
         return self.index % least == other.index % least
 
     def holds(self, values: pa.StringArray) -> np.ndarray:
-        """(n,) whether each of n strings is in the bucket."""
+        """Returns (n,) bool: whether each of the n strings is in the bucket."""
         return np.asarray(buckets_of(values, self.of) == self.index)
 
 
@@ -48,7 +51,7 @@ ALL = Bucket()
 
 
 def buckets_for(size: int, most: int) -> int:
-    """The power of two that divides `size` into parts of at most `most`, or MAX_BUCKETS if it is smaller."""
+    """The smallest power of two with size / result <= most, but at most MAX_BUCKETS."""
     needed = max(1, -(-size // most))
     return min(MAX_BUCKETS, 1 << (needed - 1).bit_length())
 
@@ -56,11 +59,11 @@ def buckets_for(size: int, most: int) -> int:
 def write_counts(
     path: str, counts: Mapping[str, tuple[pa.StringArray, np.ndarray]], buckets: int
 ) -> tuple[str, dict[str, int]]:
-    """Writes one file; (its path, column → rows).
+    """Writes one file, and returns its path and column → number of rows.
 
     Args:
-        path: each attempt adds a different part to the file's name (storage.publish.own_path).
-        counts: column → (n different values, their (n,) counts). Null is the last value, where it occurs.
+        path: path of the file. Each attempt adds a different part to the name (storage.publish.own_path).
+        counts: column → (n different values, their (n,) counts). If null occurs, it is the last value.
         buckets: the number of hash buckets of each column.
     """
     groups: list[tuple[str, Bucket, pa.StringArray, np.ndarray]] = []
@@ -90,12 +93,12 @@ def write_counts(
 def _by_bucket(
     values: pa.StringArray, counts: np.ndarray, buckets: int
 ) -> list[tuple[Bucket, tuple[pa.StringArray, np.ndarray]]]:
-    """(bucket, (values, counts)) of the buckets that have a value. Null is in the first bucket."""
+    """Returns (bucket, (values, counts)) for each bucket that is not empty. Null is in the first bucket."""
     if not len(values):
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # Null is the last value, where it occurs, and has the hash of the empty text.
+    # If null occurs, it is the last value. Its hash is that of the empty text, so its bucket is set here.
     of_value = buckets_of(values, buckets)
     if values.null_count:
         of_value[-1] = 0
@@ -109,7 +112,7 @@ def _by_bucket(
 
 
 def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.StringArray, np.ndarray, int]:
-    """(n values without null, their (n,) counts, number of nulls) of a column, or of a bucket of it."""
+    """Returns (n values without null, their (n,) counts, number of nulls) of a column or of one bucket."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         parquet = pq.ParquetFile(source)

@@ -1,8 +1,8 @@
-"""Statistics for a fit from the value counts of the training days, without a pass over rows.
+"""Computes the statistics for a fit from the value counts of the training days, without reading rows.
 
-One task merges the counts of a column. A vocabulary with very many values is merged by one task per hash
-bucket. These tasks write the rare values, and pass the values that may get an id to one task that assigns the
-ids.
+Normally, one task merges the counts of a column. If a vocabulary has very many values, one task per hash
+bucket merges them. These tasks write the rare values themselves. They send the values that may get an id to
+one further task, which assigns the ids.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from etl.value_counts.requests import CountRequest, Counts, derived_values
 from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary
 from spark.tasks import Batches, run_tasks
 
-# Rows of a task: a result as JSON, or an entry of a vocabulary (value, id, count, last_seen), for one
-# request.
+# A row that a task returns belongs to one request. It is a result as JSON, or an entry of a vocabulary
+# (value, id, count, last_seen).
 _SCHEMA = "request int, result string, value string, id int, count bigint, last_seen int"
 _ARROW = pa.schema(
     [
@@ -41,12 +41,14 @@ _ARROW = pa.schema(
 def compute_statistics(
     spark: SparkSession, requests: Sequence[CountRequest], counts: Counts, folders: VocabularyFolders
 ) -> dict[str, dict[str, Any]]:
-    """Key → {rows, mean, std} of moments, {median}, or {facts, files} of a vocabulary.
+    """Returns key of a request → its result.
 
-    Files of vocabularies are written below the folders, and not published.
+    The result is {rows, mean, std} for moments, {median} for a median, and {facts, files} for a vocabulary.
+
+    Files of vocabularies are written to `folders`. The caller must publish them.
 
     Raises:
-        DataError: a value is too large for exact moments.
+        DataError: a value is too large to compute exact moments.
     """
     all_requests = tuple(requests)
     values = {index: _max_values(request, counts) for index, request in enumerate(all_requests)}
@@ -65,7 +67,7 @@ def moments_from(result: Mapping[str, Any]) -> Moments:
 
 
 def _max_values(request: CountRequest, counts: Counts) -> int:
-    """An upper bound of the different values of a vocabulary; 0 for requests that are never divided."""
+    """Upper bound for the number of values of a vocabulary; 0 for requests that one task always computes."""
     if request.statistic != "vocabulary" or request.fixed_values is not None:
         return 0
     return sum(counts.values[column.column] for column in request.columns)
@@ -77,7 +79,10 @@ def _merge_buckets(
     counts: Counts,
     folders: VocabularyFolders,
 ) -> Callable[[int], Iterator[pa.RecordBatch]]:
-    """Computes whole requests. For a bucket, gives entries that may get an id, and facts of rare values."""
+    """Computes the requests that are not divided into buckets.
+
+    For a bucket, it returns the entries that may get an id, and the facts of the rare values.
+    """
 
     def run(task: int) -> Iterator[pa.RecordBatch]:
         for index, bucket in tasks[task]:
@@ -95,7 +100,10 @@ def _merge_buckets(
 def _combine_buckets(
     requests: tuple[CountRequest, ...], folders: VocabularyFolders
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Completes the requests that were divided into buckets. All rows of a request are in one partition."""
+    """Combines the results of requests that were divided into buckets.
+
+    All rows of a request must be in the same partition.
+    """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         results: dict[int, list[dict[str, Any]]] = {}
@@ -121,7 +129,7 @@ def _combine_buckets(
 
 
 def _compute(index: int, request: CountRequest, counts: Counts, folders: VocabularyFolders) -> dict[str, Any]:
-    """The result of a request that is not divided."""
+    """The result of a request that is not divided into buckets."""
     if request.statistic == "vocabulary":
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]
@@ -137,7 +145,7 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
 
 
 def _median(files: Iterable[tuple[pa.Array, np.ndarray]]) -> float | None:
-    """The lower median of values with their counts, from several files."""
+    """The lower median of (values, counts) from several files; None if there are no values."""
     values, weights = np.zeros(0), np.zeros(0, np.int64)
     for new_values, counts in files:
         numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)

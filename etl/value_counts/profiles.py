@@ -1,7 +1,7 @@
-"""Column summaries and comparisons of days for the data report, from value counts, without a pass over rows.
+"""Computes column summaries and comparisons of days for the data report from value counts, not from rows.
 
-One task works on a column, or on a hash bucket of a column with very many values. Results of buckets are
-added.
+One task processes a column. A column with very many values is divided into hash buckets, each processed by
+one task, and the results of its buckets are added.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from spark.tasks import run_tasks
 def summarise_days(
     spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
 ) -> list[dict[str, Summary]]:
-    """For each day, column (and the label) → the summary of its values.
+    """Returns, for each day, column name → summary of the column's values. The label counts as a column.
 
-    One Spark job. The driver collects a few rows per column.
+    Runs one Spark job. The driver collects a few rows per column.
     """
     by_name = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
 
@@ -47,7 +47,7 @@ def summarise_days(
 def compare_days(
     spark: SparkSession, train: Sequence[Counts], day: Counts, columns: Sequence[Column]
 ) -> dict[str, Values]:
-    """Categorical column → its values on a day compared with the training days. One Spark job."""
+    """Returns categorical column → its values on a day compared with the training days. One Spark job."""
     names = [column.name for column in columns if not column.numeric]
     sides = tuple((path, 0) for counts in train for path, _ in counts.files)
     sides += tuple((path, 1) for path, _ in day.files)
@@ -73,7 +73,7 @@ def compare_days(
 
 
 def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
-    """The summary of a day's values of a column in a bucket."""
+    """The summary of the values of one column and bucket on one day."""
     sums, nulls = Sums(), 0
     for path, _ in counts.files:
         values, times, missing = read_counts(path, column.name, bucket)
@@ -84,14 +84,14 @@ def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
 
 
 def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
-    """Column → an upper bound of its different values on all days."""
+    """Column → upper bound for the number of its different values on all days."""
     return {name: sum(counts.values[name] for counts in days) for name in names}
 
 
 def _run_by_bucket(
     spark: SparkSession, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
 ) -> Mapping[str, list[list[str]]]:
-    """Column → results of `function` for each of its hash buckets, in order, computed by workers."""
+    """Calls `function` in workers for each hash bucket. Returns column → results, in the order of buckets."""
     if not values:
         return {}
     tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)

@@ -1,4 +1,4 @@
-"""Requests of a fit for statistics from value counts, and the values that fitted steps make of a column."""
+"""Requests of a fit for statistics from value counts, and values that fitted steps compute from a column."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DerivedColumn:
     """Values that fitted steps compute from one raw column.
 
     Attributes:
-        column: the raw column.
-        chain: the steps.
-        value: name of the chain's value whose statistics are needed.
+        column: name of the raw column.
+        chain: the fitted steps.
+        value: name of the value, computed by the chain, whose statistics are needed.
     """
 
     column: str
@@ -38,12 +38,12 @@ class DerivedColumn:
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A request of a fit: moments or median of one column, or the vocabulary of one or several columns.
+    """A fit requests moments or the median of one column, or the vocabulary of one or several columns.
 
     Attributes:
-        rule: which values of a vocabulary get an id.
-        fixed_values: all values of a vocabulary that the configuration lists; None where values are counted.
-        parent: files of (vocabulary, rare values) that are extended.
+        rule: the rule that decides which values of a vocabulary get an id.
+        fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
+        parent: files of the parent workflow to extend: (files of vocabularies, files of rare values).
     """
 
     key: str
@@ -59,9 +59,9 @@ class Counts:
     """The value counts of some days.
 
     Attributes:
-        files: (file, day in days since 1970-01-01).
-        latest: the last of the days.
-        values: column → rows of its counts in all files, which are at least as many as its different values.
+        files: (path, day) of each file. The day is a number of days since 1970-01-01.
+        latest: the last of these days.
+        values: column → number of its rows in all files, an upper bound for its number of different values.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -70,7 +70,7 @@ class Counts:
 
 
 def join_days(latest: int, days: Sequence[Counts]) -> Counts:
-    """The counts of several days together."""
+    """Combines the counts of several days."""
     values: Counter[str] = Counter()
     for day in days:
         values.update(day.values)
@@ -78,9 +78,9 @@ def join_days(latest: int, days: Sequence[Counts]) -> Counts:
 
 
 def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarray]:
-    """(n values without null, their (n,) counts) of one file. A value may occur more than once."""
+    """Returns (n values without null, their (n,) counts) of one file. A value may occur more than once."""
     raw, counts, nulls = read_counts(path, column.column)
-    if nulls:  # a step may replace them
+    if nulls:  # a step may replace nulls by values
         raw, counts = pa.concat_arrays([raw, pa.nulls(1, pa.string())]), np.append(counts, nulls)
     values = {column.chain.inputs[0]: raw.cast(_TYPES[column.chain.types[0]])}
     for step in column.chain.steps:
@@ -99,7 +99,7 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
 def derived_texts(
     column: DerivedColumn, path: str, bucket: Bucket = ALL
 ) -> tuple[pa.StringArray, np.ndarray]:
-    """The values of `derived_values` as texts, of one hash bucket."""
+    """Returns `derived_values` of one hash bucket, with the values as texts."""
     if not column.chain.steps:
         values, counts, _ = read_counts(path, column.column, bucket)
         return values, counts

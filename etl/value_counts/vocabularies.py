@@ -1,4 +1,4 @@
-"""A vocabulary from value counts: adds new counts to the parent's entries, assigns ids, and writes files."""
+"""Builds a vocabulary from value counts: adds counts to the parent's entries, assigns ids, writes files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RARE_SCHEMA = pa.schema([field for field in VOCABULARY_SCHEMA if field.name != "
 
 @dataclass(frozen=True)
 class VocabularyFolders:
-    """The folders for files of values with an id and of rare values, and the rows of their row groups."""
+    """The folders for files of values with an id and of rare values, and the rows per row group."""
 
     known: str
     rare: str
@@ -40,7 +40,7 @@ class VocabularyFolders:
 
 
 def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.Table:
-    """(value, id or null, count, last_seen) of a bucket's values, with the counts of the parent."""
+    """Returns (value, id or null, count, last_seen) of a bucket's values. Counts include the parent's."""
     if request.fixed_values is not None:
         return _fixed_entries(request.fixed_values, _rule(request), counts.latest)
     sums, ids = Sums(), [np.zeros(0, np.int32)]
@@ -55,7 +55,7 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
             texts, times = derived_texts(column, path, bucket)
             sums.add(texts, times, day=day)
     values, summed, last = sums.result()
-    # The parent's entries were added first and once each, so they are the first values.
+    # The parent's entries were added first, each exactly once. So they are the first values of the result.
     known_ids = np.concatenate(ids)
     all_ids = np.concatenate([known_ids, np.zeros(len(values) - len(known_ids), np.int32)])
     return pa.table(
@@ -71,7 +71,7 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
 def merge_bucket(
     index: int, request: CountRequest, counts: Counts, bucket: Bucket, folders: VocabularyFolders
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """(entries that have an id or may get one, the facts of the others, which are rare and are written)."""
+    """Writes the rare values of a bucket. Returns (entries that have or may get an id, facts of the rare)."""
     entries = merge_entries(request, counts, bucket)
     enough = pc.greater_equal(entries["count"], _rule(request).min_count)
     stays = pc.or_(pc.is_valid(entries["id"]), enough)
@@ -91,7 +91,7 @@ def write_vocabulary(
 
     Args:
         entries: all entries that have an id or may get one.
-        rare: the facts of the rare values that were written before, for each bucket.
+        rare: facts of the rare values that other tasks have written, one per bucket.
     """
     whole = entries if request.fixed_values is not None else _with_ids(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])
@@ -129,7 +129,7 @@ def _fixed_entries(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table
 
 
 def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
-    """The parent's entries of a vocabulary in a bucket, for each row group."""
+    """Yields the parent's entries of a vocabulary in a bucket, one table per row group."""
     for path in files:
         files_of_path, inner = file_io.filesystem(path)
         with files_of_path.open_input_file(inner) as source:
@@ -147,7 +147,7 @@ def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> It
 
 
 def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
-    """The entries with new ids, which are those of etl.statistics.vocabulary.assign_ids."""
+    """Adds new ids to the entries, by the same rule as etl.statistics.vocabulary.assign_ids."""
     ids = entries["id"].combine_chunks()
     counts = entries["count"].to_numpy()
     is_new = ids.is_null().to_numpy(zero_copy_only=False) & (counts >= rule.min_count)
@@ -180,7 +180,7 @@ def _write(
     schema: pa.Schema,
     folders: VocabularyFolders,
 ) -> str:
-    """Writes one file of a vocabulary; its name, to which every attempt adds a different part."""
+    """Writes one file of a vocabulary and returns its name, which is different for every attempt."""
     path = own_path(f"{folder}/{name}")
     column = pa.array([request.key]).take(pa.array(np.zeros(len(part), np.int64)))
     files, inner = file_io.filesystem(path)

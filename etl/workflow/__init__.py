@@ -1,1 +1,1 @@
-"""From the configuration to chains of operators, and the fitted workflow that computes features by them."""
+"""Turns a configuration into chains of operators. The fitted chains, a workflow, compute features."""

@@ -1,4 +1,4 @@
-"""Fitted chains: raw values → features, by Spark expressions and joins, or on Arrow arrays."""
+"""Fitted chains compute features from raw values, with Spark expressions and joins or on Arrow arrays."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FittedChain:
 
     Attributes:
         inputs: raw columns; the steps read their values under these names.
-        types: of the inputs.
-        outputs: the features that it computes.
+        types: the type of each input.
+        outputs: the features that the chain computes.
     """
 
     inputs: tuple[str, ...]
@@ -50,7 +50,7 @@ class FittedChain:
 
     @property
     def cardinalities(self) -> dict[str, int]:
-        """Feature → embedding rows, for features that are ids."""
+        """Feature → number of embedding rows, for features that are ids."""
         by_value: dict[str, int] = {}
         for step in self.steps:
             if step.cardinality is not None:
@@ -58,7 +58,7 @@ class FittedChain:
         return {name: by_value[name] for name in self.outputs if name in by_value}
 
     def apply(self, rows: DataFrame, tables: Tables, tag: str) -> tuple[DataFrame, dict[str, Column]]:
-        """(rows with the columns that steps join, value name → expression), by the sql engine."""
+        """With the sql engine: returns the rows with joined columns, and value name → expression."""
         values = {
             name: F.col(name).cast(SPARK_TYPES[kind])
             for name, kind in zip(self.inputs, self.types, strict=True)
@@ -72,13 +72,13 @@ class FittedChain:
     def compute(
         self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
     ) -> dict[str, pa.Array]:
-        """Output → array, from one array per input, by the arrow engine.
+        """With the arrow engine: returns output → array. `arrays` has one array per input.
 
         If the only input is dictionary-encoded or a string, the steps compute each distinct value once.
 
         Args:
-            dtypes: feature → dtype, of the features to compute. Without it, all outputs in the types of the
-                steps.
+            dtypes: feature → dtype, for the features to compute. None: all outputs, with the types that the
+                steps return.
         """
         encoded = arrays[0] if len(arrays) == 1 else None
         if encoded is not None and (
@@ -141,12 +141,12 @@ def apply_chains(
     tables: Tables,
     arrow: bool,
 ) -> DataFrame:
-    """The columns `keep` and the features of the chains, one row for each row.
+    """Returns the columns `keep` and the features of the chains, one row per input row.
 
     Args:
-        features: those to compute, in the order and with the dtypes of the result.
-        arrow: whether Python workers compute the chains that they can, all in one pass. Joins compute the
-            others.
+        features: the features to compute, in the order and with the dtypes of the result.
+        arrow: whether to use Python workers, which compute all chains that they support in one pass. Spark
+            joins compute the other chains.
     """
     in_workers = [chain for chain in chains if arrow and not chain.sql_only]
     values: dict[str, Column] = {}
@@ -173,7 +173,7 @@ def _in_workers(
     computed: Sequence[Column],
     tables: LocalTables,
 ) -> DataFrame:
-    """The columns `keep`, computed features, and the features that Python workers compute by the chains."""
+    """Returns the columns `keep`, the `computed` features, and the features that Python workers compute."""
     raw = {name: kind for chain in chains for name, kind in zip(chain.inputs, chain.types, strict=True)}
     inputs = rows.select(
         *(F.col(name).alias(f"_k_{name}") for name in keep),
@@ -226,7 +226,7 @@ def compute_features(
     dtypes: Mapping[str, str],
     tables: LocalTables,
 ) -> dict[str, pa.Array]:
-    """Feature → (n,) array of its dtype, for the features in `dtypes`, from raw columns of n values."""
+    """Returns feature → array (n,), for the features in `dtypes`, from raw columns of n values."""
     features: dict[str, pa.Array] = {}
     for chain in chains:
         features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
@@ -234,7 +234,7 @@ def compute_features(
 
 
 def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """The raw columns that the chains read, as arrays of one value. A missing column is null.
+    """Returns the raw columns that the chains read, as arrays of one value. A missing column becomes null.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -254,19 +254,19 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 value = str(value)
             # Arrow would truncate a fraction, and split a text into a list of characters.
             if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
-                raise ValueError(f"{name}={value!r} is no {kind}")
+                raise ValueError(f"{name}={value!r} is not of type {kind}")
             try:
                 arrays[name] = pa.array([value], types[kind])
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ValueError(f"{name}={value!r} is no {kind}") from error
+                raise ValueError(f"{name}={value!r} is not of type {kind}") from error
             if (
                 kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-            ):  # no row of a log has such
-                raise ValueError(f"{name}={value!r} is no number within float32's range")
+            ):  # the parser rejects such numbers in a log
+                raise ValueError(f"{name}={value!r} is outside the range of float32")
     return arrays
 
 
 def as_number(values: pa.Array) -> float | int | list[int] | None:
-    """The single value of an array, as a Python value."""
+    """The value of an array with one value, as a Python value."""
     value = values[0].as_py()
     return float(np.float32(value)) if isinstance(value, float) else value

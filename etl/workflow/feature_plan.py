@@ -1,4 +1,4 @@
-"""The plan of a configuration: row operators and chains of features, checked before anything runs."""
+"""The plan of a configuration: its row operators and feature chains, checked before a job starts work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Plan:
     """Everything that a configuration does to raw rows.
 
     Attributes:
-        filters: leave rows out; they run first.
-        changers: add columns or change the grain, in order.
-        columns: raw column, after the changers → type.
-        features: names in the order of the FeatureSpec; a fit may leave some out.
+        filters: operators that drop rows; they run first.
+        changers: operators that add columns or aggregate rows, in order.
+        columns: column after the changers → type.
+        features: names in the order of the FeatureSpec; a fit may remove some of them.
     """
 
     filters: tuple[RowFilter, ...]
@@ -30,16 +30,17 @@ class Plan:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether there is one prepared row for each row that passes the filters."""
+        """Whether every row that passes the filters becomes exactly one prepared row."""
         return not any(changer.name == "groupby" for changer in self.changers)
 
 
 def plan(config: Config) -> Plan:
-    """The plan of a configuration.
+    """Returns the plan of a configuration.
 
     Raises:
-        ConfigError: an unknown operator or parameter, a column of a wrong type, a chain that does not end in
-            its kind of feature, a feature or vocabulary named twice, a scope of an unknown feature.
+        ConfigError: an operator or parameter is unknown, a column has a wrong type, the last step of a chain
+            does not return the kind of feature that the group declares, two features or vocabularies have
+            the same name, or a scope lists an unknown feature.
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):

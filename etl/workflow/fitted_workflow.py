@@ -1,4 +1,4 @@
-"""The workflow: fitted chains for all features. Versions are stored as JSON and Parquet, without pickles."""
+"""The workflow: the fitted chains of all features. Versions are stored as JSON and Parquet, not pickles."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class LocalWorkflow:
 
     Attributes:
         descriptions: a text for each chain of the configuration; an extension must have the same texts.
-        counted: raw day → digest, of the days whose values this version or a parent has counted.
-        vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
+        counted: raw day → digest, for the days whose values this version or an earlier one has counted.
+        vocabularies: vocabulary → its facts: numbers of entries, occurrences, rare_values, rare_occurrences,
+            and the highest id.
     """
 
     version: str
@@ -44,17 +45,18 @@ class LocalWorkflow:
     local: LocalTables
 
     def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
-        """Feature → its value for one raw row (raw column → value; missing columns are null).
+        """Returns feature → its value for one raw row.
 
-        The row is not one of the training days, so target encodings are those of all training rows.
+        `raw` maps raw columns to values; a missing column is null. The row is treated as a row outside the
+        training days, so its target encodings are computed from all training rows.
 
         Raises:
-            ConfigError: a name is no feature of this workflow, or a value does not fit its column.
+            ConfigError: the workflow has no feature of this name, or a value does not fit its column's type.
         """
         by_name = {feature.name: feature for feature in self.spec.features}
         unknown = sorted(set(features) - set(by_name))
         if unknown:
-            raise ConfigError(f"no features of workflow {self.version}: {unknown}", "correct the names")
+            raise ConfigError(f"workflow {self.version} has no features named {unknown}", "correct the names")
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
         try:
             arrays = one_row(chains, raw)
@@ -70,9 +72,9 @@ class LocalWorkflow:
         return list(dict.fromkeys(names))
 
     def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-        """Feature → id → the raw value that has this id. One pass over the vocabularies.
+        """Returns feature → id → the raw value that has this id. Reads the vocabularies once.
 
-        Reserved ids and ids without a value are left out.
+        The result does not contain reserved ids, or ids that no value has.
 
         Raises:
             ConfigError: a feature has no vocabulary.
@@ -95,7 +97,7 @@ class LocalWorkflow:
         """The name of the vocabulary whose ids a feature has.
 
         Raises:
-            ConfigError: it has no ids of a vocabulary.
+            ConfigError: the feature does not have ids of a vocabulary.
         """
         name = feature
         for step in (
@@ -115,13 +117,13 @@ class LocalWorkflow:
 
 @dataclass(frozen=True)
 class FittedWorkflow(LocalWorkflow):
-    """A fitted workflow for frames, with its tables in a Spark session, and the engine that applies it."""
+    """A fitted workflow that transforms frames, with its tables in a Spark session and its engine."""
 
     tables: Tables
     engine: Engine
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
-        """One row of `spec.table_columns` and `keep` for each prepared row (keys, label and raw columns)."""
+        """Returns `spec.table_columns` and `keep`, one row per prepared row (keys, label and raw columns)."""
         label = F.col(self.spec.label).cast("float")
         keys = [*self.spec.key_columns, self.spec.label]
         names = [feature.name for feature in self.spec.features]
@@ -129,7 +131,7 @@ class FittedWorkflow(LocalWorkflow):
         return encoded.select(*keys, *names, *keep)
 
     def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
-        """The columns `keep` and the named features in their dtypes, one row for each row."""
+        """Returns the columns `keep` and the named features in their dtypes, one row per input row."""
         by_name: dict[str, Feature] = {feature.name: feature for feature in self.spec.features}
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
         selected = {name: by_name[name] for name in features}
@@ -148,10 +150,12 @@ class FittedWorkflow(LocalWorkflow):
 
 
 def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
-    """Writes the FeatureSpec, then workflow.json, with which the version exists. Publish its tables before.
+    """Writes the FeatureSpec and then workflow.json, which marks the version as complete.
+
+    The tables of the version must be published before.
 
     Args:
-        tables: published table → rows.
+        tables: published table → number of rows.
     """
     version = workflow.version
     for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
@@ -175,7 +179,7 @@ def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
-    """Whether a version exists and is complete: the files of its tables agree with their manifests."""
+    """Whether a version exists and the files of its tables match their manifests."""
     if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
         return False
     tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
@@ -200,20 +204,20 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
 
 
 def _table_names(stored: Mapping[str, Any]) -> list[str]:
-    """The tables that features need: all but the rare values, which only an extension reads."""
+    """The tables that features need: all except the table of rare values, which only an extension reads."""
     return [name for name in stored["tables"] if name != RARE]
 
 
 def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Rows of each table, and of each vocabulary within the table of all vocabularies."""
+    """Name → number of rows, for each table and for each vocabulary in the table of vocabularies."""
     return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
 
 
 def load_local(lake: Lake, version: str) -> LocalWorkflow:
-    """A stored workflow version for one process, without Spark.
+    """Loads a stored workflow version for use in one process, without Spark.
 
     Raises:
-        DataError: there is no such version, or it is damaged.
+        DataError: the version does not exist, or its files are damaged.
     """
     stored = _read(lake, version)
     files = {}
@@ -241,15 +245,15 @@ def load_workflow(
     broadcast_max_rows: int = 2_000_000,
     engine: Literal["auto", "sql", "arrow"] = "auto",
 ) -> FittedWorkflow:
-    """A stored workflow version that the engine can apply to frames.
+    """Loads a stored workflow version that can be applied to frames with Spark.
 
     Raises:
-        DataError: there is no such version, or it is damaged.
+        DataError: the version does not exist, or its files are damaged.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise InfrastructureError(
-            "load_workflow needs a running Spark session", "build it through spark.session first"
+            "load_workflow needs a running Spark session", "create one with spark.session first"
         )
     stored = _read(lake, version)
     names = _table_names(stored)

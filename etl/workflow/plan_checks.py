@@ -21,11 +21,11 @@ Chains = tuple[Chain, ...]
 
 
 def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: Mapping[str, Type]) -> None:
-    """Raises ConfigError where `prepare` leaves out a key."""
+    """Raises ConfigError if a key column does not exist after the operators of `prepare`."""
     keys = config.keys.columns if config.keys else []
     lost = [name for name in keys if name not in columns]
     if lost and changers:
-        raise ConfigError(f"prepare loses the keys {lost}", "add them to `by` of groupby")
+        raise ConfigError(f"prepare drops the key columns {lost}", "add them to `by` of groupby")
 
 
 def require_chains(
@@ -47,76 +47,82 @@ def require_chains(
 
 
 def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
-    """Outputs of steps become names of columns and parts of file names."""
+    """Raises ConfigError if a name cannot be used for a column, or as a part of a file name."""
     outputs = [name for chain in chains for step in chain.steps for name in step.outputs]
     for name in (*columns, *outputs):
         try:
             column_name(name)
         except ValueError as error:
             raise ConfigError(
-                f"an operator makes a column {name!r}: {error}", "give it another name"
+                f"an operator would add a column {name!r}: {error}", "give it another name"
             ) from error
 
 
 def _require_no_label(config: Config, chains: Chains) -> None:
-    """No feature reads the label, or a raw column that has the name of the label's column."""
+    """Raises ConfigError if a feature reads the label, or a raw column with the name of the label."""
     for chain in chains:
         labels = [name for name in chain.inputs if name in (LABEL, config.log.label.column)]
         if labels:
             raise ConfigError(
-                f"features are made of {labels}, which is the label a model is to predict",
-                "leave it out of features; if it is a raw column with the same name, give it another one in "
-                "log.columns (source)",
+                f"features are computed from {labels}, which is the label that a model must predict",
+                "remove it from features; if it is a raw column with the name of the label, give it another "
+                "name in log.columns (source)",
             )
 
 
 def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
-    """Scopes name features. Those of a side with a table of attributes are made of columns of this table."""
+    """Raises ConfigError if a scope lists a wrong feature.
+
+    A scope may list only features. If users or items have a table of attributes, features in their scope must
+    be computed from columns of this table.
+    """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
     if unknown:
         raise ConfigError(
-            f"scopes names {unknown}, which are no features", f"the features are {list(features)}"
+            f"scopes lists {unknown}, which are not features", f"the features are {list(features)}"
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
     for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
         elsewhere = [name for name in names if table and not set(sources[name]) <= set(table.names)]
         if elsewhere:
             raise ConfigError(
-                f"scopes.{side} names {elsewhere}, which {side}s.columns does not hold",
-                f"make them of columns of {side}s, or give them another scope",
+                f"scopes.{side} lists {elsewhere}, which read columns that are not in {side}s.columns",
+                f"compute them from columns of {side}s, or move them to another scope",
             )
     if config.negatives and config.keys:
         log_columns = set(config.log.names) - {config.keys.item}
         wrong = [name for name in scopes.item if set(sources[name]) & log_columns]
         if wrong:
             raise ConfigError(
-                f"negatives draws other items, and scopes.item names {wrong} of the log, which describe the "
-                "item of the row",
-                "read them from a table of items",
+                f"`negatives` puts another item into a row, but scopes.item lists {wrong}, which read "
+                "columns of the log: these columns describe the item of the log row, so they would be wrong "
+                "for the drawn item",
+                "take these columns from a table of items",
             )
 
 
 def _require_free_names(chains: Chains) -> None:
-    """Outputs of steps do not have the names of columns that every feature table has."""
+    """Raises ConfigError if an output of a step has the name of a column that every feature table has."""
     outputs = {
         name for chain in chains for name in (*chain.outputs, *(n for s in chain.steps for n in s.outputs))
     }
     wrong = sorted(name for name in outputs if name in RESERVED or not fits_column(name))
     if wrong:
         raise ConfigError(
-            f"features makes columns named {wrong}: {list(RESERVED)} are columns of every feature table, and "
-            "a name holds no dot and no backtick and begins with no underscore",
-            "give them another name with rename, or in log.columns (source)",
+            f"features would add columns named {wrong}, which is not allowed: {list(RESERVED)} are columns "
+            "of every feature table, and a name must not contain a dot or a backtick, or begin with an "
+            "underscore",
+            "give these columns other names with rename, or in log.columns (source)",
         )
 
 
 def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
-    """No two features and no two vocabularies have one name, but for vocabularies that are shared."""
+    """Raises ConfigError if two features, or two vocabularies that are not shared, have the same name."""
     repeated = sorted({name for name in features if features.count(name) > 1})
     if repeated:
         raise ConfigError(
-            f"features are made twice: {repeated}", "give one of the two another name with rename"
+            f"two features have the same name: {repeated}", "give one of them another name with rename"
         )
     seen: dict[str, Categorify] = {}
     for step in (step for chain in chains for step in chain.steps):
@@ -127,7 +133,8 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
         if name in seen and (operator.share is None or seen[name] != operator):
             raise ConfigError(
                 f"two vocabularies would be named {name}",
-                "put rename before one categorify, or `share` one vocabulary with equal parameters",
+                "put rename before one of the two categorify, or let both share one vocabulary: set `share` "
+                "and use equal parameters",
             )
         if name in (VOCABULARY, RARE):
             raise ConfigError(
@@ -137,7 +144,10 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
 
 
 def _require_tables(chains: Chains) -> None:
-    """Two keyed tables of one name are equal: the same operators make them of the same columns."""
+    """Raises ConfigError if two different keyed tables would have the same name.
+
+    Tables are the same if the same operators compute them from the same columns.
+    """
     seen: dict[str, Any] = {}
     for chain in chains:
         for position, step in enumerate(chain.steps):
@@ -146,16 +156,16 @@ def _require_tables(chains: Chains) -> None:
                 if seen.setdefault(table_name(step), definition) != definition:
                     raise ConfigError(
                         f"two tables of {step.operator.name} would be named {table_name(step)}",
-                        f"put rename before one of them, so that {list(step.inputs)} differ",
+                        f"put rename before one of them, so that {list(step.inputs)} have other names",
                     )
 
 
 def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
-    """Raw columns that operators measure are numbers."""
+    """Raises ConfigError if an operator computes statistics of a raw column that is not a number."""
     for operator in (step.operator for chain in chains for step in chain.steps):
         wrong = {name: columns.get(name) for name in operator.reads() if columns.get(name) not in NUMBERS}
         if wrong:
             raise ConfigError(
-                f"{operator.name} measures columns of type {' or '.join(NUMBERS)}, not {wrong}",
+                f"{operator.name} needs columns of type {' or '.join(NUMBERS)}, not {wrong}",
                 f"use some of {sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
             )

@@ -1,4 +1,4 @@
-"""Chains of steps that make the features of one group of the configuration, before they are fitted."""
+"""Chains of steps, not yet fitted, that compute the features of one group of the configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from etl.ops.categorify import Categorify
 
 @dataclass(frozen=True)
 class Chain:
-    """Unfitted steps that make features of raw columns. Chains share no step.
+    """Unfitted steps that compute features from raw columns. No step is in two chains.
 
     Attributes:
-        inputs: raw columns that it reads; their values reach the steps under these names.
-        types: of the inputs.
-        outputs: features, in order; a step may still leave some out when it is fitted.
+        inputs: raw columns that the chain reads; steps use the same names for their values.
+        types: the type of each input.
+        outputs: features, in order; when a step is fitted, it may still remove some of them.
     """
 
     inputs: tuple[str, ...]
@@ -34,7 +34,7 @@ class BoundGroup:
     """The operators of a group, bound to its columns.
 
     Attributes:
-        steps: in order.
+        steps: the steps, in order.
         outputs: feature → type, in order.
         ids: feature → whether it holds ids of an embedding table.
     """
@@ -45,18 +45,18 @@ class BoundGroup:
 
 
 def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
-    """The steps and outputs of a group.
+    """Returns the steps and outputs of a group.
 
     Args:
         columns: raw column → type.
 
     Raises:
-        ConfigError: an unknown column, operator or parameter, or operators that do not fit together.
+        ConfigError: a column, operator or parameter is unknown, or an operator cannot follow another one.
     """
     unknown = [name for name in group.columns if name not in columns]
     if unknown:
         raise ConfigError(
-            f"features.columns names {unknown}, which are no columns", f"use some of {sorted(columns)}"
+            f"features.columns lists {unknown}, which are not columns", f"use some of {sorted(columns)}"
         )
     current = {name: columns[name] for name in group.columns}
     ids = dict.fromkeys(current, False)
@@ -76,10 +76,10 @@ def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
 
 
 def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
-    """The chains of a group: columns that no step combines are in chains of their own.
+    """Returns the chains of a group. Columns are in the same chain only if a step combines them.
 
     Raises:
-        ConfigError: as bind_group, or a feature is not of the group's kind.
+        ConfigError: as for bind_group; or a feature does not have the kind that its group declares.
     """
     bound = bind_group(group, columns)
     _require_kind(group, bound)
@@ -97,7 +97,7 @@ def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
 def _sources(
     group: FeatureGroup, steps: Sequence[Step]
 ) -> tuple[dict[str, frozenset[str]], list[frozenset[str]]]:
-    """(value → the raw columns that it depends on, the same of each step)."""
+    """Returns the raw columns on which each value depends, and those on which each step depends."""
     sources = {name: frozenset([name]) for name in group.columns}
     step_sources: list[frozenset[str]] = []
     for step in steps:
@@ -108,7 +108,7 @@ def _sources(
 
 
 def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """The group's columns in parts, so that every step reads columns of one part only."""
+    """Divides the group's columns into parts, so that every step reads columns of one part only."""
     parts = [frozenset([name]) for name in group.columns]
     for source in step_sources:
         joined = frozenset().union(*(part for part in parts if part & source))
@@ -117,7 +117,7 @@ def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> l
 
 
 def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, bool]) -> None:
-    """Raises ConfigError where ids of a vocabulary would be the values of another one.
+    """Raises ConfigError if ids of a vocabulary would become the values of another vocabulary.
 
     Such ids depend on the order of the first vocabulary.
     """
@@ -125,34 +125,35 @@ def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, b
         entries = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(entries) > 1:
             raise ConfigError(
-                f"features {group.columns[:3]}: {entries} encodes ids again", "keep one categorify"
+                f"features {group.columns[:3]}: {entries} would encode ids again", "keep one categorify"
             )
 
 
 def _require_outputs(operator: Operator, steps: Sequence[Step]) -> None:
-    """Raises ConfigError where a step replaces a value that a later one reads, or a name is used twice."""
+    """Raises ConfigError if a step replaces a value that a later step reads, or two outputs have one name."""
     for position, step in enumerate(steps):
         read_later = {name for later in steps[position + 1 :] for name in later.inputs}
         lost = sorted(read_later & set(step.outputs))
         if lost:
             raise ConfigError(
-                f"{operator.name} makes {list(step.outputs)} of {list(step.inputs)} before {lost} is read",
-                "rename first to names that are not in the group's columns",
+                f"{operator.name} would replace {lost} by {list(step.outputs)}, computed from "
+                f"{list(step.inputs)}, before a later step reads it",
+                "put rename first, with new names that are not in the group's columns",
             )
     names = [name for step in steps for name in step.outputs]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{operator.name} makes columns of one name: {names}", "rename some before it")
+        raise ConfigError(f"{operator.name} adds columns with equal names: {names}", "rename some before it")
 
 
 def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
-    """Raises ConfigError where a feature is not what its group says: a number, an id, or a list of ids."""
+    """Raises ConfigError if a feature is not a number, an id or a list of ids, as its group declares."""
     label = f"features {group.columns[:3]}"
     if group.kind == "dense":
         wrong = [name for name, kind in bound.outputs.items() if kind not in NUMBERS or bound.ids[name]]
         if wrong:
             raise ConfigError(
-                f"{label}: {wrong} would be ids or texts, and no dense feature",
-                "set kind: categorical, or end the chain in numbers",
+                f"{label}: a dense feature must be a number, but {wrong} would be ids or texts",
+                "set kind: categorical, or add an operator that returns numbers",
             )
         return
     allowed = ("ints",) if group.kind == "multi_hot" else ("int",)
@@ -160,8 +161,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
     if wrong:
         lists = [name for name in wrong if bound.outputs[name] in LISTS]
         raise ConfigError(
-            f"{label}: a {group.kind} chain ends in ids, and {wrong} would be none",
-            "lists of ids are of kind multi_hot, or end in list_slice: {length: 3, columns: true}"
+            f"{label}: a {group.kind} feature must have ids, but {wrong} would not",
+            "set kind: multi_hot for lists of ids, or add list_slice: {length: 3, columns: true}"
             if lists and group.kind == "categorical"
-            else "write ops: [{categorify: {min_count: 5}}] or another operator that makes ids",
+            else "write ops: [{categorify: {min_count: 5}}] or another operator that returns ids",
         )

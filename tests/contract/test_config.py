@@ -440,5 +440,5 @@ def test_the_event_time_may_be_named_so(tmp_path: Path) -> None:
 def test_features_named_like_our_columns_are_refused(tmp_path: Path, name: str) -> None:
     ops = [{"rename": {"names": {"I1": name}}}]
     config = load_config(_write(tmp_path, {**SMALL, "features": [{**SMALL["features"][0], "ops": ops}]}))
-    with pytest.raises(ConfigError, match=rf"features makes columns named \['{re.escape(name)}'\]"):
+    with pytest.raises(ConfigError, match=rf"features would add columns named \['{re.escape(name)}'\]"):
         plan(config)

@@ -18,22 +18,22 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
 @pytest.mark.parametrize(
     "changes, problem",
     [
-        ({"scopes": {"user": ["I9"]}}, r"scopes names \['I9'\], which are no features"),
+        ({"scopes": {"user": ["I9"]}}, r"scopes lists \['I9'\], which are not features"),
         (
             {"features": [{"columns": ["label"], "kind": "dense", "ops": ["fill"]}], "scopes": {}},
-            r"features are made of \['label'\], which is the label",
+            r"features are computed from \['label'\], which is the label",
         ),
         (
             {"users": USERS, "scopes": {"user": ["I2"]}},
-            r"scopes\.user names \['I2'\], which users\.columns does not hold",
+            r"scopes\.user lists \['I2'\], which read columns that are not in users\.columns",
         ),
         (
             {"negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},
-            r"negatives draws other items, and scopes\.item names \['I1'\] of the log",
+            r"puts another item into a row, but scopes\.item lists \['I1'\]",
         ),
         (
             {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},
-            r"prepare loses the keys \['item'\]",
+            r"prepare drops the key columns \['item'\]",
         ),
     ],
 )

@@ -62,17 +62,20 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
         {"candidates": {"sources": [{"source": "popular", "segment": "land"}]}},
         r"segment='land' is neither a feature of scope user nor a column of candidates\.user_attributes",
     ),
-    ({"scopes": {"user": ["I99"]}}, r"scopes names \['I99'\], which are no features"),
-    ({"prepare": ["sqrt"]}, r"prepare names an unknown operator 'sqrt'"),
+    ({"scopes": {"user": ["I99"]}}, r"scopes lists \['I99'\], which are not features"),
+    ({"prepare": ["sqrt"]}, r"prepare contains an unknown operator 'sqrt'"),
     ({"prepare": [{"filter": {"keep": "I99 > 0"}}]}, r"I99"),
-    ({"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]}, r"prepare loses the keys"),
+    (
+        {"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]},
+        r"prepare drops the key columns",
+    ),
     (
         {"features": [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"mim": 0}}]}]},
         r"clip does not take mim=0",
     ),
     (
         {"features": [{"columns": ["C1"], "kind": "dense", "ops": ["log1p"]}]},
-        r"log1p takes .*, and C1 is string",
+        r"log1p takes .*, but C1 is string",
     ),
     (
         {
@@ -84,7 +87,7 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
                 }
             ]
         },
-        r"an operator makes a column '\.\./x': a column name must have",
+        r"an operator would add a column '\.\./x': a column name must have",
     ),
     (
         {

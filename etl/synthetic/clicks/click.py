@@ -1,10 +1,11 @@
-"""The click probability, a function of the written columns of a row and of its day only.
+"""The click probability. It is a function of only the written columns of a row and of its day.
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
-An empty field has a row or column of its own in a taste, and adds nothing elsewhere. The logit is rounded to
-1/256, so that there are 4096 probabilities, and counts of them give the exact AUC of a day. A ranking by this
-probability has the best possible AUC, because no column has more information about the label.
+An empty field has its own row or column in a taste, and adds nothing in the other sums. The logit is
+rounded to 1/256, so there are 4096 possible probabilities, and the exact AUC of a day can be computed from
+their counts. A ranking by this probability has the best possible AUC, because the columns contain no other
+information about the label.
 """
 
 from __future__ import annotations

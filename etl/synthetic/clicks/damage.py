@@ -1,6 +1,6 @@
-"""Damages a share of the rows in one way each, and joins rows to lines.
+"""Damages a share of the rows, each in one way, and converts rows to lines.
 
-The kinds of damage are reasons to quarantine a row: `field_count` (one field too few or too many),
+Each kind of damage is a reason for quarantining a row: `field_count` (one field too few or too many),
 `integer:<column>`, `label:<column>` (neither 0 nor 1) and `missing_key:<column>` (an empty id).
 """
 

@@ -19,7 +19,7 @@ from etl.synthetic.clicks.world import World
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All but `rows` and `malformed` are of rows without damage.
+    """Counts that can be added. All except `rows` and `malformed` count only undamaged rows.
 
     Attributes:
         rows: number of rows.

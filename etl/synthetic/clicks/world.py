@@ -1,7 +1,7 @@
 """The world of one day: its users, items and tastes. It depends only on (seed, sizes, date).
 
-Ids are numbered without end, and those of a day are a window of them. Each day `cold_share` of the ids are
-new and as many are removed. So a day does not depend on the first day of the log.
+Ids are consecutive numbers, and the ids of a day are a window of them. Each day, a share `cold_share` of the
+ids is new, and as many are removed. So a day does not depend on the first day of the log.
 """
 
 from __future__ import annotations

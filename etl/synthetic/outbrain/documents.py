@@ -1,6 +1,6 @@
 """Documents, the ads that promote some of them, and users. They depend only on seed, sizes and day.
 
-Each day `cold_share` of the ads and users are new and as many are removed. Documents do not change.
+Each day, a share `cold_share` of the ads and users is new, and as many are removed. Documents stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from etl.synthetic.clicks.world import window_of_day
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NONE = -1  # fills a row of ids behind the last id
+NONE = -1  # fills a row of ids after the last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # the age of documents counts from this day

@@ -29,7 +29,7 @@ _UNITS = 27_720
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All but `rows` and `malformed` are of rows without damage.
+    """Counts that can be added. All except `rows` and `malformed` count only undamaged rows.
 
     Attributes:
         rows: number of rows.
@@ -96,10 +96,10 @@ def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, I
 def display_facts(config: Generate, day: date, summary: Summary) -> dict[str, Any]:
     """The facts of a day's manifest.
 
-    `best_map_at_12` is that of displays ranked by appeal. Except for chance, no score of rows has a better
-    one. `random_map_at_12` is the mean of random orders: in a display of n ads the mean of 1 / position is
-    H(n) / n. `best_auc` is that of the click probabilities in bins of 1/4096. Only a score of whole displays
-    can reach it.
+    `best_map_at_12` is the MAP@12 of displays ranked by appeal. Except by chance, no score has a higher
+    MAP@12. `random_map_at_12` is the mean over random orders: in a display of n ads, the mean of 1 / position
+    is H(n) / n. `best_auc` is the AUC of the click probabilities, in bins of 1/4096. Only a score that is
+    computed from complete displays can reach it.
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)

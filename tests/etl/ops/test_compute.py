@@ -211,15 +211,15 @@ def test_a_vocabulary_that_is_not_there_knows_nothing(vocabulary: LocalTables) -
 @pytest.mark.parametrize(
     "kind, value, message",
     [
-        ("int", 2**63, "is no int"),
-        ("int", 1.5, "is no int"),
-        ("int", "1", "is no int"),
-        ("float", math.nan, "no number within float32's range"),
-        ("float", -math.inf, "no number within float32's range"),
-        ("float", 1e308, "no number within float32's range"),
-        ("float", "x", "is no float"),
-        ("ints", [1, "a"], "is no ints"),
-        ("strings", "ab", "is no strings"),
+        ("int", 2**63, "is not of type int"),
+        ("int", 1.5, "is not of type int"),
+        ("int", "1", "is not of type int"),
+        ("float", math.nan, "is outside the range of float32"),
+        ("float", -math.inf, "is outside the range of float32"),
+        ("float", 1e308, "is outside the range of float32"),
+        ("float", "x", "is not of type float"),
+        ("ints", [1, "a"], "is not of type ints"),
+        ("strings", "ab", "is not of type strings"),
     ],
 )
 def test_a_raw_value_of_another_type_is_refused(kind: Type, value: Any, message: str) -> None:

@@ -209,7 +209,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
     "prepare, message",
     [
         ([{"filter": {"keep": "nothing > 0"}}], "no column nothing"),
-        ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not a test"),
+        ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not true or false"),
         ([{"filter": {"keep": 3}}], "keep=3: Input should be a valid string"),
         ([{"filter": {}}], "filter needs the parameter keep"),
         ([{"dropna": {"columns": []}}], "dropna columns=[]: it must not be empty"),
@@ -228,7 +228,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
         ),
         (
             [{"groupby": {"by": ["K"], "aggregates": {"X": ["list"]}}}],
-            "list takes a column of type int or string, and X",
+            "list takes a column of type int or string, but X",
         ),
         ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is None"),
         (["sort"], "unknown operator 'sort'"),
@@ -246,5 +246,5 @@ def test_groups_that_lose_a_key_are_refused(tmp_path: Path) -> None:
     group = {"columns": ["I1_sum"], "kind": "dense", "ops": ["fill"]}
     prepare = [{"groupby": {"by": ["K"], "aggregates": {"I1": ["sum"]}}}]
     plan(make_config(tmp_path, [group], prepare=prepare))
-    with pytest.raises(ConfigError, match=r"loses the keys \['C1'\]"):
+    with pytest.raises(ConfigError, match=r"drops the key columns \['C1'\]"):
         plan(make_config(tmp_path, [group], prepare=prepare, keys={"user": "K", "item": "C1"}))
