@@ -4,8 +4,9 @@
     Listener(host) ── Channel ───────▶  Reporter(channel)
        show(entry)  ◀── JSON lines ───    (entry)
 
-Nothing here may fail or delay a training. An entry that cannot be sent is dropped, and a rank that cannot
-reach the driver stops trying. A sender first sends the channel's token; a connection without it is closed.
+This module must never cause a training to fail or wait. If an entry cannot be sent, it is dropped. If rank 0
+cannot reach the driver, it stops trying. A sender first sends the channel's token; otherwise the listener
+closes the connection.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Channel:
 
 
 class Listener:
-    """Listens in the driver, as a context manager that returns the channel.
+    """Listens for progress in the driver. Use it as a context manager, which returns the channel.
 
     Args:
-        host: the name by which ranks reach the driver.
+        host: the host name at which ranks reach the driver.
         bind: the address to listen on.
-        show: called with one entry at a time in a thread of the listener. After it raised, it is not called
-            again.
+        show: called with one entry at a time in a thread of the listener. If it raises an error, it is not
+            called again.
     """
 
     def __init__(self, host: str, bind: str, show: Report) -> None:
@@ -74,7 +75,10 @@ class Listener:
             self._show = None
 
     def _receive(self, connection: socket.socket) -> None:
-        """Reads one sender's lines until it closes. A new rank 0 may connect before the old one leaves."""
+        """Reads one sender's lines until it closes the connection.
+
+        A new rank 0 may connect before the old one has disconnected.
+        """
         with connection.makefile("rb") as lines:
             connection.settimeout(_TIMEOUT_S)
             token = lines.readline(_LONGEST_LINE_BYTES).strip()
@@ -97,7 +101,7 @@ class Listener:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    block_on_close = False  # a rank whose machine was lost never closes its connection
+    block_on_close = False  # if a rank's machine is lost, its connection is never closed
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
