@@ -1,4 +1,4 @@
-"""Trains on one rank in this process, without Spark and Horovod: for a debugger, a profiler, a first look.
+"""Trains on one rank in this process, without Spark and Horovod, to debug, to profile, or to try it out.
 
 python -m training.launch --config my.yaml --run-date 2026-01-08
 """
