@@ -154,7 +154,7 @@ class WideAndDeep(ClickModel):
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), without products of features, from `dense` (B, D) and the result of `embed`."""
+        """Returns the logits (B,) without products, from `dense` (B, D) and the result of `embed`."""
         *wide_weights, embedded = vectors
         return self.wide.forward_dense(dense, wide_weights) + self._deep_logits(dense, embedded)
 
