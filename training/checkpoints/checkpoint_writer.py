@@ -131,9 +131,9 @@ class CheckpointWriter:
         if self._thread.is_alive() and self._error is None:
             self.cancel()
             return self._error or InfrastructureError(
-                f"rank 0 does not find what ranks {self._missing(range(self._num_ranks))} wrote to "
+                f"rank 0 does not find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
                 f"{self._folder}",
-                "keep the lake where all ranks see the same files",
+                "put the lake on storage that all ranks share",
             )
         return self._error
 
@@ -156,7 +156,7 @@ class CheckpointWriter:
         except Exception as error:  # an error that ends a thread would not be reported
             self._error = InfrastructureError(
                 f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
-                "check disk space and permissions, then rerun to resume from the checkpoint before",
+                "check disk space and permissions, then rerun to resume from the previous checkpoint",
             )
         finally:
             self._written.set()

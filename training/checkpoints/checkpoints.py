@@ -229,7 +229,7 @@ class Checkpoints:
             Position(**index["position"])
             self._stored_state(index)
         except (KeyError, TypeError, ValueError) as error:
-            return f"{self._folder.index_path(step)} is no index of a checkpoint: {error}"
+            return f"{self._folder.index_path(step)} is not a valid checkpoint index: {error}"
         for entry in entries[self._collectives.rank :: self._collectives.size]:
             problem = damage(self._folder.path, entry)
             if problem:
@@ -250,7 +250,7 @@ class Checkpoints:
             self._stored_state(index).load(trainer.state(), trainer.row_state())
         except StateMismatchError as error:
             failure = DataError(
-                f"the checkpoint of step {step} is of another training: {error}",
+                f"the checkpoint of step {step} belongs to another training: {error}",
                 f"delete {self._folder.path} and train again from the start",
             )
         except NightrankError as error:

@@ -28,7 +28,7 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
             for chunk in piece.reshape(-1).split(CHUNK_BYTES // piece.element_size()):
                 if not bool(torch.isfinite(chunk).all()):
                     raise DataError(
-                        f"{when} {name} holds numbers that are not finite; nothing was saved",
+                        f"{when} {name} contains numbers that are not finite; nothing was saved",
                         "lower train.learning_rate and train.embedding_learning_rate, and look for extreme "
                         "feature values",
                     )

@@ -104,7 +104,7 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
     description = read_description(path)
     if "optimizer" not in description:
         raise DataError(
-            f"{path}/{MODEL_JSON} names no optimizer state: an older version of this code wrote it",
+            f"{path}/{MODEL_JSON} lists no optimizer state: an older version of this code wrote it",
             "train afresh once with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])

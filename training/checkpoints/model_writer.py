@@ -90,7 +90,7 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         file_io.replace_json(model_json, format_versions.MODEL.stamp(complete))
         return complete
     log.info(
-        "another attempt has published a whole model in %s; it is used, and this attempt's files are not",
+        "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
     if file_io.is_local(path):  # an object store's model.json may have listed them for a moment

@@ -108,7 +108,7 @@ class StoredState:
                 copied = sum(self._copy_rows(files, name, block, value) for block in row_state[name])
                 needed = sum(block.rows for block in row_state[name])
                 if copied != needed:
-                    raise StateMismatchError(f"{self.folder} holds {copied} of the {needed} rows of {name}")
+                    raise StateMismatchError(f"{self.folder} has {copied} of the {needed} rows of {name}")
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0
@@ -152,7 +152,7 @@ class StoredState:
         surplus = sorted(name for name in unknown if not name.startswith(unread))
         if missing or surplus:
             raise StateMismatchError(
-                f"{self.folder} lacks {missing or 'nothing'} and holds in addition {surplus or 'nothing'}"
+                f"{self.folder} lacks tensors {missing or 'none'}; unexpected tensors: {surplus or 'none'}"
             )
         for name, value in state.items():
             if name not in self._tensors:

@@ -167,7 +167,7 @@ class TensorFile:
             header = json.loads(self._stream.read_at(length, 8))
         except ValueError as error:
             raise DataError(
-                f"{self.path} is no safetensors file, or cut short at {size} bytes: {error}",
+                f"{self.path} is not a safetensors file, or was cut off at {size} bytes: {error}",
                 "delete the folder it is in and run train_model again",
             ) from error
         header.pop("__metadata__", None)

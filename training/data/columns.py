@@ -67,11 +67,11 @@ def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Col
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
-        raise DataError(f"{_name(group)} gave {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
+        raise DataError(f"{_name(group)} has {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
     for name, dtype in wanted.items():
         if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
             raise DataError(
-                f"{path}: column {name} arrives as {columns[name].dtype}, not {dtype}: another type, or "
+                f"{path}: column {name} has type {columns[name].dtype}, not {dtype}: a wrong type, or "
                 "nulls in it",
                 _REBUILD,
             )
@@ -125,7 +125,7 @@ def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
 def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:
     lists = column.combine_chunks()
     if not pa.types.is_list(column.type) or column.type.value_type != pa.int32():
-        problem = f"arrives as {column.type}, not list<int32>"
+        problem = f"has type {column.type}, not list<int32>"
     elif lists.values.null_count:
         problem = f"holds {lists.values.null_count} null ids"
     else:

@@ -61,7 +61,7 @@ def _open() -> ctypes.CDLL | None:
 def _required_library() -> ctypes.CDLL:
     opened = library()
     if opened is None:
-        raise RuntimeError("internal error, please report: the compiled library is used where it is missing")
+        raise RuntimeError("internal error, please report: the compiled library was called but is missing")
     return opened
 
 
@@ -87,7 +87,7 @@ class CompiledTransposer:
     def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
         if any(column.itemsize != 4 for column in columns):
             dtypes = [str(column.dtype) for column in columns]
-            raise ValueError(f"columns of {dtypes}: only numbers of 4 bytes are supported")
+            raise ValueError(f"columns have dtypes {dtypes}: only dtypes of 4 bytes are supported")
         self._columns = [np.ascontiguousarray(column) for column in columns]
         self._singles = sum(column.ndim == 1 for column in columns)
         self._lengths = np.array([column.shape[1] for column in columns[self._singles :]], dtype=np.int64)

@@ -50,7 +50,7 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
         reader = _open(group, names)
     except (pa.ArrowInvalid, NoDataAvailableError) as error:
         raise DataError(
-            f"{group.file.path} is no Parquet file of {group.count} row groups: {error}",
+            f"{group.file.path} is not a Parquet file with {group.count} row groups: {error}",
             "run build_features again for the day of this file",
         ) from error
     try:

@@ -121,12 +121,12 @@ def _stage(group: RowGroup, path: Path) -> Staged:
         raise DataError(f"{file.path} does not exist although a manifest names it", _REBUILD) from error
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{file.path} is no Parquet file of {group.count} row groups: {error}", _REBUILD
+            f"{file.path} is not a Parquet file with {group.count} row groups: {error}", _REBUILD
         ) from error
     except OSError as error:
         raise InfrastructureError(
             f"{file.path} cannot be copied to {path.parent}: {error}",
-            "look at the store and at the space on this disk, then rerun",
+            "check the object store and the free space on this disk, then rerun",
         ) from error
     return Staged(replace(group, file=replace(file, staged=str(path))), copied)
 
@@ -143,7 +143,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
     metadata = pq.ParquetFile(source).metadata
     if metadata.num_row_groups != group.count:
         raise DataError(
-            f"{group.file.path} is no Parquet file of {group.count} row groups: "
+            f"{group.file.path} is not a Parquet file with {group.count} row groups: "
             f"it has {metadata.num_row_groups}",
             _REBUILD,
         )

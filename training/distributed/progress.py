@@ -95,7 +95,7 @@ class Listener:
             try:
                 self._show(json.loads(line))
             except Exception:
-                log.exception("progress is not shown any more")
+                log.exception("progress is no longer shown")
                 self._show = None
 
 
@@ -111,7 +111,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("the progress of %s broke off", client_address, exc_info=True)
+        log.debug("the connection that sends progress from %s was lost", client_address, exc_info=True)
 
 
 class Reporter:
@@ -140,7 +140,7 @@ class Reporter:
         try:
             self._entries.put_nowait(entry)
         except queue.Full:
-            log.debug("an entry of progress is dropped: the driver is slower than the training")
+            log.debug("a progress entry was dropped: the driver is slower than the training")
 
     def _send(self) -> None:
         try:
@@ -151,4 +151,4 @@ class Reporter:
                 while (entry := self._entries.get()) is not None:
                     connection.sendall(f"{json.dumps(entry, default=str)}\n".encode())
         except OSError as error:
-            log.info("the driver hears no progress any more: %s", error)
+            log.info("progress is no longer sent to the driver: %s", error)

@@ -132,7 +132,7 @@ def _train_in_ring(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Out
     try:
         return Outcome(description=_train(plan, channel, ring.check_host_updates))
     except (HorovodInternalError, HostsUpdatedInterrupt) as change:
-        log.info("%s; the ring forms anew", str(change) or "ranks came or went")
+        log.info("%s; a new ring is formed", str(change) or "ranks joined or left")
         raise
     except Exception as error:
         ring.failed = _outcome_of(error)

@@ -134,8 +134,8 @@ def _require_separate(model: nn.Module) -> ClickModel:
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
-            f"{type(model).__name__} computes with ids beside its tables (products of features), which "
-            "train.compile and train.cuda_graphs cannot take",
+            f"{type(model).__name__} uses ids outside its tables (products of features), which "
+            "train.compile and train.cuda_graphs do not support",
             "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
         )
     return model

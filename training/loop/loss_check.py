@@ -221,7 +221,7 @@ def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[fl
             not_finite[name] = not_finite.get(name, 0) + int(count)
             largest[name] = max(largest.get(name, 0.0), largest_value)
     problems = [
-        f"{name} holds {count} values that are not finite" for name, count in not_finite.items() if count
+        f"{name} has {count} values that are not finite" for name, count in not_finite.items() if count
     ]
     problems += [f"{name} reaches {value:.3g}" for name, value in largest.items() if value > _EXTREME_VALUE]
-    return ", ".join(problems) or "no column stands out"
+    return ", ".join(problems) or "no column has extreme values"

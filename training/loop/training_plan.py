@@ -74,8 +74,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     train_files = _find_files(lake, dataset, "train", without=seen)
     if not train_files:
         raise DataError(
-            f"the train split of dataset {dataset.run_date} holds no rows",
-            "run build_features over days that have rows",
+            f"the train split of dataset {dataset.run_date} has no rows",
+            "run build_features for days that have rows",
         )
     _require_both_labels(lake, dataset, seen)
     description = {

@@ -63,7 +63,7 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
         if int(feature.cardinality or 0) < int(old.cardinality or 0):
             raise _mismatch(
                 f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: "
-                "it was not extended"
+                "the vocabulary was not extended"
             )
 
 

@@ -63,7 +63,7 @@ def build_model(
     settings = read_settings(config)
     if not spec.features:
         raise ConfigError(
-            "the feature spec holds no features", "name the model's input columns under `features`"
+            "the feature spec has no features", "list the model's input columns under `features`"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -201,7 +201,7 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
-        log.info("MLflow does not accept %s as a source; the tag %s holds it", source, _SOURCE_TAG)
+        log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, _SOURCE_TAG)
         client.create_model_version(name, source=f"runs:/{run_id}/model", run_id=run_id, tags=tags)
 
 

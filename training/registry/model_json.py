@@ -76,5 +76,5 @@ def read_description(path: str) -> dict[str, Any]:
         return format_versions.MODEL.check(file_io.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} holds no whole model ({MODEL_JSON} is missing)", "run train_model first"
+            f"{path} has no complete model ({MODEL_JSON} is missing)", "run train_model first"
         ) from error

@@ -66,7 +66,7 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
         target = next((version for version in reversed(served) if version != current), None)
         if target is None:
             raise DataError(
-                f"champion {current} is the first of {name} that still counts: there is none to go back to",
+                f"champion {current} is the first champion of {name} in force: there is no earlier one",
                 "train another one (train_model, evaluate_model), or pin a version with --pin",
             )
     else:
@@ -89,7 +89,7 @@ def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
     Raises:
         DataError: the version does not exist.
     """
-    target = _full_version(request.version or "", _complete_versions(lake, name), "whole models")
+    target = _full_version(request.version or "", _complete_versions(lake, name), "complete models")
     pinned = champion_state_as_of(lake, name, request.run_date).pinned
     if pinned is not None and pinned.champion == target:
         return None
@@ -115,7 +115,7 @@ def _record(
 ) -> Override:
     """Adds an override to its run date, and updates the aliases of the tracking server."""
     if not request.why.strip():
-        raise ConfigError(f"a {action} needs a reason", "say it with --why, for those who read the history")
+        raise ConfigError(f"a {action} needs a reason", "give it with --why, for people who read the history")
     override = Override(
         request.run_date, action, champion, request.by, request.why, file_io.utc_now(), withdrawn
     )
@@ -150,6 +150,6 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
         problem = f"{prefix!r} may be any of {matches}" if matches else f"{prefix!r} is none of the {what}"
         listed = ", ".join(dict.fromkeys(candidates)) or "none"
         raise DataError(
-            problem, f"name one of them, or its first {_MIN_PREFIX_LENGTH} letters at least: {listed}"
+            problem, f"name one of these, or at least its first {_MIN_PREFIX_LENGTH} characters: {listed}"
         )
     return matches[0]

@@ -42,7 +42,7 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     """
     champion = versions.champion_as_of(lake, config.name, dataset.run_date, before=True)
     if champion is None:
-        log.info("training afresh: there is no champion before %s", dataset.run_date)
+        log.info("training starts from fresh weights: there is no champion before %s", dataset.run_date)
         return None
     description = read_description(versions.model_path(lake, config.name, champion))
     parent = Parent(champion, frozenset(description["trained_days"]))
@@ -54,7 +54,7 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
             "run build_features with workflow.mode=retrain, or set train.retrain.start=auto",
         )
     if reason:
-        log.info("training afresh and not from champion %s: %s", champion, reason)
+        log.info("training starts from fresh weights, not from champion %s: %s", champion, reason)
         return None
     log.info("starting from champion %s", champion)
     for day in skipped_days(config, parent, train_days(dataset)):

@@ -32,7 +32,7 @@ def retriever_config(config: Config) -> Config:
     source = config.candidates.retrieval
     if source is None:
         raise ConfigError(
-            "candidates.sources holds no source retrieval, so there is no retriever to train",
+            "candidates.sources has no source retrieval, so there is no retriever to train",
             "add {source: retrieval, n: 200, model: ../models/two_tower_small.yaml} to candidates.sources",
         )
     train = config.train.model_copy(update={"baselines": []})
