@@ -15,7 +15,7 @@ from training.data.buffer_pool import Pool
 class Batch:
     """One rank's share of a global batch: L rows, D dense features, W columns of ids.
 
-    The tensors must not be changed, because several batches may share their memory.
+    Do not change the tensors, because several batches may share their memory.
 
     Attributes:
         dense: (L, D) float32.

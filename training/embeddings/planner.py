@@ -5,7 +5,7 @@ an exchange of vectors, and the rank with the frequent rows has the most work. T
 follows these rules:
 
 * Small features are replicated, unless the memory limit is too small for this.
-* A feature is row-wise if it is larger than a certain share of the rows that each rank should hold. While a
+* A feature is row-wise if it is larger than a certain share of the bytes that each rank should hold. While a
   rank holds more than its limit, the largest of the other features becomes row-wise too.
 * Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost
   so far. The cost of a feature is its share of all bytes plus its share of all lookups. With this rule (LPT,
