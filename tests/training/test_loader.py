@@ -187,7 +187,7 @@ def test_a_file_that_is_cut_off_or_no_parquet_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-9], b"", b"PAR1 and nothing more of it PAR1"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a.parquet is no Parquet file"):
+        with pytest.raises(DataError, match=r"a.parquet is not a Parquet file"):
             read_columns(DataFile(str(path), 100), SPEC, MultiHot())
 
 
