@@ -1,1 +1,1 @@
-"""Training: the loader, the models, the loop that runs on every rank, and the registry of what it made."""
+"""Training: the loader, the models, the loop that runs on every rank, and the registry of trained models."""

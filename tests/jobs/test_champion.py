@@ -111,7 +111,7 @@ def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureF
             3,
             "'v7777' is none of the champions up to 2026-01-08",
         ),
-        (["--pin", "v7777", "--why", "x"], 3, "'v7777' is none of the whole models"),
+        (["--pin", "v7777", "--why", "x"], 3, "'v7777' is none of the complete models"),
     ],
 )
 def test_refusals_have_a_code_and_a_remedy(

@@ -106,7 +106,7 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
         ended = driver.ended("survives")
         failed = driver.ended("fails")
     assert_equal(ended, undisturbed)
-    assert "the ring forms anew" in driver.log
+    assert "a new ring is formed" in driver.log
     assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
     assert set(driver.steps("survives")) == set(range(1, undisturbed["steps"] + 1))
     assert (failed["error"], failed["exit_code"]) == ("DataError", 3)
@@ -142,7 +142,7 @@ def on_cluster(plan: TrainPlan, cluster: Cluster, tmp_path_factory: pytest.TempP
         rank_lines = cluster.log_lines(" of 4 on ")
         driver.kill_at_checkpoint(survives, rank=0)
         ended["survives"] = driver.ended("survives")
-        formed_anew = bool(cluster.log_lines("the ring forms anew"))
+        formed_anew = bool(cluster.log_lines("a new ring is formed"))
         driver.wait_for_checkpoint(long)
         assert len(driver.ranks()) == 2
         left = driver.processes()

@@ -182,9 +182,9 @@ def test_what_cannot_be_done_is_said(lake: Lake, tmp_path: Path) -> None:
         DataError, match=r"'v9' is none of the champions up to 2026-01-05[\s\S]*v1aaaa, v2aaaa"
     ):
         roll_back(lake, NAME, request(5, "v9"))
-    with pytest.raises(DataError, match="'v9aaaa' is none of the whole models"):
+    with pytest.raises(DataError, match="'v9aaaa' is none of the complete models"):
         pin(lake, NAME, request(5, "v9aaaa"))
-    with pytest.raises(DataError, match="v1aaaa is the first of m that still counts"):
+    with pytest.raises(DataError, match="v1aaaa is the first champion of m in force"):
         roll_back(lake, NAME, request(1))
     with pytest.raises(ConfigError, match=r"a rollback needs a reason[\s\S]*--why"):
         roll_back(lake, NAME, request(5, why=" "))

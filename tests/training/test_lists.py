@@ -133,9 +133,9 @@ def broken(path: Path, name: str, values: pa.Array | None) -> DataFile:
         (pa.array([[1], [None, 3, None], [2], []], INT_LISTS), "column L1 holds 2 null ids"),
         (
             pa.array([[1], [2], [2], []], pa.list_(pa.int64())),
-            r"column L1 arrives as list<.*int64>, not list<int32>",
+            r"column L1 has type list<.*int64>, not list<int32>",
         ),
-        (pa.array([1, 2, 3, 4], pa.int32()), r"column L1 arrives as int32, not list<int32>"),
+        (pa.array([1, 2, 3, 4], pa.int32()), r"column L1 has type int32, not list<int32>"),
     ],
 )
 def test_lists_that_are_not_what_the_spec_says_are_named(

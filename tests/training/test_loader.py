@@ -174,7 +174,7 @@ def test_row_groups_that_the_manifest_does_not_know_are_named(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"a.parquet has 100 rows in its manifest, its row groups 99"):
         row_groups([DataFile(str(path), 100, (50, 49))])
     first, second = row_groups([DataFile(str(path), 100, (50, 50))])
-    with pytest.raises(DataError, match=r"a.parquet is no Parquet file of 2 row groups"):
+    with pytest.raises(DataError, match=r"a.parquet is not a Parquet file with 2 row groups"):
         read_group(second, SPEC, MultiHot())
     pq.write_table(pq.read_table(path), path, row_group_size=40)
     with pytest.raises(DataError, match=r"row group 0 of .*a.parquet gave \[60\] rows, its manifest says 50"):
@@ -187,7 +187,7 @@ def test_a_file_that_is_cut_off_or_no_parquet_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-9], b"", b"PAR1 and nothing more of it PAR1"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a.parquet is no Parquet file"):
+        with pytest.raises(DataError, match=r"a.parquet is not a Parquet file"):
             read_columns(DataFile(str(path), 100), SPEC, MultiHot())
 
 
@@ -212,9 +212,9 @@ def test_wrong_rows_columns_types_and_nulls_are_named(tmp_path: Path) -> None:
         read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"lacks the columns \['C1'\]"):
         read_columns(broken(path, C1=None), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column C1 arrives as float64, not int32"):
+    with pytest.raises(DataError, match="column C1 has type float64, not int32"):
         read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column I0 arrives as float64, not float32"):
+    with pytest.raises(DataError, match="column I0 has type float64, not float32"):
         read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC, MultiHot())
 
 

@@ -74,7 +74,7 @@ def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
 
     one, two = on_ranks(2, body)
     assert one == two
-    assert f"the loss at step 8 is {loss}; I0 holds 2 values that are not finite, I1 reaches 3e+07; " in one
+    assert f"the loss at step 8 is {loss}; I0 has 2 values that are not finite, I1 reaches 3e+07; " in one
     assert f"{tmp_path}/c/bad-batch-step-8.rank-*" in one
     saved = load_file(tmp_path / "c/bad-batch-step-8.rank-00001.safetensors")
     assert float(saved["dense"][1, 1]) == -3e7
@@ -89,7 +89,7 @@ def test_padding_is_no_suspect(tmp_path: Path) -> None:
     check = make_loss_check(tmp_path, "c")
     batch = make_batch(16)
     batch.dense[3], batch.weights[3] = 1e9, 0
-    with pytest.raises(DataError, match="step 1 is nan; no column stands out"):
+    with pytest.raises(DataError, match="step 1 is nan; no column has extreme values"):
         check.add(1, torch.tensor(torch.nan), batch)
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_shown_ends_the_showing_alone(caplog: pytest.LogCaptureFi
             report({"step": step})
         assert called.wait(timeout=30)
     assert shown == [{"step": 0}]
-    assert [record.message for record in caplog.records] == ["progress is not shown any more"]
+    assert [record.message for record in caplog.records] == ["progress is no longer shown"]
 
 
 def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +99,7 @@ def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("INFO"), Reporter(Channel("127.0.0.1", port, "x")) as report:
         for step in range(2 * progress._MAX_WAITING_ENTRIES):
             report({"step": step})
-    assert "the driver hears no progress any more" in caplog.text
+    assert "progress is no longer sent to the driver" in caplog.text
 
 
 def test_a_driver_that_does_not_listen_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_an_object_that_is_not_the_manifests_is_named_and_nothing_stays(
 
 def test_row_groups_that_the_manifest_does_not_know_are_named(remote: list[DataFile], tmp_path: Path) -> None:
     other = [replace(remote[0], row_groups=(4000, 4000))]
-    with pytest.raises(DataError, match=r"part-0.parquet is no Parquet file of 2 row groups: it has 3"):
+    with pytest.raises(DataError, match=r"part-0.parquet is not a Parquet file with 2 row groups: it has 3"):
         list(stage(iter(row_groups(other)), tmp_path))
 
 

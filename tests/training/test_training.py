@@ -281,7 +281,7 @@ def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
 def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     dataset = publish_random(lake)
-    with pytest.raises(DataError, match="the train split of dataset 2026-01-04 holds no rows"):
+    with pytest.raises(DataError, match="the train split of dataset 2026-01-04 has no rows"):
         make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
 
 

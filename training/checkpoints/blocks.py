@@ -14,13 +14,13 @@ from training.embeddings.rows import RowBlock
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Rows of one feature, contiguous in a tensor of a file from the tensor's row `block.place` on."""
+    """Rows of one feature in a file: consecutive rows of a tensor, starting at its row `block.place`."""
 
     file: str
     block: RowBlock
 
     def to_json(self) -> dict[str, Any]:
-        """The block as JSON values."""
+        """Returns the block as JSON values."""
         block = self.block
         return {
             "file": self.file,
@@ -33,10 +33,10 @@ class StoredBlock:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredBlock:
-        """The block that `to_json` returned.
+        """Creates a block from the values that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: other values.
+            KeyError, TypeError, ValueError: `values` did not come from `to_json`.
         """
         feature, first, step, rows, place = (
             int(values[key]) for key in ("feature", "first", "step", "rows", "place")
@@ -46,14 +46,16 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The common rows of two blocks, evenly spaced in both. Rows are counted from a block's first row.
+    """The rows that two blocks have in common. They are evenly spaced in both blocks.
+
+    Positions are counted from the first row of a block.
 
     Attributes:
         rows: number of common rows.
-        target_first: the first common row, in the target block.
-        target_step: distance of common rows in the target block.
-        source_first: the first common row, in the source block.
-        source_step: distance of common rows in the source block.
+        target_first: position of the first common row in the target block.
+        target_step: distance between common rows in the target block.
+        source_first: position of the first common row in the source block.
+        source_step: distance between common rows in the source block.
     """
 
     rows: int
@@ -64,10 +66,11 @@ class Overlap:
 
 
 def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
-    """The common rows of two blocks; None if there are none.
+    """Returns the common rows of two blocks; None if there are none.
 
     A block has the rows first, first + step, … of a feature. The common rows are the solutions of two
-    congruences (Chinese remainder theorem), and their distance is the least common multiple of both steps.
+    congruences (Chinese remainder theorem). The distance between them is the least common multiple of both
+    steps.
     """
     if target.feature != source.feature or not target.rows or not source.rows:
         return None
@@ -78,7 +81,7 @@ def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     common_step = target.step // divisor * source.step
     modulus = source.step // divisor
     steps = distance // divisor * pow(target.step // divisor, -1, modulus) % modulus
-    first = target.first + target.step * steps  # a solution; now the first one in both blocks
+    first = target.first + target.step * steps  # a solution; next, the first in both blocks
     lowest = max(target.first, source.first)
     first += -(-max(lowest - first, 0) // common_step) * common_step
     last = min(block.first + block.step * (block.rows - 1) for block in (target, source))
@@ -95,12 +98,12 @@ def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
 
 @dataclass(frozen=True)
 class OwnedState:
-    """The part of a trainer's state that one rank writes, by name.
+    """The tensors of a trainer's state that one rank writes to disk, by name.
 
     Attributes:
-        equal: tensors that are equal on all ranks; empty except on rank 0.
-        rows: pieces of the tensors with one entry a table row.
-        blocks: the blocks of these pieces, contiguous in the order of the pieces.
+        equal: tensors that are equal on all ranks. Only rank 0 writes them; on other ranks this is empty.
+        rows: for each tensor with one entry per table row, the pieces that this rank writes.
+        blocks: the blocks of rows that these pieces contain, in the order of the pieces.
     """
 
     equal: dict[str, Tensor]
@@ -111,12 +114,12 @@ class OwnedState:
 def owned_state(
     state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
 ) -> OwnedState:
-    """The part of a trainer's state that this rank writes, as views.
+    """Returns the part of a trainer's state that this rank writes, as views.
 
     Args:
         state: all tensors by name.
-        row_state: tensor with one entry a table row -> its blocks on this rank.
-        leads: whether this is rank 0.
+        row_state: name of each tensor with one entry per table row -> its blocks on this rank.
+        leads: True on rank 0.
     """
     equal = {name: value.detach() for name, value in state.items() if leads and name not in row_state}
     owned = OwnedState(equal, {}, {})

@@ -1,4 +1,4 @@
-"""The folder of a training's checkpoints: which checkpoints there are, and which files to delete."""
+"""The folder of a training's checkpoints: lists the checkpoints and deletes files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from training.registry.leftovers import is_older
 
 _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
-# Files without an index that are older than this belong to no running attempt. Writing a checkpoint takes
-# less. If it ever takes longer, the checkpoint may be damaged, and the one before is used.
+# Files that no index lists and that are older than this do not belong to a running attempt, because writing a
+# checkpoint takes less time. If it ever takes longer, its files may be deleted too early. Then the previous
+# checkpoint is used.
 _GRACE_S = 3600.0
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, which several attempts at one training may use at the same time.
+    """A folder of checkpoints. Several attempts at the same training may use it at the same time.
 
     Args:
         path: path or URI of the folder.
@@ -32,16 +33,16 @@ class CheckpointFolder:
         self.path = path
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that have an index, newest first."""
+        """Returns the step numbers of the checkpoints that have an index, newest first."""
         names = [info.base_name for info in file_io.list_files(self.path)]
         return sorted((int(match[1]) for name in names if (match := _INDEX.fullmatch(name))), reverse=True)
 
     def index_path(self, step: int) -> str:
-        """The path of a checkpoint's index."""
+        """Returns the path of a checkpoint's index."""
         return f"{self.path}/step-{step:012d}.json"
 
     def index_text(self, step: int) -> str | None:
-        """The text of a checkpoint's index; None if there is none."""
+        """Returns the text of a checkpoint's index; None if the file does not exist."""
         try:
             return file_io.read_text(self.index_path(step))
         except FileNotFoundError:
@@ -58,24 +59,24 @@ class CheckpointFolder:
         """Deletes damaged checkpoints, unless another attempt has replaced them.
 
         Args:
-            damaged: step -> text of the index.
+            damaged: step -> text of the index when the damage was found.
         """
         for step, text in damaged.items():
             if self.index_text(step) == text:
                 self._delete_checkpoint(step, text)
 
     def delete_old_leftovers(self) -> None:
-        """Deletes old files of checkpoints that no index lists."""
+        """Deletes old checkpoint files that no index lists."""
         listed = self._listed_files()
         for info in file_io.list_files(self.path):
             if _CHECKPOINT_FILE.match(info.base_name) and info.base_name not in listed and _is_old(info):
                 self._delete(info.base_name)
 
     def delete_all(self, attempt: str) -> None:
-        """Deletes all checkpoints and the folder, except files that another attempt is writing now.
+        """Deletes all checkpoints and the folder, but keeps files that another attempt is writing now.
 
         Args:
-            attempt: the name of this attempt in its file names.
+            attempt: the name of this attempt, which is part of its file names.
         """
         listed = self._listed_files()
         for info in file_io.list_files(self.path):
@@ -84,14 +85,17 @@ class CheckpointFolder:
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
         if file_io.is_local(self.path):
-            with suppress(OSError):  # the folder has files of another attempt
+            with suppress(OSError):  # the folder still has another attempt's files
                 Path(file_io.filesystem(self.path)[1]).rmdir()
 
     def _listed_files(self) -> set[str]:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}
 
     def _file_names(self, step: int, text: str | None) -> list[str]:
-        """The files of a checkpoint, its index first: without an index, readers ignore the other files."""
+        """Returns the names of a checkpoint's files.
+
+        The index comes first, because readers ignore the other files once the index is deleted.
+        """
         index = self.index_path(step).rsplit("/", 1)[1]
         try:
             return [index, *(entry["name"] for entry in json.loads(text or "")["files"])]

@@ -1,9 +1,9 @@
 """Writes one checkpoint: copies the state to host memory, and writes the copy in a thread during training.
 
-Every rank's thread writes its tensors, then a small JSON file, its part. Rank 0's thread waits until the
-folder has the parts of all ranks, and then publishes the index. Threads call no collectives, because those
-must be called in one order on all ranks. Ranks exchange errors of the threads at the next save
-(`Checkpoints.wait`).
+On every rank, the thread writes the rank's tensors and then a small JSON file that lists them, the rank's
+part. The thread of rank 0 waits until the folder has the parts of all ranks, and then publishes the index.
+Threads call no collectives, because all ranks must call collectives in the same order. At the next save,
+ranks exchange the errors of their threads (`Checkpoints.wait`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ from training.distributed.collectives import Collectives
 
 log = logging.getLogger("nightrank.training")
 
-# Pause between two checks for other ranks' parts; doubled each time, because a check is a request to an
-# object store.
+# The first pause between two checks for the parts of other ranks. It doubles each time, because every check
+# is a request to the object store.
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
 class HostCopy:
-    """Host memory for one rank's part of a checkpoint, reused by every save; pinned for a state on a GPU."""
+    """Host memory for one rank's part of a checkpoint. All saves reuse it.
+
+    The memory is pinned if the state is on a GPU.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
     def take(self, owned: OwnedState) -> dict[str, list[Tensor]]:
-        """Copies the state that a rank writes; returns when the copy is complete."""
+        """Copies the state that this rank writes, and returns when the copy is complete."""
         tensors: dict[str, Sequence[Tensor]] = {name: [value] for name, value in owned.equal.items()}
         tensors |= owned.rows
         copies = {
@@ -61,14 +64,14 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """The contents of a checkpoint.
+    """What one rank writes for a checkpoint.
 
     Attributes:
-        step: steps done.
+        step: number of steps done.
         tensors: this rank's tensors, in host memory.
-        owned: which of them are equal on all ranks, and the blocks of the others.
-        index: further values of the index.
-        copy_s: seconds that the copy to host memory took.
+        owned: says which of the tensors are equal on all ranks, and lists the blocks of the others.
+        index: more values to store in the index.
+        copy_s: duration of the copy to host memory, in seconds.
     """
 
     step: int
@@ -79,14 +82,14 @@ class CheckpointContents:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint in a thread, which starts at once.
+    """Writes one checkpoint in a thread. The constructor starts the thread.
 
     Args:
         folder: path or URI.
         stem: the start of this checkpoint's file names; no other attempt uses it.
-        index: the name of the index.
+        index: the file name of the index.
         collectives: only their rank and size are used.
-        contents: of this rank.
+        contents: the tensors of this rank.
         on_published: called on rank 0 when the checkpoint is complete.
     """
 
@@ -113,27 +116,32 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait_written(self) -> NightrankError | None:
-        """Waits until this rank's part is on disk; returns the error if there was one."""
+        """Waits until this rank's part is on disk. Returns the error, or None."""
         self._written.wait()
         return self._error
 
     def wait_published(self, timeout_s: float) -> NightrankError | None:
-        """Waits until the thread has ended; then rank 0 has published the index. Returns the error, if any.
+        """Waits until the thread has ended. Returns its error, or None.
 
-        After the timeout the checkpoint is cancelled.
+        If rank 0's thread ends without an error, it has published the index.
+
+        If the thread has not ended after `timeout_s`, the checkpoint is cancelled.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive() and self._error is None:
             self.cancel()
             return self._error or InfrastructureError(
-                f"rank 0 does not find what ranks {self._missing(range(self._num_ranks))} wrote to "
+                f"rank 0 does not find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
                 f"{self._folder}",
-                "keep the lake where all ranks see the same files",
+                "put the lake on storage that all ranks share",
             )
         return self._error
 
     def cancel(self) -> None:
-        """Ends the thread's wait for the parts of other ranks; if it still waits, there is no checkpoint."""
+        """Stops the thread.
+
+        If it is still waiting for the parts of other ranks, no checkpoint is published.
+        """
         self._cancelled.set()
         self._thread.join()
 
@@ -145,10 +153,10 @@ class CheckpointWriter:
                 self._publish()
         except NightrankError as error:
             self._error = error
-        except Exception as error:  # nobody would see an error that ends a thread
+        except Exception as error:  # an error that ends a thread would not be reported
             self._error = InfrastructureError(
                 f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
-                "check disk space and permissions, then rerun to resume from the checkpoint before",
+                "check disk space and permissions, then rerun to resume from the previous checkpoint",
             )
         finally:
             self._written.set()
@@ -209,10 +217,10 @@ class CheckpointWriter:
         self._on_published()
 
     def _delete_duplicate(self, names: Sequence[str]) -> None:
-        """Deletes this checkpoint's files: another attempt has published a checkpoint of the same step."""
+        """Deletes this checkpoint's files because another attempt has published a checkpoint of this step."""
         log.info(
             "checkpoint of step %d: another attempt at this training has written it", self._contents.step
         )
-        if file_io.is_local(self._folder):  # on an object store the index may have named them for a moment
+        if file_io.is_local(self._folder):  # an object store's index may have listed them for a moment
             for name in names:
                 file_io.delete_file(f"{self._folder}/{name}")

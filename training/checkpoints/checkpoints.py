@@ -1,4 +1,4 @@
-"""The checkpoints of one training: all its ranks write them, and any number of ranks can read them.
+"""The checkpoints of one training. All its ranks write them, and any number of ranks can read them.
 
     step-<n>.json                               the index, written last: without it there is no checkpoint
     step-<n>.<attempt>.dense.safetensors        tensors that are equal on all ranks, written by rank 0
@@ -6,12 +6,12 @@
     step-<n>.<attempt>.part-<rank>.json         the files of a rank, until the index lists them
 
 All ranks must see the folder, on a shared disk or an object store. At most one checkpoint is written at a
-time. It takes as much host memory as the rank's part of the state.
+time. It needs as much host memory as the rank's part of the state.
 
-Another attempt at the same training may run at the same time and use the same folder. Checkpoints with an
-index belong to all attempts: each may resume from one, and delete it when there are newer ones. Files
-without an index belong to the attempt in their names. Other attempts delete them only when they are too old
-to be in use.
+Another attempt at the same training may run at the same time and use the same folder. All attempts share the
+checkpoints that have an index. Each attempt may resume from such a checkpoint, and may delete it when there
+are newer ones. Files that no index lists belong to the attempt that is part of their names. Other attempts
+delete these files only if they are too old to be in use.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from training.registry.written_file import FileEntry, damage
 
 log = logging.getLogger("nightrank.training")
 
-# How long rank 0 waits for files that other ranks have reported as written; and, after an error, for those
-# of ranks that may have ended.
+# The first is how long rank 0 waits for files that other ranks have reported as written. The second is how
+# long it waits after an error, when other ranks may have ended.
 _PUBLISH_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training is.
+    """How far a training has come.
 
     Attributes:
-        step: steps done.
-        seconds: seconds spent in them.
-        history: entries of the history so far.
+        step: number of steps done.
+        seconds: time spent in these steps.
+        history: all entries of the history so far.
     """
 
     step: int = 0
@@ -61,11 +61,11 @@ class Position:
 class Checkpoints:
     """Saves and restores checkpoints. Every rank creates one and calls the same methods in the same order.
 
-    Use it as a context manager: leaving it waits until the last checkpoint is on disk.
+    Use it as a context manager: on exit, it waits until the last checkpoint is on disk.
 
     Args:
-        folder: path or URI, created when it is first needed.
-        collectives: of the training's ranks.
+        folder: path or URI of the folder, which is created when it is first needed.
+        collectives: those of the training's ranks.
         keep: number of checkpoints to keep; older ones are deleted.
     """
 
@@ -81,7 +81,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits until a checkpoint in progress is complete. After an error other ranks may be gone."""
+        """Waits until a checkpoint in progress is complete.
+
+        The wait has a short limit, because after an error the other ranks may have ended.
+        """
         writer, self._writer = self._writer, None
         if writer is not None:
             error = writer.wait_written() or writer.wait_published(_EXIT_TIMEOUT_S)
@@ -94,10 +97,11 @@ class Checkpoints:
         return self._collectives.rank == 0
 
     def save(self, trainer: Stateful, position: Position) -> None:
-        """Waits for the checkpoint before, copies the state, and starts a thread that writes the copy.
+        """Waits for the previous checkpoint, copies the state, and starts a thread that writes the copy.
 
         Raises:
-            InfrastructureError, DataError: on all ranks, an error of any rank in the checkpoint before.
+            InfrastructureError, DataError: a rank failed to write the previous checkpoint. Raised on all
+                ranks.
         """
         self.wait()
         began = time.perf_counter()
@@ -118,7 +122,7 @@ class Checkpoints:
         """Waits until the last checkpoint is complete.
 
         Raises:
-            InfrastructureError, DataError: on all ranks, an error of any rank.
+            InfrastructureError, DataError: a rank failed to write the checkpoint. Raised on all ranks.
         """
         writer, self._writer = self._writer, None
         if writer is None:
@@ -131,19 +135,21 @@ class Checkpoints:
             writer.cancel()
 
     def restore(self, trainer: Stateful) -> Position | None:
-        """Restores a trainer from the newest whole checkpoint; without one, returns None and changes nothing.
+        """Restores a trainer from the newest complete checkpoint.
 
-        The placement of rows and the number of ranks may differ from those of the saving training. A damaged
-        checkpoint is skipped with a warning and deleted, as are old files of killed attempts.
+        If there is no complete checkpoint, it returns None and changes nothing.
+
+        The placement of rows and the number of ranks may differ from those at the time of saving. Damaged
+        checkpoints are skipped with a warning and deleted. Old files of killed attempts are deleted too.
 
         Raises:
-            DataError: on all ranks; a newer release wrote the newest checkpoint, or it is of another
-                training.
+            DataError: a newer release wrote the newest checkpoint, or the checkpoint belongs to another
+                training. Raised on all ranks.
             InfrastructureError: another attempt deleted the checkpoints while they were read.
         """
         damaged: dict[int, str] = {}
         position: Position | None = None
-        changed = False  # a checkpoint was deleted while the trainer was being filled
+        changed = False  # True if a checkpoint was deleted while it was being loaded
         while position is None and (newest := self._newest_except(damaged)) is not None:
             step, text = newest
             raise_on_all_ranks(self._collectives, self._version_error(step, text))
@@ -167,7 +173,7 @@ class Checkpoints:
         if self._leads:
             self._folder.delete_damaged(damaged)
             self._folder.delete_old_leftovers()
-        gather_json(self._collectives, None)  # a barrier: no rank writes before the deletions
+        gather_json(self._collectives, None)  # a barrier: no rank writes before the deletions are done
         if position is not None:
             log.info("resuming after step %d", position.step)
         return position
@@ -178,25 +184,28 @@ class Checkpoints:
             self._folder.delete_all(self._attempt)
 
     def _newest_except(self, damaged: Collection[int]) -> tuple[int, str] | None:
-        """(step, text of its index) of the newest checkpoint that is not damaged; the same on all ranks."""
+        """Returns (step, text of the index) of the newest checkpoint not in `damaged`; equal on all ranks."""
         newest: tuple[int, str] | None = None
         while self._leads and newest is None:
             step = next((step for step in self._folder.steps() if step not in damaged), None)
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # None: another attempt has just deleted it, so there is a newer one, or the model.
+            # None: another attempt has just deleted it, so a newer checkpoint or the model exists.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
 
     def _is_replaced(self, step: int, text: str) -> bool:
-        """Whether another attempt deleted or replaced a checkpoint since its index was read. A collective."""
+        """Returns whether another attempt deleted or replaced a checkpoint since its index was read.
+
+        This is a collective: all ranks must call it.
+        """
         replaced = self._leads and self._folder.index_text(step) != text
         return bool(gather_json(self._collectives, replaced)[0])
 
     def _version_error(self, step: int, text: str) -> DataError | None:
-        """The error if a newer release wrote the checkpoint: it must not be deleted as damaged."""
+        """Returns an error if a newer release wrote the checkpoint, which must not be deleted as damaged."""
         try:
             values = json.loads(text)
         except ValueError:  # damaged; `_examine` reports it
@@ -210,14 +219,17 @@ class Checkpoints:
         return None
 
     def _examine(self, step: int, text: str) -> str | None:
-        """What is wrong with a checkpoint; None if nothing is. Each rank reads a share of the files."""
+        """Describes the damage of a checkpoint; None if it is intact.
+
+        Each rank reads a share of the files.
+        """
         try:
             index = json.loads(text)
             entries = [FileEntry(**entry) for entry in index["files"]]
             Position(**index["position"])
             self._stored_state(index)
         except (KeyError, TypeError, ValueError) as error:
-            return f"{self._folder.index_path(step)} is no index of a checkpoint: {error}"
+            return f"{self._folder.index_path(step)} is not a valid checkpoint index: {error}"
         for entry in entries[self._collectives.rank :: self._collectives.size]:
             problem = damage(self._folder.path, entry)
             if problem:
@@ -231,14 +243,14 @@ class Checkpoints:
         return StoredState(self._folder.path, {entry["name"]: "" for entry in index["files"]}, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
-        """Fills the trainer; returns None if another attempt deleted the checkpoint meanwhile."""
+        """Loads a checkpoint into the trainer; returns None if another attempt deleted it in the meantime."""
         index = json.loads(text)
         failure: NightrankError | None = None
         try:
             self._stored_state(index).load(trainer.state(), trainer.row_state())
         except StateMismatchError as error:
             failure = DataError(
-                f"the checkpoint of step {step} is of another training: {error}",
+                f"the checkpoint of step {step} belongs to another training: {error}",
                 f"delete {self._folder.path} and train again from the start",
             )
         except NightrankError as error:

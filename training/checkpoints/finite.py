@@ -1,4 +1,4 @@
-"""Prevents that a model or checkpoint with numbers that are not finite is saved."""
+"""Checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from training.checkpoints.tensor_file import CHUNK_BYTES
 
 
 def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
-    """Checks that all numbers of tensors are finite.
+    """Checks that all numbers in some tensors are finite.
 
     Args:
         tensors: name -> the pieces of a tensor.
-        when: the time of the check, for the error.
+        when: the time of the check, for the error message, such as "after step 100".
 
     Raises:
-        DataError: a tensor has a number that is not finite.
+        DataError: a tensor contains a number that is not finite.
     """
     for name, pieces in tensors.items():
         for piece in pieces:
@@ -28,7 +28,7 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
             for chunk in piece.reshape(-1).split(CHUNK_BYTES // piece.element_size()):
                 if not bool(torch.isfinite(chunk).all()):
                     raise DataError(
-                        f"{when} {name} holds numbers that are not finite; nothing was saved",
+                        f"{when} {name} contains numbers that are not finite; nothing was saved",
                         "lower train.learning_rate and train.embedding_learning_rate, and look for extreme "
                         "feature values",
                     )

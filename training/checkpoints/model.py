@@ -1,4 +1,7 @@
-"""Loads models: to score, or as the start of a further training. model_writer.py writes them."""
+"""Loads models, either to score with them or to start another training from them.
+
+model_writer.py writes models.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ class LoadedModel:
 
     Attributes:
         model: the model in evaluation mode.
-        spec: its features.
-        multi_hot: how many ids of a list the model uses.
-        version: of the model.
-        description: its model.json.
+        spec: the features of the model.
+        multi_hot: how many ids of each list feature the model uses.
+        version: the model's version.
+        description: the content of its model.json.
     """
 
     model: nn.Module
@@ -47,7 +50,7 @@ class LoadedModel:
 
 
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
-    """The state in a model's folder; DataError if a file's length differs from model.json."""
+    """Returns the state in a model's folder; DataError if a file's length differs from model.json."""
     for entry in entries_of(description):
         files, inner = file_io.filesystem(f"{path}/{entry.name}")
         size = files.get_file_info(inner).size
@@ -70,7 +73,7 @@ def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, opt
 def _checksum_error(
     path: str, description: Mapping[str, Any], names: Collection[str], rank: int = 0, ranks: int = 1
 ) -> DataError | None:
-    """Reads this rank's share of the named files; the error of the first damaged one, or None."""
+    """Reads this rank's share of the named files. Returns an error for the first damaged file, or None."""
     entries = [entry for entry in entries_of(description) if entry.name in names]
     for entry in entries[rank::ranks]:
         problem = damage(path, entry)
@@ -88,19 +91,20 @@ def _train_again(description: Mapping[str, Any]) -> str:
 
 
 def open_trained(path: str, collectives: Collectives | None = None) -> tuple[StoredState, FeatureSpec]:
-    """The state of a trainer at the end of its training, and the model's features, for a further training.
+    """Returns a model's final training state and its features, so that another training can start from it.
 
     Args:
         path: the model's folder.
-        collectives: of the ranks, which all call this; each compares the checksums of a share of the files.
+        collectives: all ranks must call this function. Each rank compares the checksums of a share of the
+            files.
 
     Raises:
-        DataError: the folder has no whole model, a damaged one, or one without optimizer state.
+        DataError: the folder has no complete model, or the model is damaged or has no optimizer state.
     """
     description = read_description(path)
     if "optimizer" not in description:
         raise DataError(
-            f"{path}/{MODEL_JSON} names no optimizer state: an older version of this code wrote it",
+            f"{path}/{MODEL_JSON} lists no optimizer state: an older version of this code wrote it",
             "train afresh once with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])
@@ -117,17 +121,18 @@ def load_model(
     embeddings: Literal["stored", "int8"] = "stored",
     kernels: Kernels = "auto",
 ) -> LoadedModel:
-    """Loads the model of a folder `models/<name>/<version>`, with all its rows in this process.
+    """Loads the model in a folder `models/<name>/<version>`, with all its embedding rows in this process.
 
     Args:
         path: the model's folder.
-        device: the device of the model.
-        embeddings: `int8` quantizes the tables' rows in host memory, so that the device stores only bytes.
-        kernels: as `score.kernels`.
+        device: the device to load the model to.
+        embeddings: `int8` quantizes the table rows in host memory, so that the device stores one byte per
+            number.
+        kernels: the same values as the setting `score.kernels`.
 
     Raises:
-        ConfigError: the kernels were requested and cannot run here.
-        DataError: the folder has no complete model, a damaged one, or weights that do not fit its
+        ConfigError: `kernels` is `triton`, but Triton's kernels cannot run on this machine.
+        DataError: the folder has no complete model, or the model is damaged, or its weights do not fit its
             architecture.
     """
     with_kernels = use_kernels(kernels, device, "score.kernels")

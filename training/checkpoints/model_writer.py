@@ -1,14 +1,14 @@
-"""Writes models: a folder of safetensors files and `model.json`, which is written last.
+"""Writes models. A model is a folder of safetensors files and a `model.json`, which is written last.
 
 Each rank writes its table rows to `embeddings-<rank>-<attempt>` and their optimizer state to
 `optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`. model.json lists the files and
 the blocks of rows in them.
 
-Two attempts may train one version at the same time: a scheduler that has lost a worker starts another one,
-and the first may still be running. Each attempt therefore writes files with its name in them and deletes no
-others, and model.json is created once. The attempt that ends second uses the model of the first. Both models
-are the same, because training is deterministic. `training.registry.leftovers` deletes old files that no
-model.json lists.
+Two attempts may train the same version at the same time: if a scheduler loses contact with a worker, it
+starts another one, while the first may still be running. Each attempt therefore writes files that have its
+name in their file names, and deletes no other files. model.json is created only once. The attempt that ends
+second uses the model of the first. Both models are the same, because training is deterministic.
+`training.registry.leftovers` deletes old files that no model.json lists.
 """
 
 from __future__ import annotations
@@ -35,22 +35,27 @@ log = logging.getLogger("nightrank.training")
 
 
 def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Writes a model with all its rows in this process. It can score, but no training can start from it."""
+    """Writes a model whose rows are all in this process, without optimizer state.
+
+    The saved model can score, but no training can start from it.
+    """
     save_trained(path, WeightsOnly(model), description, LocalCollectives())
 
 
 def save_trained(
     path: str, trainer: Stateful, description: Mapping[str, Any], collectives: Collectives
 ) -> dict[str, Any]:
-    """Writes a model's folder with the state of the optimizers. Every rank calls this and writes its rows.
+    """Writes a model's folder, including the state of the optimizers.
+
+    Every rank must call this function; each writes its own rows.
 
     Returns:
-        The model.json of the folder, on all ranks. If another attempt has published this version before, it
-        is the model.json of that attempt.
+        The model.json of the folder, on all ranks. If another attempt has already published this version,
+        this is the model.json of that attempt.
 
     Raises:
-        InfrastructureError: a rank could not write; then there is no model.
-        DataError: the state has numbers that are not finite.
+        InfrastructureError: a rank could not write its files. No model is published.
+        DataError: the state contains numbers that are not finite.
     """
     leads = collectives.rank == 0
     attempt = gather_json(collectives, uuid.uuid4().hex[:8])[0]
@@ -76,7 +81,7 @@ def save_trained(
 
 
 def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Creates model.json, unless another attempt has published a whole model; returns the valid one."""
+    """Creates model.json, unless another attempt has published a complete model. Returns the one in use."""
     complete = {**description, **_file_list(files)}
     model_json = f"{path}/{MODEL_JSON}"
     if file_io.create_json(model_json, format_versions.MODEL.stamp(complete)):
@@ -85,17 +90,17 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         file_io.replace_json(model_json, format_versions.MODEL.stamp(complete))
         return complete
     log.info(
-        "another attempt has published a whole model in %s; it is used, and this attempt's files are not",
+        "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
-    if file_io.is_local(path):  # on an object store model.json may have named them for a moment
+    if file_io.is_local(path):  # an object store's model.json may have listed them for a moment
         for file in files:
             file_io.delete_file(f"{path}/{file['name']}")
     return read_description(path)
 
 
 def _files(owned: OwnedState, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
-    """(kind, file name, tensors by their names in the file) of a rank's files that are not empty."""
+    """Returns (kind, file name, tensors by name) for each file that this rank writes; no empty files."""
     equal = {name: [value] for name, value in owned.equal.items()}
     names = {
         ("weights", "dense"): _weights(equal),
@@ -131,7 +136,7 @@ def _write(
 
 
 def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The part of model.json about files: names by kind, lengths and checksums, blocks of rows."""
+    """Returns the part of model.json about files: names by kind, lengths and checksums, blocks of rows."""
     rows: dict[str, list[Any]] = {}
     for file in files:
         for name, blocks in file["rows"].items():

@@ -13,14 +13,14 @@ from training.distributed.collectives import Collectives
 
 
 def gather_json(collectives: Collectives, value: Any) -> list[Any]:
-    """The JSON values of all ranks, in the order of ranks. Also a barrier: all ranks must have called it."""
+    """Returns the JSON values of all ranks, in rank order. It is also a barrier: it waits for all ranks."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     lengths, texts = collectives.allgather(torch.tensor([len(text)]), text)
     return [json.loads(part.numpy().tobytes()) for part in texts.split(lengths.tolist())]
 
 
 def raise_on_all_ranks(collectives: Collectives, error: NightrankError | None) -> None:
-    """Raises the error of the first rank that has one, on all ranks, so that no rank waits for the others."""
+    """If any rank has an error, raises the first one on all ranks, so that no rank waits for the others."""
     fields = None if error is None else [type(error).__name__, error.problem, error.remedy]
     for rank, fields_of_rank in enumerate(gather_json(collectives, fields)):
         if fields_of_rank is not None:

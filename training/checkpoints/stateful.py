@@ -1,4 +1,4 @@
-"""The state of a training that is saved, by the names of its tensors."""
+"""Interface for objects whose state can be saved: tensors by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 
 
 class Stateful(Protocol):
-    """The state of a training that can be saved: a `Trainer`."""
+    """An object whose training state can be saved, such as a `Trainer`."""
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Returns all tensors by name."""
         ...
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:

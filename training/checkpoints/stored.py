@@ -1,4 +1,7 @@
-"""Reads a training's state from disk into the tensors of a rank, for any placement of rows."""
+"""Reads a training's state from disk into the tensors of a rank.
+
+The placement of rows on ranks may differ from the placement at the time of saving.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from training.embeddings.rows import RowBlock
 
 
 class StateMismatchError(Exception):
-    """The files have tensors of another model, or lack rows; the message names the difference."""
+    """The files belong to another model, or some rows are missing; the message names the difference."""
 
 
 class _Files:
-    """The open files of a folder; a file is opened at its first use."""
+    """The open files of a folder. Each file is opened when it is first used."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -34,7 +37,7 @@ class _Files:
         self._stack.close()
 
     def open(self, name: str) -> TensorFile:
-        """The open file of this name."""
+        """Returns the open file with this name."""
         if name not in self._opened:
             self._opened[name] = self._stack.enter_context(TensorFile(f"{self._folder}/{name}"))
         return self._opened[name]
@@ -45,10 +48,10 @@ class StoredState:
 
     Args:
         folder: path or URI.
-        prefixes: file -> prefix of its tensors' names.
-        rows: tensor with one entry a table row -> its blocks.
-        cardinalities: of the features, in order; needed for models of early versions, which have whole tables
-            without blocks.
+        prefixes: file -> prefix that is added to the names of its tensors.
+        rows: name of each tensor with one entry per table row -> its blocks.
+        cardinalities: those of the features, in order. Needed for models of early versions, whose tables are
+            stored as single tensors without blocks.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Tensor -> its files, and its shape in the first of them."""
+        """Returns, for each tensor, its files and its shape in the first of them."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
@@ -82,16 +85,17 @@ class StoredState:
         *,
         unread: tuple[str, ...] = (),
     ) -> None:
-        """Fills a rank's tensors in place. Only a chunk of a table is in memory besides them.
+        """Fills a rank's tensors in place. It needs extra memory only for one chunk of a table.
 
         Args:
             state: the tensors by name.
-            row_state: tensor with one entry a table row -> its blocks on this rank; only these rows are
-                filled.
-            unread: prefixes of stored names that need not be in `state`.
+            row_state: name of each tensor with one entry per table row -> its blocks on this rank; only the
+                rows of these blocks are filled.
+            unread: prefixes of stored tensors that may be missing in `state`.
 
         Raises:
-            StateMismatchError: the tensors differ. Nothing was changed, unless rows are missing.
+            StateMismatchError: the stored tensors do not fit `state`. Nothing was changed, unless the reason
+                is that rows are missing in the files.
             DataError: a file is missing or damaged.
         """
         self._require_fit(state, row_state, unread)
@@ -104,7 +108,7 @@ class StoredState:
                 copied = sum(self._copy_rows(files, name, block, value) for block in row_state[name])
                 needed = sum(block.rows for block in row_state[name])
                 if copied != needed:
-                    raise StateMismatchError(f"{self.folder} holds {copied} of the {needed} rows of {name}")
+                    raise StateMismatchError(f"{self.folder} has {copied} of the {needed} rows of {name}")
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0
@@ -148,7 +152,7 @@ class StoredState:
         surplus = sorted(name for name in unknown if not name.startswith(unread))
         if missing or surplus:
             raise StateMismatchError(
-                f"{self.folder} lacks {missing or 'nothing'} and holds in addition {surplus or 'nothing'}"
+                f"{self.folder} lacks tensors {missing or 'none'}; unexpected tensors: {surplus or 'none'}"
             )
         for name, value in state.items():
             if name not in self._tensors:

@@ -1,9 +1,9 @@
 """Writes and reads safetensors files in chunks, on a local disk or an object store.
 
 The format (github.com/huggingface/safetensors) has three parts: the length of a JSON header as 8 bytes
-little-endian; the header with dtype, shape and byte range of each tensor; and the tensors' bytes. The
-safetensors library handles only whole tensors of local files and copies them in memory, but a rank's table
-rows may take most of its memory.
+little-endian; the header with dtype, shape and byte range of each tensor; and the tensors' bytes. This module
+replaces the safetensors library, which handles only complete tensors of local files and copies them in
+memory. A rank has no memory for such a copy if table rows take most of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conf.errors import DataError, InfrastructureError
 from storage import file_io
 from training.registry.written_file import FileEntry
 
-# Bytes that are in memory at a time, in addition to the tensors themselves.
+# Bytes of a file that are in memory at a time, in addition to the tensors themselves.
 CHUNK_BYTES = 1 << 26
 
 _DTYPES = {
@@ -46,17 +46,17 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> FileEntry:
-    """Writes a file. On a local disk, the file and its name survive a power cut once this returns.
+    """Writes a file. After it returns, a file on a local disk survives a power failure.
 
     Args:
         folder: path or URI.
-        name: of the file.
+        name: the file name.
         tensors: name -> pieces, which are concatenated along dimension 0 in the file.
 
     Raises:
-        InfrastructureError: the file could not be written; a local disk has no part of it.
+        InfrastructureError: the file could not be written. On a local disk, no partial file remains.
     """
-    # Larger elements first, which keeps numbers aligned.
+    # Tensors with larger elements come first, which keeps all numbers aligned.
     order = sorted(tensors, key=lambda tensor: (-tensors[tensor][0].element_size(), tensor))
     header: dict[str, Any] = {}
     end = 0
@@ -99,7 +99,7 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 
 def raw(values: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU; writing to them writes to the tensor."""
+    """Returns the bytes of a contiguous tensor on the CPU as a view: writing to it changes the tensor."""
     # A single row of a strided view counts as contiguous, although its strides are not 1.
     flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
@@ -122,7 +122,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         local.unlink(missing_ok=True)
         raise
-    folder = os.open(local.parent, os.O_RDONLY)  # makes the file's name survive a power cut
+    folder = os.open(local.parent, os.O_RDONLY)  # so that the file's name survives a power failure
     try:
         os.fsync(folder)
     finally:
@@ -130,7 +130,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
 
 
 class TensorFile:
-    """A file to read from. Close it, or use it as a context manager.
+    """An open safetensors file to read from. Close it, or use it as a context manager.
 
     Raises:
         DataError: the file is missing, or is not a safetensors file.
@@ -158,7 +158,7 @@ class TensorFile:
 
     @cached_property
     def header(self) -> dict[str, dict[str, Any]]:
-        """Tensor -> dtype, shape and data_offsets; the offsets are counted from the start of the file."""
+        """For each tensor: dtype, shape and data_offsets, which are counted from the start of the file."""
         size = self._stream.size()
         length = int.from_bytes(self._stream.read_at(8, 0), "little") if size >= 8 else size
         try:
@@ -167,7 +167,7 @@ class TensorFile:
             header = json.loads(self._stream.read_at(length, 8))
         except ValueError as error:
             raise DataError(
-                f"{self.path} is no safetensors file, or cut short at {size} bytes: {error}",
+                f"{self.path} is not a safetensors file, or was cut off at {size} bytes: {error}",
                 "delete the folder it is in and run train_model again",
             ) from error
         header.pop("__metadata__", None)
@@ -176,18 +176,18 @@ class TensorFile:
         return dict(header)
 
     def shape(self, name: str) -> list[int]:
-        """The shape of a tensor."""
+        """Returns the shape of a tensor."""
         return list(self.header[name]["shape"])
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU."""
+        """Reads a complete tensor to the CPU."""
         entry = self.header[name]
         values = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
         self._fill(values, entry["data_offsets"][0])
         return values
 
     def read_rows(self, name: str, first: int, step: int, into: Tensor) -> None:
-        """Fills (N, …) `into`, on any device, with the rows first, first + step, … of a tensor."""
+        """Fills `into`, shape (N, …), on any device, with the rows first, first + step, … of a tensor."""
         entry = self.header[name]
         dtype, width = _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
         row_bytes = width * dtype.itemsize
@@ -203,7 +203,7 @@ class TensorFile:
             target.copy_(chunk[::step])
 
     def _fill(self, values: Tensor, offset: int) -> None:
-        """Fills a contiguous tensor with the bytes from this offset of the file on."""
+        """Fills a contiguous tensor with the bytes of the file that start at this offset."""
         for chunk in values.detach().reshape(-1).split(max(CHUNK_BYTES // values.element_size(), 1)):
             self._stream.seek(offset)
             if self._stream.readinto(raw(chunk)) != chunk.nbytes:

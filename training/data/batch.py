@@ -1,4 +1,4 @@
-"""A batch, and its transfer to a device."""
+"""A batch of rows, and its transfer to a device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from training.data.buffer_pool import Pool
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a global batch, L rows. The tensors may be views that batches share: read-only.
+    """One rank's share of a global batch: L rows, D dense features, W columns of ids.
+
+    Do not change the tensors, because several batches may share their memory.
 
     Attributes:
         dense: (L, D) float32.
         categorical: (L, W) int32 ids; training/models/inputs.py defines their columns.
         labels: (L,) float32, 0 or 1.
         weights: (L,) float32, 1 for a row and 0 for padding.
-        global_weight: rows in the global batch without padding; equal on all ranks.
-        ready: the event that a stream must wait for before it reads the tensors; None if they are complete.
+        global_weight: number of rows in the global batch, without padding; equal on all ranks.
+        ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
+            be read at once.
     """
 
     dense: Tensor
@@ -32,7 +35,7 @@ class Batch:
     ready: torch.cuda.Event | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device, ready for use on its current stream."""
+        """Returns the batch on a device, ready for use on the device's current stream."""
         tensors = {
             name: getattr(self, name).to(device) for name in ("dense", "categorical", "labels", "weights")
         }
@@ -40,7 +43,7 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # its memory is reused only after the work queued on this stream
+                tensor.record_stream(stream)  # torch reuses its memory only after this stream's work
         return replace(self, **tensors, ready=None)
 
 
@@ -64,7 +67,10 @@ class Transfer:
         self._copying.clear()
 
     def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:
-        """The pool on the device and the event of its arrival. The host's pool is kept until then."""
+        """Returns the pool on the device and the event that marks the end of the copy.
+
+        The pool in host memory is kept until then.
+        """
         if self._stream is None:
             return pool, None
         while self._copying and self._copying[0][0].query():

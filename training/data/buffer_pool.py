@@ -1,4 +1,4 @@
-"""Buffer pools: the memory of batches. A pool is written as a whole, sliced into batches, and reused."""
+"""Buffer pools: the memory of batches. A pool is filled completely, sliced into batches, and then reused."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows in the order of the batches: S steps of L rows, D dense features, W columns of ids.
+    """Rows in the order of the batches: S steps of L rows each, D dense features, W columns of ids.
 
     Attributes:
         labels: (S, L) float32.
         weights: (S, L) float32.
         dense: (S, L, D) float32.
         categorical: (S, L, W) int32.
-        memory: the memory of the other tensors, which are views of it, as one int32 tensor; copied to a
-            device at once.
+        memory: one int32 tensor that contains the other four tensors, which are views of it. It is copied to
+            a device in one transfer.
     """
 
     labels: Tensor
@@ -34,7 +34,7 @@ class Pool:
 
     @classmethod
     def of(cls, memory: Tensor, steps: int, rows: int, num_dense: int, id_width: int) -> Pool:
-        """Divides (S * L * (2 + D + W),) int32 into the four tensors."""
+        """Divides `memory`, shape (S * L * (2 + D + W),) int32, into the four tensors of a pool."""
         sizes = [steps * rows * width for width in (1, 1, num_dense, id_width)]
         labels, weights, dense, categorical = memory.split(sizes)
         return cls(
@@ -46,7 +46,7 @@ class Pool:
         )
 
     def to(self, device: torch.device) -> Pool:
-        """A copy on the device, by one transfer that may still be running on the current stream."""
+        """Returns a copy on the device. The transfer may still be running on the current stream."""
         steps, rows, num_dense = self.dense.shape
         moved = self.memory.to(device, non_blocking=True)
         return Pool.of(moved, steps, rows, num_dense, self.categorical.shape[2])
@@ -55,15 +55,15 @@ class Pool:
 class Pools:
     """Lends pools of one shape, and reuses a pool when no tensor refers to its memory any more.
 
-    A batch may therefore be kept for any time. There are as many pools as are in use at once: three or four,
-    if the consumer does not keep its batches.
+    A batch may therefore be kept for any length of time. A new pool is created only if all others are in use.
+    There are three or four pools if the consumer does not keep its batches.
 
     Args:
         steps: S of each pool.
         rows: L of each pool.
         num_dense: D of each pool.
         id_width: W of each pool.
-        pinned: use pinned memory, from which a GPU copies.
+        pinned: use pinned memory, which speeds up copies to a GPU.
     """
 
     def __init__(self, steps: int, rows: int, num_dense: int, id_width: int, *, pinned: bool) -> None:
@@ -77,19 +77,19 @@ class Pools:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of one pool."""
+        """The size of one pool in bytes."""
         *_, num_dense, id_width = self._shape
         return 4 * self.steps * self.rows * (2 + num_dense + id_width)
 
     def take(self) -> Pool:
-        """A pool with undefined content."""
+        """Returns a pool with undefined content."""
         with self._lock:
             memory = self._free.pop() if self._free else None
         if memory is None:
             memory = self._create()
             self.created += 1
-        # All views of a tensor hold a reference to its array, so the array is finalized after the last of
-        # them.
+        # All views of a tensor hold a reference to its array. So the array is finalized when the last view is
+        # gone.
         lent = memory[:]
         weakref.finalize(lent, self._return, memory).atexit = False
         return Pool.of(torch.from_numpy(lent), *self._shape)
@@ -97,7 +97,7 @@ class Pools:
     def _create(self) -> NDArray[np.int32]:
         if self._pinned:
             return torch.empty(self.pool_bytes // 4, dtype=torch.int32, pin_memory=True).numpy()
-        # Huge pages where the system has them: rows are written all over a pool.
+        # Use huge pages if the system has them, because rows are written to random places of a pool.
         pages = mmap.mmap(-1, max(self.pool_bytes, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""Reads the columns of one row group, checked against the manifest and the feature spec.
+"""Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Its batch reader supports only lists of equal length, so
 pyarrow reads those.
@@ -28,14 +28,14 @@ _REBUILD = "run build_features again for the day of this file"
 
 @dataclass(frozen=True)
 class Columns:
-    """A row group's columns, in the spec's order. They may be views of shared memory: read-only.
+    """A row group's columns, in the spec's order. Do not change them: they may be views of shared memory.
 
     Attributes:
         label: (rows,) float32.
-        dense: one (rows,) float32 array a feature.
-        categorical: one int32 array a feature of `spec.embedded`: (rows,) for one id, (rows, length) for
-            lists of ids.
-        cut: feature -> the number of its lists that are longer than `length` and were cut.
+        dense: one float32 array of shape (rows,) per feature.
+        categorical: one int32 array per feature of `spec.embedded`: shape (rows,) for single ids, (rows,
+            length) for lists of ids.
+        cut: feature -> number of its lists that were cut because they are longer than `length`.
     """
 
     label: NDArray[np.float32]
@@ -45,17 +45,18 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all columns."""
+        """The size of all columns in bytes."""
         return sum(column.nbytes for column in (self.label, *self.dense, *self.categorical))
 
 
 def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
-    """The label and the features of a row group, in the order of its rows.
+    """Reads the label and the features of a row group, in the order of its rows.
+
+    A null list is read as an empty list.
 
     Raises:
-        DataError: the file is missing or has another number of rows than its manifest says; an id is not
-            below its cardinality; or a column is missing, of another type, or has nulls. A null list counts
-            as an empty one.
+        DataError: the file is missing, or its number of rows differs from the manifest; an id is not below
+            its cardinality; or a column is missing, has the wrong type, or contains nulls.
     """
     path = group.file.path
     scalars = (*spec.dense, *spec.categorical)
@@ -66,11 +67,11 @@ def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Col
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
-        raise DataError(f"{_name(group)} gave {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
+        raise DataError(f"{_name(group)} has {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
     for name, dtype in wanted.items():
-        if columns[name].dtype != dtype:  # Arrow converts integers with nulls to float64
+        if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
             raise DataError(
-                f"{path}: column {name} arrives as {columns[name].dtype}, not {dtype}: another type, or "
+                f"{path}: column {name} has type {columns[name].dtype}, not {dtype}: a wrong type, or "
                 "nulls in it",
                 _REBUILD,
             )
@@ -99,9 +100,9 @@ def _name(group: RowGroup) -> str:
 
 
 def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
-    """Raises DataError for ids out of range, which would read another column's rows of the stacked table."""
+    """Raises DataError for ids out of range, which would look up another feature's rows in the table."""
     cardinality = int(feature.cardinality or 0)
-    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative id is huge as unsigned
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative id is huge as uint32
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
             "run build_features again: features and workflow version do not belong together",
@@ -109,7 +110,7 @@ def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
 
 
 def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
-    """Feature -> its lists of ids in a row group, in the spec's order."""
+    """Returns, for each list feature, its lists of ids in a row group, in the spec's order."""
     names = [feature.name for feature in spec.multi_hot]
     if not names:
         return {}
@@ -124,7 +125,7 @@ def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
 def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:
     lists = column.combine_chunks()
     if not pa.types.is_list(column.type) or column.type.value_type != pa.int32():
-        problem = f"arrives as {column.type}, not list<int32>"
+        problem = f"has type {column.type}, not list<int32>"
     elif lists.values.null_count:
         problem = f"holds {lists.values.null_count} null ids"
     else:

@@ -1,14 +1,15 @@
-"""Reads the batches of one rank through Petastorm: every row of its shards exactly once an epoch.
+"""Reads the batches of one rank through Petastorm: every row of its shards exactly once per epoch.
 
-A thread reads row groups ahead. The rows of the rank's shards are written to a pool in the order of the
-batches (row_order.py), and a batch is a slice of the pool. The order depends only on plan, seed and epoch.
-An epoch may thus begin at any step without reading the files before it, and two runs see the same batches.
+A thread reads row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of
+the batches (row_order.py), and a batch is a slice of the pool. The order depends only on the shard plan, the
+seed and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the
+same batches.
 
-A rank needs memory for the row group that each of its k shards is in, for the row groups read ahead, and for
-three or four pools. `reading.read_ahead_mib` and one row group are read ahead. A pool has `reading.pool_rows`
-rows, or 4 batches if that is more, divided by the number of ranks. A row takes 4 bytes for each label, dense
-feature and id. With 1,000,000 rows a group, 40 columns and 16 shards on one rank that is
-16 × 160 MB + 1 GiB + 4 × 21 MB.
+A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
+three or four pools. The thread reads `reading.read_ahead_mib` and one more row group ahead. All ranks' pools
+together have `reading.pool_rows` rows, or 4 global batches if that is more. A row takes 4 bytes for each
+label, dense feature and id. With row groups of 1,000,000 rows, 40 columns, and 16 shards on one rank, the
+memory is 16 × 160 MB + 1 GiB + 4 × 21 MB.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger("nightrank.training")
 
 _CPU = torch.device("cpu")
 _MIB = 2**20
-# With fewer steps a pool, too many neighbouring rows of a file would be in one batch.
+# With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
 _MIN_POOL_STEPS = 4
 
 
@@ -49,10 +50,10 @@ class Loader:
         plan: the logical shards of the files' rows.
         shards: the shards of this rank.
         spec: the columns to read, in the model's order.
-        seed: of the order of rows; None keeps the order of the files.
-        multi_hot: how many ids of a list are used.
-        device: the device of the training; pools are copied ahead to a GPU.
-        reading: size of the pools, and how far ahead row groups are read.
+        seed: seed of the random row order; None keeps the order of the files.
+        multi_hot: how many ids of each list are used.
+        device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
+        reading: settings for the size of the pools and for how far ahead row groups are read.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Loader:
         self._warned_cut: set[str] = set()
 
     def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of all epochs, one epoch after the other, without the first `first_step` of them.
+        """Yields the batches of all epochs in order, but skips the first `first_step` batches.
 
         Raises:
-            DataError: a file holds other rows or columns than its manifest and the spec say.
+            DataError: the rows or columns of a file do not match its manifest or the spec.
         """
         if first_step >= epochs * self.plan.steps:
             return
@@ -102,7 +103,7 @@ class Loader:
                 for step in range(first + skipped, min(first + self._pool_steps, self.plan.steps)):
                     yield _batch(pool, step - first, self.plan.weight(step), ready)
                 skipped = 0
-                del pool  # otherwise it could not be reused for the next one
+                del pool  # otherwise its memory could not be reused for the next pool
 
     def _writer(self, arriving: Iterator[Columns]) -> PoolWriter:
         rows = self.plan.shard_rows * len(self.shards)
@@ -114,7 +115,7 @@ class Loader:
         return PoolWriter(pools, len(self.shards), arriving, torch.get_num_threads())
 
     def _pool_contents(self, epochs: int, first_epoch: int, first_window: int) -> Iterator[PoolContents]:
-        """The contents of all pools in order, from a window of an epoch on."""
+        """Yields the contents of all pools in order, starting at one window (pool) of one epoch."""
         rows = self._pool_steps * self.plan.shard_rows
         for epoch in range(first_epoch, epochs):
             order = RowOrder(self._seed, epoch)
@@ -125,7 +126,10 @@ class Loader:
             first_window = 0
 
     def _row_groups_of(self, pools: Iterator[PoolContents]) -> Iterator[RowGroup]:
-        """The row groups in the order in which pools need them, each once for consecutive pools."""
+        """Yields the row groups in the order in which pools need them.
+
+        A row group that consecutive pools need is yielded once.
+        """
         present: Collection[int] = ()
         for contents in pools:
             for group in contents.groups:

@@ -1,7 +1,7 @@
 """The compiled transposition of columns to rows (native/transpose.cpp), which `make setup` builds.
 
-The library lies below the interpreter's prefix, so that a packed environment contains it. Without it NumPy
-does the same more slowly (transpose.py), and the log says so.
+The library is installed below the interpreter's prefix, so that a packed environment contains it. If it is
+missing, transpose.py does the same with NumPy, which is slower, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_reading.so")
-VERSION = 2  # of the interface; native/transpose.cpp has the same number
+VERSION = 2  # version of the interface; must equal the number in native/transpose.cpp
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The library; None, and a warning, if this environment lacks it or has another version of it."""
+    """Returns the library; logs a warning and returns None if it is missing or has another version."""
     opened = _open()
     if opened is None:
         log.warning(
@@ -61,14 +61,14 @@ def _open() -> ctypes.CDLL | None:
 def _required_library() -> ctypes.CDLL:
     opened = library()
     if opened is None:
-        raise RuntimeError("internal error, please report: the compiled library is used where it is missing")
+        raise RuntimeError("internal error, please report: the compiled library was called but is missing")
     return opened
 
 
 def target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """The compiled form of `transpose.target_rows`."""
+    """Computes `transpose.target_rows` in compiled code."""
     targets = np.empty(rows, dtype=np.int64)
     order_address = None if order is None else order.ctypes.data
     _required_library().nightrank_target_rows(
@@ -78,16 +78,16 @@ def target_rows(
 
 
 class CompiledTransposer:
-    """A `transpose.Transposer` in compiled code; it releases the interpreter's lock.
+    """A `transpose.Transposer` in compiled code. It releases Python's global interpreter lock.
 
     Raises:
-        ValueError: the numbers of a column do not have 4 bytes.
+        ValueError: the dtype of a column does not have 4 bytes.
     """
 
     def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
         if any(column.itemsize != 4 for column in columns):
             dtypes = [str(column.dtype) for column in columns]
-            raise ValueError(f"columns of {dtypes}: only numbers of 4 bytes are supported")
+            raise ValueError(f"columns have dtypes {dtypes}: only dtypes of 4 bytes are supported")
         self._columns = [np.ascontiguousarray(column) for column in columns]
         self._singles = sum(column.ndim == 1 for column in columns)
         self._lengths = np.array([column.shape[1] for column in columns[self._singles :]], dtype=np.int64)

@@ -23,7 +23,7 @@ class PoolContents:
     """The rows of one pool.
 
     Attributes:
-        order: of the epoch.
+        order: the row order of the epoch.
         window: the pool's number within the epoch.
         shards: the rank's shards.
         ranges: for each shard, the ranges of its rows that belong to this pool.
@@ -45,11 +45,11 @@ class PoolWriter:
     """Writes pools, and keeps a row group in memory as long as the next pool needs it.
 
     Args:
-        pools: of S steps and L rows a step.
-        num_shards: of the rank; each has L / num_shards rows in a step.
-        arriving: the row groups that a pool needs and the one before did not, in the order of
+        pools: lends pools of S steps with L rows each.
+        num_shards: number of this rank's shards. Each has L / num_shards rows in a step.
+        arriving: for each pool, the row groups that the previous pool did not need, in the order of
             `PoolContents.groups`.
-        threads: number of shards that are written at once.
+        threads: number of shards that are written in parallel.
     """
 
     def __init__(self, pools: Pools, num_shards: int, arriving: Iterator[Columns], threads: int) -> None:
@@ -67,7 +67,7 @@ class PoolWriter:
         self._threads.shutdown()
 
     def write(self, contents: PoolContents) -> Pool:
-        """A pool with these rows. Rows of the pool that remain empty are zero, including their weights."""
+        """Returns a pool with these rows. The pool's unused rows are zero, including their weights."""
         self._load_row_groups(contents)
         pool = self._pools.take()
         rows = self._pools.steps * self._pools.rows
@@ -111,7 +111,7 @@ class PoolWriter:
                 target[empty_rows] = 0
 
     def _load_row_groups(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, before it takes new ones."""
+        """Releases the row groups that this pool does not need, and then takes the new ones."""
         groups = contents.groups
         self._transposers = {group: kept for group, kept in self._transposers.items() if group in groups}
         for group in groups:

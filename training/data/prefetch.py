@@ -19,16 +19,16 @@ def _weight_one(_: object) -> int:
 class Prefetch(Generic[Item]):
     """Iterates over `source` while a thread runs ahead. Use it as a context manager.
 
-    An error of the source is raised when the consumer reaches its item.
+    If the source raises an error, the consumer gets it after all earlier items.
 
     Args:
-        source: if it is a generator, the thread closes it when the consumer leaves.
-        capacity: the total weight of the items that may wait for the consumer; the thread holds one item
-            more. A heavier item waits alone.
-        weigh: returns the weight of an item; by default 1.
+        source: the iterator to read. If it is a generator, the thread closes it when the consumer stops.
+        capacity: the largest total weight of the items that wait for the consumer. The thread holds one more
+            item. An item that is heavier than the capacity waits until no other item is waiting.
+        weigh: returns the weight of an item. By default, every item has the weight 1.
 
     Attributes:
-        wait_s: seconds that the consumer has waited.
+        wait_s: seconds that the consumer has waited for items.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Prefetch(Generic[Item]):
             for item in self._source:
                 if not self._put(item):
                     return
-                del item  # otherwise it would use memory while the next one is created
+                del item  # otherwise it would use memory while the next item is created
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
 
     def _put(self, item: Item) -> bool:
-        """Adds an item for the consumer; returns False if the consumer has left."""
+        """Adds an item for the consumer; returns False if the consumer has stopped."""
         weight = self._weigh(item)
         with self._changed:
             self._changed.wait_for(

@@ -1,8 +1,8 @@
 """Reads one row group through Petastorm.
 
-Petastorm's reader plans and counts, and a subclass of its worker reads. Petastorm's worker calls `take` on
-every table, even where rows keep their order, which costs as much as decoding. `make_batch_reader` opens
-each file once more to see that it is plain Parquet; the manifest says so already.
+Petastorm's `Reader` plans the work, and a subclass of its worker reads. Petastorm's own worker calls `take`
+on every table, even if rows keep their order, and this takes as long as decoding. `make_batch_reader` is not
+used, because it opens each file once more to check that it is plain Parquet, which the manifest already says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.data.sharding import RowGroup
 
 
 class _Worker(ArrowReaderWorker):
-    """Reads a row group in its order; several threads decode its columns."""
+    """Reads a row group without changing the order of rows; several threads decode its columns."""
 
     def _read_with_shuffle_row_drop(
         self, piece: Any, pq_file: pq.ParquetFile, column_names: Collection[str], _: object
@@ -36,25 +36,28 @@ class _Worker(ArrowReaderWorker):
 
 
 def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Name -> column, (rows,) in the order of the rows, for those of these columns that the file has.
+    """Reads some columns of a row group; columns that the file does not have are left out.
+
+    Returns a mapping of name -> column, shape (rows,), in the order of the rows.
 
     Raises:
-        DataError: the file is not Parquet, or has fewer row groups than its manifest says.
+        DataError: the file is not a Parquet file, or it has fewer row groups than its manifest says.
     """
-    # Petastorm uses an interface that pyarrow 14 has deprecated. The filter stays installed: this runs in a
-    # background thread, and warnings.catch_warnings() is not safe in threads.
+    # Petastorm uses an interface that pyarrow 14 has deprecated. The filter is never removed, because this
+    # code runs in a background thread, where warnings.catch_warnings() is not safe.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     try:
         reader = _open(group, names)
     except (pa.ArrowInvalid, NoDataAvailableError) as error:
         raise DataError(
-            f"{group.file.path} is no Parquet file of {group.count} row groups: {error}",
+            f"{group.file.path} is not a Parquet file with {group.count} row groups: {error}",
             "run build_features again for the day of this file",
         ) from error
     try:
         tables = [table._asdict() for table in reader]
     finally:
-        # Not as a context manager: Reader.__exit__ prints a line to standard output.
+        # The reader is not used as a context manager, because Reader.__exit__ prints a line to standard
+        # output.
         reader.stop()
         reader.join()
     if len(tables) == 1:
@@ -64,17 +67,20 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
 
 
 def _open(group: RowGroup, names: Sequence[str]) -> Reader:
-    """A reader of one row group, or of a whole file if its row groups count as one; reads in this thread.
+    """Returns a reader of one row group that works in this thread.
 
-    Only the `dummy` pool neither reorders row groups nor loses any with a finite number of epochs. With as
-    many shards as row groups, shard i is row group i.
+    It reads the complete file if `group.count` is 1.
+
+    Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any if the
+    number of epochs is finite. With as many shards as row groups, shard i is row group i.
     """
     # Petastorm expects the path without percent-encoding.
     files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.on_disk}"])
     return Reader(
         files,
         paths,
-        # One pattern, because Petastorm's matching time grows with patterns times columns.
+        # A single pattern, because Petastorm's time for matching grows with the number of patterns times
+        # columns.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=DummyPool(),

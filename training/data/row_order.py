@@ -1,4 +1,4 @@
-"""The order of a shard's rows in an epoch: a pure function of seed, epoch, shard and plan.
+"""The order of a shard's rows in an epoch: a pure function of seed, epoch, shard and shard plan.
 
 There are three shuffles:
 
@@ -8,8 +8,8 @@ There are three shuffles:
 3. The rows of a shard in one pool are shuffled one by one. They are a *window* of the stream that results
 from 1 and 2.
 
-A window holds blocks from hundreds of places of a piece. With n steps a pool, a row shares its batch with
-(BLOCK_ROWS - 1) / n other rows of its block on average.
+A window has blocks from hundreds of places in a piece. If a pool has n steps, a row is on average in the same
+batch as (BLOCK_ROWS - 1) / n other rows of its block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.data.sharding import Piece
 
 BLOCK_ROWS = 32
 
-# Parts of the seeds of the three shuffles.
+# Numbers that make the seeds of the three shuffles different.
 _PIECES, _BLOCKS, _WINDOW = range(3)
 
 
@@ -41,29 +41,29 @@ class RowRange:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The order of one epoch; without a seed, rows keep the order of the files."""
+    """The row order of one epoch. Without a seed, rows keep the order of the files."""
 
     seed: int | None
     epoch: int
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
-        """A shard's pieces in the order in which they are read."""
+        """Returns a shard's pieces in the order in which they are read."""
         if self.seed is None:
             return list(pieces)
         order = self._random(_PIECES, shard).permutation(len(pieces))
         return [pieces[int(index)] for index in order]
 
     def blocks(self, piece: Piece) -> NDArray[np.int64] | None:
-        """(rows // BLOCK_ROWS,) the order of a piece's whole blocks; None where rows keep their order.
+        """Returns the order of a piece's full blocks, shape (rows // BLOCK_ROWS,); None without a seed.
 
-        The rows after the last whole block follow at the end.
+        The rows after the last full block come last.
         """
         if self.seed is None:
             return None
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """(rows,) a permutation of the rows of a shard's window; None where rows keep their order."""
+        """Returns a permutation of the rows of a shard's window, shape (rows,); None without a seed."""
         return None if self.seed is None else self._random(_WINDOW, shard, window).permutation(rows)
 
     def _random(self, *key: int) -> np.random.Generator:
@@ -71,14 +71,17 @@ class RowOrder:
 
 
 class ShardStream:
-    """The rows of a shard in one epoch, piece after piece."""
+    """The rows of a shard in one epoch, one piece after the other."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
     def ranges(self, start: int, stop: int) -> list[RowRange]:
-        """Rows [start, stop) of the stream, without empty ranges; fewer rows if the stream ends before."""
+        """Returns the ranges of rows [start, stop) of the stream, without empty ranges.
+
+        They have fewer rows if the stream ends before `stop`.
+        """
         ranges = []
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):
             first, piece = self._starts[index], self._pieces[index]

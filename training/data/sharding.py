@@ -1,9 +1,9 @@
-"""Which rows are in which global batch: a pure function of the sizes of row groups.
+"""Assigns rows to global batches, as a pure function of the sizes of row groups.
 
-It does not depend on the number of ranks. The rows of a split, in manifest order, are divided into
-`num_shards` logical shards of equal size. If a row group belongs to two shards, both read it and keep their
-part of it. Each global batch takes `shard_rows` rows of every shard, and a rank owns whole neighbouring
-shards, so the ranks' batches together are the global batch. A shard that has no more rows is padded with
+The assignment does not depend on the number of ranks. The rows of a split, in manifest order, are divided
+into `num_shards` logical shards of equal size. If a row group belongs to two shards, both read it, and each
+keeps its part. Each global batch takes `shard_rows` rows of every shard. A rank owns complete neighbouring
+shards, so the ranks' batches together are the global batch. When a shard has no more rows, it is padded with
 rows of weight zero, so that all ranks do the same number of steps.
 
 A shard has the same rows in every epoch, so a rank reads the same files again. row_order.py changes the
@@ -26,10 +26,11 @@ class DataFile:
     """A file of a split, as its manifest describes it.
 
     Attributes:
-        path: absolute local path, or URI; messages name it.
+        path: absolute local path, or URI, as it appears in messages.
         rows: number of rows.
-        row_groups: rows of each row group; empty if they are not known, and the file is read as a whole.
-        size_bytes: size of the file; None if it is not known.
+        row_groups: number of rows of each row group. If it is empty, they are not known, and the file is read
+            at once.
+        size_bytes: size of the file; None if not known.
         staged: path of its copy on local disk (staging.py); None if there is none.
     """
 
@@ -47,7 +48,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Row group `index` of the `count` row groups of a file. With `count` 1 it is the whole file."""
+    """Row group `index` of a file with `count` row groups. If `count` is 1, it is the complete file."""
 
     file: DataFile
     index: int
@@ -75,7 +76,7 @@ class ShardPlan:
 
     Attributes:
         shards: the pieces of each shard, in manifest order.
-        shard_rows: rows each global batch takes of every shard.
+        shard_rows: number of rows that each global batch takes from every shard.
     """
 
     shards: tuple[tuple[Piece, ...], ...]
@@ -83,25 +84,28 @@ class ShardPlan:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each shard."""
+        """Number of rows of each shard."""
         return [sum(piece.rows for piece in shard) for shard in self.shards]
 
     @property
     def steps(self) -> int:
-        """Global batches in an epoch."""
+        """Number of global batches in an epoch."""
         return -(-max(self.sizes) // self.shard_rows)
 
     def weight(self, step: int) -> int:
-        """Rows of a global batch without padding. Every rank divides the sum of its losses by it."""
+        """Returns the number of rows in a global batch, without padding.
+
+        Every rank divides the sum of its losses by this number.
+        """
         first = step * self.shard_rows
         return sum(min(max(size - first, 0), self.shard_rows) for size in self.sizes)
 
 
 def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
-    """The row groups of files, in their order.
+    """Returns the row groups of some files, in the order of the files.
 
     Raises:
-        DataError: a file's row groups do not add up to its rows.
+        DataError: the sum of the row group sizes of a file is not its number of rows.
     """
     groups = []
     for file in files:
@@ -116,7 +120,7 @@ def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
 
 
 def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: int) -> ShardPlan:
-    """Divides row groups into shards whose sizes differ by one row at most.
+    """Divides row groups into shards whose sizes differ by at most one row.
 
     Args:
         group_rows: rows of each row group.
@@ -148,10 +152,10 @@ def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: i
 
 
 def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
-    """The neighbouring shards of a rank; ranks have equally many, or differ by one.
+    """Returns the neighbouring shards of a rank. The numbers of shards of two ranks differ by at most one.
 
     Raises:
-        ConfigError: a rank would have none.
+        ConfigError: there are more ranks than shards.
     """
     if num_ranks > num_shards:
         raise ConfigError(

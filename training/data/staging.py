@@ -1,11 +1,11 @@
 """Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm reads local files. A row group is staged as a sparse file. It has the bytes of the row group and of
-the footer, at the offsets that they have in the whole file. So no byte is fetched twice, in whatever order
-row groups are read.
+Petastorm reads local files. A row group is staged as a sparse file. It has only the bytes of the row group
+and of the footer, at the same offsets as in the complete file. So the data of a row group is fetched only
+once, in any order of reading.
 
-Each use of a loader stages into a new folder, which it locks. A later use deletes folders whose processes
-have ended, even by SIGKILL, because a lock ends with its process.
+Each use of a loader creates a new folder for its copies and locks it. A later use deletes the folders of
+processes that have ended. This works even after SIGKILL, because a lock ends with its process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from storage.private_folder import lock, locked, open_file, private_folder
 from training.data.sharding import RowGroup
 
 _LOCK, _MUTEX = ".lock", ".mutex"
-# Timeout for the lock on all folders. Its holder deletes the folders of killed ranks, which takes seconds.
+# Timeout for the lock that protects all folders. A process holds it for seconds, while it deletes the folders
+# of killed ranks.
 _LOCK_TIMEOUT_S = 300.0
 _CHUNK_BYTES = 8 * 2**20
 _MAGIC_BYTES = 4  # PAR1, at both ends of a file
@@ -49,14 +50,14 @@ class Staged:
 
 
 def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
-    """Copies row groups to a folder, one after the other; those of local files are not copied.
+    """Copies row groups to a folder, one after the other. Row groups of local files are not copied.
 
     Args:
         groups: in the order in which they will be read.
-        folder: must exist as long as the results are used.
+        folder: the target folder. It must exist as long as the results are used.
 
     Raises:
-        DataError: a file is missing, or differs from its manifest.
+        DataError: a file is missing or does not match its manifest.
         InfrastructureError: the store cannot be reached, or the disk is full.
     """
     for group in groups:
@@ -68,18 +69,20 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
 
 @contextmanager
 def staging_folder(below: str | None) -> Iterator[Path]:
-    """A new folder in this user's private folder, deleted at the end. Deletes folders of ended processes.
+    """Creates a new folder in this user's private folder, and deletes it at the end.
+
+    It first deletes the folders of processes that have ended.
 
     Args:
-        below: the parent of the private folder; None for the system's temporary folder.
+        below: the folder that contains the private folder; None for the system's temporary folder.
 
     Raises:
-        ConfigError: another user may have prepared the private folder.
-        InfrastructureError: another process does not release its lock.
+        ConfigError: the private folder is not safe, because another user may have created it.
+        InfrastructureError: another process holds the lock for too long.
     """
     parent = private_folder(below, "train.reading.staging_folder")
     folder = parent / uuid.uuid4().hex
-    # Without the lock on all folders, another process could delete the new folder before it is locked.
+    # Without this lock, another process could delete the new folder before it is locked.
     with locked(parent / _MUTEX, _LOCK_TIMEOUT_S):
         _delete_unlocked_folders(parent)
         folder.mkdir(mode=0o700)
@@ -118,21 +121,21 @@ def _stage(group: RowGroup, path: Path) -> Staged:
         raise DataError(f"{file.path} does not exist although a manifest names it", _REBUILD) from error
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{file.path} is no Parquet file of {group.count} row groups: {error}", _REBUILD
+            f"{file.path} is not a Parquet file with {group.count} row groups: {error}", _REBUILD
         ) from error
     except OSError as error:
         raise InfrastructureError(
             f"{file.path} cannot be copied to {path.parent}: {error}",
-            "look at the store and at the space on this disk, then rerun",
+            "check the object store and the free space on this disk, then rerun",
         ) from error
     return Staged(replace(group, file=replace(file, staged=str(path))), copied)
 
 
 def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
-    """(offset, bytes) of the parts of a file that are needed to read a row group.
+    """Returns (offset, number of bytes) of the parts of a file that are needed to read a row group.
 
     Raises:
-        DataError: the file has another number of row groups.
+        DataError: the file's number of row groups differs from its manifest.
     """
     size = source.size()
     if group.count == 1:
@@ -140,7 +143,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
     metadata = pq.ParquetFile(source).metadata
     if metadata.num_row_groups != group.count:
         raise DataError(
-            f"{group.file.path} is no Parquet file of {group.count} row groups: "
+            f"{group.file.path} is not a Parquet file with {group.count} row groups: "
             f"it has {metadata.num_row_groups}",
             _REBUILD,
         )
@@ -156,7 +159,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
 
 
 def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> int:
-    """Copies parts of a file to the same offsets of a sparse file; returns the disk space taken in bytes."""
+    """Copies parts of a file to the same offsets of a sparse file; returns the used disk space in bytes."""
     with open(path, "wb") as into:
         into.truncate(source.size())
         for first, count in parts:
@@ -168,5 +171,5 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"it ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # Disk space is taken in whole blocks; some file systems report them only after writing.
+    # Files use full disk blocks; some file systems report the blocks only some time after writing.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

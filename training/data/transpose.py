@@ -1,6 +1,6 @@
 """Transposes the columns of row groups to the shuffled rows of a pool.
 
-This module does it with NumPy alone. native_library.py does the same with compiled code where that was built.
+This module does it with NumPy only. native_library.py does the same with compiled code, if that was built.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from training.data import native_library
 from training.data.row_order import BLOCK_ROWS
 
-# Rows that are transposed at a time: 4096 rows of 40 columns fit into a core's cache.
+# Number of rows that are transposed at a time: 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096
 
 
 class Transposer(Protocol):
-    """Columns of one dtype of a row group, whose rows can be written to any rows of a pool."""
+    """Columns of one dtype of a row group. Writes their rows to any rows of a pool."""
 
     def transpose(
         self,
@@ -32,19 +32,20 @@ class Transposer(Protocol):
         """Writes rows of a piece of the row group. Several threads may write to different rows at once.
 
         Args:
-            first: the row of the row group at which the piece begins.
-            blocks: the order of the piece's blocks; None where they keep their order.
+            first: the row of the row group where the piece begins.
+            blocks: the order of the piece's blocks; None if they keep their order.
             rows: the rows, as positions in the order of the piece.
-            target_rows: (len(rows),) the row of `into` for each of them.
-            into: (any, width) of the columns' dtype, contiguous.
+            target_rows: (len(rows),), the row of `into` for each of `rows`.
+            into: (any number of rows, width), of the columns' dtype, contiguous.
         """
 
 
 def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
-    """A transposer of columns of one dtype of 4 bytes, compiled where possible.
+    """Returns a transposer for columns of the same 4-byte dtype, in compiled code if that was built.
 
     Args:
-        columns: first those with one number a row, (rows,), then those with lists, (rows, length).
+        columns: first the columns with one number per row, shape (rows,); then those with lists, shape (rows,
+            length).
     """
     if native_library.library():
         return native_library.CompiledTransposer(columns)
@@ -54,15 +55,15 @@ def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
 def target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """(rows,) the row of a pool for each row of a shard's window.
+    """Returns the row of the pool for each row of a shard's window, shape (rows,).
 
     Args:
-        rows: rows of the window.
-        order: (rows,) the window's row at each of the shard's rows in the pool; None where rows keep their
-            order.
-        shard_rows: rows of the shard in a batch.
-        batch_rows: rows of a batch.
-        first: the first of the shard's rows in a batch.
+        rows: number of rows of the window.
+        order: (rows,), for each of the shard's rows in the pool, the row of the window to put there; None if
+            rows keep their order.
+        shard_rows: number of rows of the shard in a batch.
+        batch_rows: number of rows of a batch.
+        first: the row of a batch where the shard's rows begin.
     """
     if native_library.library():
         return native_library.target_rows(rows, order, shard_rows, batch_rows, first)
@@ -72,7 +73,7 @@ def target_rows(
 def numpy_target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """The NumPy form of `target_rows`."""
+    """Computes `target_rows` with NumPy."""
     step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
     in_order = step * batch_rows + first + within
     if order is None:
@@ -113,7 +114,7 @@ class NumpyTransposer:
 def _chunks(
     blocks: NDArray[np.int64] | None, rows: range
 ) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
-    """Cuts `rows` into chunks: (blocks or rows of the piece, first row among them, number of rows)."""
+    """Cuts `rows` into chunks: (blocks or rows of the piece, first row used in them, number of rows)."""
     ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
     start = rows.start
     while start < rows.stop:
@@ -127,7 +128,7 @@ def _chunks(
 
 
 def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """The rows of a slice, or the rows of all these blocks, one block after the other."""
+    """Returns the rows of a slice, or the rows of the given blocks, one block after the other."""
     if isinstance(source_rows, slice):
         return column[source_rows]
     whole = len(column) // BLOCK_ROWS * BLOCK_ROWS

@@ -12,15 +12,15 @@ from conf.errors import ConfigError
 def choose_device(
     wanted: str, gpu: int | None, setting: Literal["train.device", "score.device"]
 ) -> torch.device:
-    """The CPU, or the GPU with an index among those that torch sees.
+    """Returns the CPU, or the GPU with the given index in torch's list of GPUs.
 
     Args:
-        wanted: `cpu`, `cuda`, or `auto`, which takes a GPU if torch sees any.
-        gpu: index of the GPU for this process; None takes the first.
-        setting: the name of the setting that `wanted` is the value of, for the error.
+        wanted: `cpu`, `cuda`, or `auto`, which takes a GPU if torch finds one.
+        gpu: index of the GPU for this process; None takes the first GPU.
+        setting: the name of the setting that has the value `wanted`, for the error message.
 
     Raises:
-        ConfigError: the GPU does not exist, unless the choice is the CPU.
+        ConfigError: a GPU was chosen, but the GPU with this index does not exist.
     """
     num_gpus = torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not num_gpus):

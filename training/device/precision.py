@@ -12,12 +12,12 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def mixed_precision(
     precision: str, device: torch.device, *, cached: bool = True
 ) -> AbstractContextManager[object]:
-    """A context in which matrix products are computed in bf16 or fp16, if that is the precision.
+    """Returns a context in which matrix products are computed in bf16 or fp16, if that is the precision.
 
     Args:
-        precision: bf16, fp16 or another one, which changes nothing.
-        device: on which the products are computed.
-        cached: whether a weight that is used twice is cast once.
+        precision: `bf16` or `fp16`; with other values the context changes nothing.
+        device: the device that computes the products.
+        cached: whether a weight that is used several times is converted only once.
     """
     kind = HALVES.get(precision)
     return torch.autocast(device.type, kind, cache_enabled=cached) if kind else nullcontext()

@@ -11,40 +11,41 @@ from torch import Tensor
 class Collectives(Protocol):
     """Operations over all ranks. Every rank must call the same methods in the same order.
 
-    A call returns when all ranks have made it.
+    A call returns when all ranks have called the method.
     """
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The number of this rank."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         ...
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, which have equal shapes."""
+        """Returns the sum of all ranks' tensors, which must have equal shapes."""
         ...
 
     def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
         """Starts `allreduce_sum` and returns a function that waits for the sum.
 
-        Before that function is called, `values` must not change. Other collectives may be called, except
-        this one.
+        Until that function is called, `values` must not change. Other collectives may be called in the
+        meantime, but not this method again.
         """
         ...
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
-        """The ranks' tensors, concatenated along dimension 0 in rank order; their lengths may differ."""
+        """Returns all ranks' tensors, concatenated along dimension 0 in rank order; lengths may differ."""
         ...
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Sends the first splits[0] rows of `values` to rank 0, the next splits[1] to rank 1, and so on.
 
         Returns:
-            The rows that the ranks sent to this one, in rank order, and the number of rows from each rank.
+            The rows that this rank received, in the order of the sending ranks; and the number of rows from
+            each rank.
         """
         ...
 

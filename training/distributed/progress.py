@@ -4,8 +4,9 @@
     Listener(host) ── Channel ───────▶  Reporter(channel)
        show(entry)  ◀── JSON lines ───    (entry)
 
-Nothing here may fail or delay a training. An entry that cannot be sent is dropped, and a rank that cannot
-reach the driver stops trying. A sender first sends the channel's token; a connection without it is closed.
+This module must never cause a training to fail or wait. If an entry cannot be sent, it is dropped. If rank 0
+cannot reach the driver, it stops trying. A sender first sends the channel's token; otherwise the listener
+closes the connection.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Channel:
 
 
 class Listener:
-    """Listens in the driver, as a context manager that returns the channel.
+    """Listens for progress in the driver. Use it as a context manager, which returns the channel.
 
     Args:
-        host: the name by which ranks reach the driver.
+        host: the host name at which ranks reach the driver.
         bind: the address to listen on.
-        show: called with one entry at a time in a thread of the listener. After it raised, it is not called
-            again.
+        show: called with one entry at a time in a thread of the listener. If it raises an error, it is not
+            called again.
     """
 
     def __init__(self, host: str, bind: str, show: Report) -> None:
@@ -74,7 +75,10 @@ class Listener:
             self._show = None
 
     def _receive(self, connection: socket.socket) -> None:
-        """Reads one sender's lines until it closes. A new rank 0 may connect before the old one leaves."""
+        """Reads one sender's lines until it closes the connection.
+
+        A new rank 0 may connect before the old one has disconnected.
+        """
         with connection.makefile("rb") as lines:
             connection.settimeout(_TIMEOUT_S)
             token = lines.readline(_LONGEST_LINE_BYTES).strip()
@@ -91,13 +95,13 @@ class Listener:
             try:
                 self._show(json.loads(line))
             except Exception:
-                log.exception("progress is not shown any more")
+                log.exception("progress is no longer shown")
                 self._show = None
 
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    block_on_close = False  # a rank whose machine was lost never closes its connection
+    block_on_close = False  # if a rank's machine is lost, its connection is never closed
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
@@ -107,7 +111,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("the progress of %s broke off", client_address, exc_info=True)
+        log.debug("the connection that sends progress from %s was lost", client_address, exc_info=True)
 
 
 class Reporter:
@@ -136,7 +140,7 @@ class Reporter:
         try:
             self._entries.put_nowait(entry)
         except queue.Full:
-            log.debug("an entry of progress is dropped: the driver is slower than the training")
+            log.debug("a progress entry was dropped: the driver is slower than the training")
 
     def _send(self) -> None:
         try:
@@ -147,4 +151,4 @@ class Reporter:
                 while (entry := self._entries.get()) is not None:
                     connection.sendall(f"{json.dumps(entry, default=str)}\n".encode())
         except OSError as error:
-            log.info("the driver hears no progress any more: %s", error)
+            log.info("progress is no longer sent to the driver: %s", error)

@@ -1,1 +1,4 @@
-"""Embedding tables: ids in, vectors out, gradients by row. Only this folder knows where a row is stored."""
+"""Embedding tables: they map ids to vectors and sum gradients by row.
+
+Only the modules of this folder depend on where a row is stored.
+"""

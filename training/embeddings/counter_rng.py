@@ -1,10 +1,10 @@
-"""A counter RNG: random numbers are a function of a row and a column of the unsharded table, and of a seed.
+"""A counter RNG: a random number is a function of a seed, and of a row and a column of the unsharded table.
 
-So a rank that holds some rows draws for them the numbers that a single rank would draw, in any order.
+So a rank that holds only some rows draws the same numbers for them as a single rank would, in any order.
 splitmix64's finaliser computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
 splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
-MurmurHash3's finaliser, compute 32 bits from key and column. Their constants are those of the least bias in
-Wellons' hash-prospector.
+MurmurHash3's finaliser, compute 32 bits from key and column. Their constants are the ones with the smallest
+bias in Wellons' hash-prospector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIX_32 = (0x7FEB352D, 0x846CA68B)
 
 
 def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
-    """(N, len(columns)) int32: 32 random bits for each of the rows (N,) int64 and each column."""
+    """Returns 32 random bits for each of the rows (N,) int64 and each column: (N, len(columns)) int32."""
     low, high = _keys(seed, rows)
     offsets = torch.tensor([_signed(column * _GOLDEN_32, 32) for column in columns], dtype=torch.int32)
     bits = low.unsqueeze(1) + offsets.to(rows.device)
@@ -32,40 +32,43 @@ def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
 
 
 def uniform(seed: int, rows: Tensor, columns: range) -> Tensor:
-    """(N, len(columns)) float32 in [0, 1): multiples of 2⁻²⁴."""
+    """Returns uniform random numbers in [0, 1), multiples of 2⁻²⁴: (N, len(columns)) float32."""
     return _shifted(random_bits(seed, rows, columns), 8, 32).float().mul_(2.0**-24)
 
 
 def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
-    """(N, dim) float32, standard normal (Box and Muller 1958, Annals of Mathematical Statistics 29)."""
+    """Returns standard normal random numbers, (N, dim) float32.
+
+    Method: Box and Muller 1958, Annals of Mathematical Statistics 29.
+    """
     radius = uniform(seed, rows, range(dim)).neg_().log1p_().mul_(-2).sqrt_()
     return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)
 
 
 def hash_numbers(numbers: Tensor) -> Tensor:
-    """Hashes of 63 bits, never negative, of numbers, int64 of any shape."""
+    """Returns a hash of 63 bits, never negative, for each of the numbers, int64 of any shape."""
     return _mixed(numbers * _signed(_GOLDEN_64, 64)).bitwise_and_(2**63 - 1)
 
 
 def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower and the upper 32 bits of the rows' keys, (N,) int32 each."""
+    """Returns the lower and the upper 32 bits of the rows' keys, (N,) int32 each."""
     key = _mixed((rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64))
     return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
 
 
 def _mixed(key: Tensor) -> Tensor:
-    """splitmix64's finaliser of keys of 64 bits."""
+    """Applies splitmix64's finaliser to keys of 64 bits."""
     for shift, factor in zip((30, 27), _MIX_64, strict=True):
         key = (key ^ _shifted(key, shift, 64)) * _signed(factor, 64)
     return key ^ _shifted(key, 31, 64)
 
 
 def _shifted(bits: Tensor, places: int, width: int) -> Tensor:
-    """A new tensor of bits of a width, shifted to the right and filled with zeros."""
+    """Returns numbers of `width` bits, shifted to the right by `places` and filled with zeros."""
     return (bits >> places).bitwise_and_((1 << (width - places)) - 1)
 
 
 def _signed(number: int, width: int) -> int:
-    """The signed integer of a width with a number's lowest bits."""
+    """Returns the signed integer of `width` bits that has the lowest bits of a number."""
     low = number & ((1 << width) - 1)
     return low - (1 << width) if low >> (width - 1) else low

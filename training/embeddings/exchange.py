@@ -1,11 +1,13 @@
-"""Exchange of rows between ranks: owners send vectors for a batch and receive the gradients of these vectors.
+"""Exchange of rows between ranks. Owners send the vectors for a batch and receive their gradients.
 
     forward   a rank's distinct rows, sorted by owner → owners   (all_to_all, int32)
               the owners' vectors → back, as they are stored     (all_to_all, 16 or 32 bits a number)
     backward  the gradients of these distinct rows → owners      (all_to_all, float32)
 
-An owner sums the gradients that it receives in the order of ranks, so equal batches give equal bits. A row
-that occurs several times in a batch is sent once.
+The owner of a row is the rank that holds it. It sums the received gradients in rank order, so equal batches
+give bit-identical results. If a row occurs several times in a batch, it is sent only once.
+
+Notation: R ranks, U distinct keys, E numbers per vector.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ class ExchangedRows:
     """The rows that ranks requested for one batch.
 
     Attributes:
-        counts: R + 1 numbers: distinct rows that this rank requested from each rank, then those that all
-            ranks hold.
-        requested: (A,) int64 rows of this rank's matrix that the ranks requested, ordered by rank.
+        counts: R + 1 numbers: how many distinct rows this rank requested from each rank, and then how many of
+            its rows are held by all ranks.
+        requested: (A,) int64, the rows of this rank's matrix that the ranks requested, ordered by requesting
+            rank.
         requested_counts: the number of rows that each rank requested.
-        replicated: (S,) int64 rows of this rank's matrix that all ranks hold and this batch looks up.
+        replicated: (S,) int64, the rows of this rank's matrix that this batch looks up and that all ranks
+            hold.
     """
 
     counts: list[int]
@@ -42,7 +46,7 @@ class ExchangedRows:
 def fetch(
     keys: Tensor, weight: Tensor, router: Router, collectives: Collectives
 ) -> tuple[Tensor, ExchangedRows]:
-    """The vectors (U, E) float32 of distinct keys (U,) int64, ascending."""
+    """Returns the vectors (U, E) float32 of distinct keys (U,) int64 in ascending order."""
     *counts, replicated_count = router.counts(keys)
     num_remote = len(keys) - replicated_count
     rows = keys % router.span
@@ -57,11 +61,11 @@ def fetch(
 def return_gradient(
     values: Tensor, exchanged: ExchangedRows, collectives: Collectives
 ) -> tuple[Tensor, SummedRowGradient]:
-    """Sends the gradients (U, E) of the rows that `fetch` brought to their owners.
+    """Sends the gradients (U, E) of the vectors that `fetch` returned to the owners of their rows.
 
     Returns:
-        (A, E) the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows
-        that all ranks hold, from this rank alone.
+        (A, E), the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows
+        that all ranks hold, from this rank only.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
@@ -70,12 +74,12 @@ def return_gradient(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """The sum over ranks of a gradient of replicated rows. It has rows that any rank looked up.
+    """Returns the sum over ranks of a gradient of replicated rows. It has all rows that any rank looked up.
 
     Args:
-        gradient: of this rank.
-        collectives: of the ranks.
-        end: rows are in [0, end).
+        gradient: this rank's gradient.
+        collectives: the ranks' collectives.
+        end: all rows are in [0, end).
     """
     if collectives.size == 1:
         return gradient

@@ -1,10 +1,10 @@
-"""Embedding tables in int8, for scoring only: each row has int8 numbers and one float32 scale.
+"""Embedding tables in int8, for scoring only. Each row has int8 numbers and one float32 scale.
 
     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 
-So a number changes by at most half the scale of its row. This is row-wise post-training quantisation as in
-Guan et al. 2019, arXiv:1911.02079, section 3, with a range that is symmetric around zero, so that a zero
-stays zero.
+So quantisation changes a number by at most half the scale of its row. This is row-wise post-training
+quantisation as in Guan et al. 2019, arXiv:1911.02079, section 3. The range is symmetric around zero, so a
+zero stays zero.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from training.embeddings.table import StackedEmbedding
 
 HIGHEST_CODE = 127
 _SCALE_BYTES = 4
-# Rows that are converted at a time.
+# Number of rows that are converted at a time.
 _CHUNK_ROWS = 65_536
 
 
 class Int8Embedding(StackedEmbedding):
-    """The int8 copy of a table whose rows are all in this process. Lookups dequantise rows."""
+    """An int8 copy of a table whose rows are all in this process. Lookups return float32 vectors."""
 
     scales: Tensor
 
     def __init__(self, table: StackedEmbedding) -> None:
         rows, dim = table.weight.shape
-        with torch.random.fork_rng(devices=[]):  # the base draws a seed
+        with torch.random.fork_rng(devices=[]):  # the base class draws a random seed
             super().__init__(
                 table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
             )
@@ -41,7 +41,10 @@ class Int8Embedding(StackedEmbedding):
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (N, E) int8 in [-127, 127], and scales (N,) float32, 0 for zeros, of rows (N, E) float32."""
+    """Quantises rows (N, E) float32.
+
+    Returns codes (N, E) int8 in [-127, 127] and scales (N,) float32. Rows of zeros have the scale 0.
+    """
     scales = rows.abs().amax(dim=1) / HIGHEST_CODE
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(1)
     codes = (rows / divisors).round_().clamp_(-HIGHEST_CODE, HIGHEST_CODE)
@@ -49,7 +52,9 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_int8(model: nn.Module) -> int:
-    """Replaces, in place, the tables of a model that int8 makes smaller. Vectors of one number stay float32.
+    """Replaces a model's tables by int8 copies, in place, if this makes them smaller.
+
+    Tables with one number per row stay float32.
 
     Returns:
         The number of tables that were replaced.

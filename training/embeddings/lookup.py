@@ -1,7 +1,7 @@
-"""The ids of one batch: which elements are looked up, and which vector each element contributes to.
+"""The ids of one batch: which rows are looked up, and which vector each row contributes to.
 
-Notation: B rows of a batch, C features made of ids, of which the last G are lists, E numbers a vector. N
-elements are all ids that contribute to a vector, so padding is none.
+Notation: B rows of a batch; C features that are ids, of which the last G are lists; E numbers per vector. The
+N elements of a batch are all ids that contribute to a vector; padding is not an element.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pooling = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class ListElements:
-    """The elements of lists, one feature after the other, row by row.
+    """The ids in list features, one feature after the other, and row by row within a feature.
 
     Attributes:
         ids, features: (n,) int64, each element's id and the index of its feature.
@@ -37,7 +37,7 @@ class ListElements:
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
-        """The elements of the columns (B, Σ lengths) that hold lists."""
+        """Returns the elements of the columns that hold lists, `ids` (B, Σ lengths)."""
         lists = ids.split(list(lengths), dim=1)
         masks = [columns != PAD_ID for columns in lists]
         elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
@@ -47,12 +47,15 @@ class ListElements:
 
     @cached_property
     def bags(self) -> Tensor:
-        """(n,) int64, the index of each element's list among the G * B lists."""
+        """Returns for each element the index of its list among the G * B lists, (n,) int64."""
         counts = self.counts.flatten()
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
     def pool(self, table: Tensor, positions: Tensor, pooling: Pooling) -> Tensor:
-        """(B, G, E), pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
+        """Returns the pooled vector of each list, (B, G, E); zeros for an empty list.
+
+        `positions` (n,) are the elements' rows in `table` (rows, E) float32.
+        """
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
         if not len(positions):
@@ -64,12 +67,12 @@ class ListElements:
         return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """The vector whose gradient each element of the batch takes, and the factor of this gradient.
+        """Returns for each element the vector whose gradient it receives, and the factor of that gradient.
 
         Args:
             num_vectors: B * C.
-            num_single: features of one id. The elements of these features come first, row by row.
-            pooling: as the vectors of a list were pooled.
+            num_single: number of features with one id. The elements of these features come first, row by row.
+            pooling: how the vectors of a list were pooled.
 
         Returns:
             (N,) int64 indices of vectors; and (N,) float32 factors, or None if all are 1.
@@ -86,14 +89,14 @@ class ListElements:
 
 @dataclass(frozen=True)
 class BatchLookup:
-    """The lookup of one batch, which a table keeps until its gradient is taken.
+    """The lookup of one batch. The table keeps it until the gradient is taken.
 
     Attributes:
         vectors: (B, C, E), a leaf of autograd.
-        keys: (N,) keys of the router; rows of the matrix if no rows are exchanged.
-        lists: the elements of lists; None without such features.
-        groups, exchanged: the keys by equal keys, and what the ranks exchanged; None if no rows are
-            exchanged.
+        keys: (N,) keys of the router. If no rows are exchanged, they are rows of the matrix.
+        lists: the elements of lists; None if no feature is a list.
+        groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
+            if no rows are exchanged.
     """
 
     vectors: Tensor
@@ -103,12 +106,12 @@ class BatchLookup:
     exchanged: ExchangedRows | None = None
 
     def gradients(self, pooling: Pooling) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The gradients of the vectors, and which of them each element takes.
+        """Returns the gradients of the vectors, and which gradient each element receives.
 
         Returns:
-            (B * C, E), zeros if the loss did not depend on the vectors; and the sources and factors of the
-            elements, as `ListElements.sources`. Sources are None without lists, where element n takes
-            gradient n.
+            The gradients (B * C, E), zeros if the loss did not depend on the vectors; and the sources and
+            factors of the elements, as in `ListElements.sources`. If no feature is a list, sources are None,
+            and element n receives gradient n.
         """
         vectors = self.vectors
         gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad

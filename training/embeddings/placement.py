@@ -1,4 +1,4 @@
-"""The placement of a table's rows on ranks: a value that is equal on all ranks."""
+"""The placement of a table's rows on ranks. All ranks have the same placement."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class FeaturePlacement:
 
     Attributes:
         kind: `replicated`: all ranks hold all rows. `table_wise`: one rank holds all rows. `row_wise`: row i
-            is on rank (i + rank) % ranks. Ids are ordered by frequency, so consecutive rows on one rank would
-            be all frequent rows.
-        rank: the rank that holds the rows, or row 0 of row-wise rows; 0 for replicated rows.
+            is on rank (i + rank) % ranks. Ids are ordered by frequency, so if consecutive rows were on one
+            rank, that rank would hold all frequent rows.
+        rank: for `table_wise`, the rank that holds the rows; for `row_wise`, the rank that holds row 0; for
+            `replicated`, 0.
     """
 
     kind: Literal["replicated", "table_wise", "row_wise"]
@@ -30,9 +31,9 @@ class Placement:
     """The placement of all features of a table.
 
     Attributes:
-        cardinalities: rows of each feature.
+        cardinalities: number of rows of each feature.
         features: the placement of each feature.
-        ranks: R.
+        ranks: number of ranks.
     """
 
     cardinalities: tuple[int, ...]
@@ -41,13 +42,13 @@ class Placement:
 
     @property
     def exchanges(self) -> bool:
-        """Whether any rows are on some ranks only, so that ranks must exchange them."""
+        """Whether some rows are not on all ranks, so that ranks must exchange them."""
         return any(feature.kind != "replicated" for feature in self.features)
 
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
-        """The rows that a rank holds, in the order of its matrix.
+        """Returns the rows that a rank holds, in the order of its matrix.
 
-        Replicated rows come first, so they have the same place on all ranks.
+        Replicated rows come first, so they have the same position on all ranks.
         """
         runs = list(self._runs(rank))
         places = accumulate((rows for _, _, _, rows in runs), initial=0)
@@ -59,7 +60,7 @@ class Placement:
         )
 
     def rows_of(self, rank: int) -> int:
-        """The number of rows of a rank's matrix."""
+        """Returns the number of rows of a rank's matrix."""
         return sum(rows for _, _, _, rows in self._runs(rank))
 
     @property
@@ -69,7 +70,7 @@ class Placement:
         return sum(rows for rows, feature in pairs if feature.kind == "replicated")
 
     def _runs(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
-        """(feature, first row, step, rows) of all that a rank holds."""
+        """Yields (feature, first row, step, number of rows) for each block of rows that a rank holds."""
         for index, feature in enumerate(self.features):
             if feature.kind == "replicated":
                 yield index, 0, 1, self.cardinalities[index]
@@ -83,6 +84,6 @@ class Placement:
 
 
 def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
-    """The placement of all rows on all ranks."""
+    """Returns the placement that puts all rows on all ranks."""
     features = tuple(FeaturePlacement("replicated") for _ in cardinalities)
     return Placement(tuple(cardinalities), features, ranks)

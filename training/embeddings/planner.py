@@ -1,16 +1,16 @@
 """Decides which rank holds which rows of a table: a pure function of shapes, ranks and configuration.
 
-Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on one rank need an
-exchange of vectors, and the rank with the frequent rows has the most work. So the placement `auto` follows
-these rules:
+Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on only one rank need
+an exchange of vectors, and the rank with the frequent rows has the most work. The placement `auto` therefore
+follows these rules:
 
-* Small features are replicated, unless the memory limit leaves no room for them.
-* Features that are larger than a share of what each rank should hold are row-wise. While a rank holds more
-  than its limit, the largest of the other features become row-wise too.
+* Small features are replicated, unless the memory limit is too small for this.
+* A feature is row-wise if it is larger than a certain share of the bytes that each rank should hold. While a
+  rank holds more than its limit, the largest of the other features becomes row-wise too.
 * Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost
-  so far. The cost of a feature is its share of all bytes plus its share of all lookups. By this rule (LPT,
-  Graham 1969, SIAM Journal on Applied Mathematics 17) the cost of a rank is at most the mean plus the highest
-  cost of a feature.
+  so far. The cost of a feature is its share of all bytes plus its share of all lookups. With this rule (LPT,
+  Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at most the mean cost plus the
+  highest cost of a feature.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from training.embeddings.placement import FeaturePlacement, Placement, replicate
 
 @dataclass(frozen=True)
 class TableShape:
-    """The sizes by which a table is placed.
+    """The sizes of a table that determine its placement.
 
     Attributes:
-        cardinalities: rows of each feature.
-        row_bytes: bytes a row takes on the rank that holds it: its numbers and its optimizer's state.
-        lookups: the largest number of a feature's rows that one row of a batch looks up.
+        cardinalities: number of rows of each feature.
+        row_bytes: bytes per row on the rank that holds it, for its numbers and its optimizer state.
+        lookups: for each feature, the largest number of its rows that one row of a batch looks up.
     """
 
     cardinalities: tuple[int, ...]
@@ -39,12 +39,12 @@ class TableShape:
 
     @property
     def feature_bytes(self) -> list[int]:
-        """Bytes of each feature's rows."""
+        """The size of each feature's rows in bytes."""
         return [rows * self.row_bytes for rows in self.cardinalities]
 
 
 def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
-    """The placement of all features. A single rank holds everything, whatever the settings.
+    """Returns the placement of all features. A single rank holds everything, whatever the settings are.
 
     Raises:
         ConfigError: a rank would hold more than `rank_max_bytes`.
@@ -97,8 +97,8 @@ def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[i
     all_lookups = max(sum(lookups[feature] for feature in placed), 1)
     costs = [sizes[feature] / all_bytes + lookups[feature] / all_lookups for feature in features]
     placements = {feature: FeaturePlacement("replicated") for feature in replicated}
-    # Row 0 of the first feature is on rank 0, of the second on rank 1, …, so that no rank has all frequent
-    # rows.
+    # Row 0 of the first row-wise feature is on rank 0, row 0 of the second one on rank 1, and so on, so that
+    # no rank has all frequent rows.
     placements |= {
         feature: FeaturePlacement("row_wise", index % ranks) for index, feature in enumerate(sorted(row_wise))
     }
@@ -111,7 +111,7 @@ def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[i
 
 
 def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> str:
-    """The placement as a table for the log: a line for each feature, then a line for each rank."""
+    """Returns the placement as a table for the log: one line per feature, then one line per rank."""
     holders = {
         "replicated": "every rank",
         "table_wise": "rank {}",
@@ -133,7 +133,7 @@ def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> s
 
 
 def _lookups_of(placement: Placement, shape: TableShape, rank: int) -> float:
-    """The lookups that a rank answers for a row of the global batch, if all rows are equally frequent."""
+    """Returns the lookups of a rank per row of the global batch, if all table rows are equally frequent."""
     shares = {"replicated": 1 / placement.ranks, "row_wise": 1 / placement.ranks}
     pairs = zip(placement.features, shape.lookups, strict=True)
     return sum(lookups * shares.get(feature.kind, float(feature.rank == rank)) for feature, lookups in pairs)

@@ -1,4 +1,4 @@
-"""Maps a feature's id to the rank and row that hold it, and such a row to the row of the unsharded table."""
+"""Maps an id of a feature to its rank and row, and a rank's row to the row of the unsharded table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from training.embeddings.placement import Placement
 
 
 class Router(nn.Module):
-    """Computes keys. A key is owner * span + row in the owner's matrix; the owner of replicated rows is R.
+    """Computes the key of an id: owner * span + row in the owner's matrix.
+
+    With R ranks, the owner of replicated rows is R.
 
     So sorted keys are sorted by owner, and keys that need no exchange come last.
 
     Attributes:
-        span: rows of the largest matrix.
-        end: keys are in [0, end).
+        span: number of rows of the largest matrix of any rank.
+        end: all keys are in [0, end).
     """
 
     def __init__(self, placement: Placement, rank: int) -> None:
@@ -57,23 +59,29 @@ class Router(nn.Module):
     block_starts: Tensor
 
     def _register(self, name: str, values: Sequence[int]) -> None:
-        """Registers a buffer, which moves with the module between devices and is not part of the state."""
+        """Registers a buffer that moves with the module between devices and is not saved in the state."""
         self.register_buffer(name, torch.tensor(list(values), dtype=torch.int64), persistent=False)
 
     def keys(self, ids: Tensor, features: Tensor) -> Tensor:
-        """The int64 keys of ids. The indices of their features, `features`, broadcast to the shape of ids."""
+        """Returns the int64 keys of ids.
+
+        `features` are the indices of the ids' features, and may broadcast.
+        """
         first_owner, row_wise = self.owners[features], self.row_wise[features]
         owner = torch.where(row_wise.bool(), (ids + first_owner) % self.ranks, first_owner)
         place = self.places[owner * len(self.owners) + features]
         return owner * self.span + place + ids // self.strides[features]
 
     def counts(self, keys: Tensor) -> list[int]:
-        """R + 1 numbers of ascending keys: those that each rank owns, then those of replicated rows."""
+        """Counts ascending keys by owner.
+
+        Returns R + 1 counts: one per rank, then one for replicated rows.
+        """
         ends = torch.arange(1, self.ranks + 2, device=keys.device) * self.span
         positions = torch.searchsorted(keys, ends)
         return positions.diff(prepend=positions.new_zeros(1)).tolist()
 
     def unsharded_rows(self, rows: Tensor) -> Tensor:
-        """(N,) int64, the rows of the unsharded table that rows (N,) of this rank's matrix are."""
+        """Returns the rows of the unsharded table, (N,) int64, for rows (N,) of this rank's matrix."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]

@@ -1,6 +1,6 @@
-"""Gradients of a table's rows: summed by row, or one entry for each lookup.
+"""Gradients of a table's rows: summed by row, or with one entry per lookup.
 
-Notation: N entries, E numbers a row, M vectors.
+Notation: N entries, E numbers per row, M vectors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SummedRowGradient:
-    """The gradient of the rows that a batch looked up, with one entry for each distinct row.
+    """The gradient of the rows that a batch looked up, with one entry per distinct row.
 
     Attributes:
         rows: (N,) int64, all different.
@@ -25,17 +25,17 @@ class SummedRowGradient:
 
 @dataclass(frozen=True)
 class LookupGradient:
-    """The gradient of the vectors that a batch looked up, with one entry for each lookup.
+    """The gradient of the vectors that a batch looked up, with one entry per lookup.
 
-    A row that was looked up several times has several entries. The update kernel sums them
+    If a row was looked up several times, it has several entries. The update kernel sums them
     (training/kernels/row_update.py).
 
     Attributes:
         rows: (N,) int64, the row of each lookup, in any order.
         values: (M, E), the gradients of vectors.
-        sources: (N,) int64, the row of `values` that belongs to each lookup. None if N = M and the order is
-            equal.
-        weights: (N,) float32, the factor of that row of `values`. None stands for 1.
+        sources: (N,) int64, the row of `values` that belongs to each lookup. None means that lookup n uses
+            row n.
+        weights: (N,) float32, a factor for each lookup's row of `values`. None means that all factors are 1.
     """
 
     rows: Tensor

@@ -1,9 +1,9 @@
-"""Storage of a table's numbers: 32 bits, or 16 bits with stochastic rounding of updates.
+"""Storage of a table's numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
 
-Rounding to nearest would lose every update that is smaller than half the distance of two neighbouring
-numbers. Stochastic rounding rounds up with the probability of the remainder (Gupta et al. 2015, "Deep
-Learning with Limited Numerical Precision", ICML, section 3.1), so the expectation of the rounded number is
-the number itself.
+Rounding to the nearest number would lose every update that is smaller than half the distance between two
+neighbouring numbers. Stochastic rounding rounds up with a probability proportional to the remainder (Gupta et
+al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the expected value of the
+rounded number is the number itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ _FP16_LARGEST = 65504.0
 
 
 def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Tensor) -> Tensor:
-    """Values (N, E) as 16-bit numbers: one of the two neighbours, with probabilities that keep the mean.
+    """Rounds values (N, E) to 16-bit numbers.
+
+    Each value becomes one of its two neighbours, with probabilities that keep the expected value.
 
     NaN stays NaN. float16 values are clipped to ±65504.
 
     Args:
         values: (N, E) float32.
         dtype: torch.bfloat16 or torch.float16.
-        seed: of the random bits.
-        rows: (N,) rows of the unsharded table. Seed, row and column alone determine the choice.
+        seed: seed of the random bits.
+        rows: (N,) rows of the unsharded table. Only seed, row and column determine the random bits.
     """
     random = random_bits(seed, rows, range(values.shape[1]))
     if dtype == torch.bfloat16:
@@ -47,6 +49,6 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Te
 
 
 def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
-    """Adds random bits below the last bit that stays, and clears them. A carry rounds away from zero."""
+    """Adds random bits to the bits that are cut off, and then clears those. A carry rounds away from zero."""
     below = (1 << bits) - 1
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)

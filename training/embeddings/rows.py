@@ -1,4 +1,4 @@
-"""Rows of tables: the blocks of rows that a rank holds, and sums of values by row."""
+"""Table rows: the blocks of rows that a rank holds, and sums of values by row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class RowBlock:
 
     Attributes:
         feature: index among the table's features.
-        first, step, rows: the block holds `rows` rows of the feature: first, first + step, first + 2 * step,
-            …
-        place: the row of the matrix that holds the first of them.
-        written: whether this rank saves them. Of rows that all ranks hold, one rank saves them.
+        first, step, rows: the block has `rows` rows of the feature: first, first + step, first + 2 * step, …
+        place: the row of the matrix that holds the block's first row.
+        written: whether this rank saves the block. If all ranks hold the same rows, only one rank saves them.
     """
 
     feature: int
@@ -35,12 +34,13 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Groups:
-    """N elements by their keys, of which U are distinct.
+    """N elements grouped by key; U keys are distinct.
 
     Attributes:
         keys: (U,) int64, ascending.
-        order: (N,) int64, the elements sorted by key; elements of one key keep their order.
-        starts: (U,) int64, the index in `order` at which each key's elements begin.
+        order: (N,) int64, the indices of the elements sorted by key; elements with the same key keep their
+            order.
+        starts: (U,) int64, the index in `order` where each key's elements begin.
     """
 
     keys: Tensor
@@ -48,25 +48,27 @@ class Groups:
     starts: Tensor
 
     def position(self) -> Tensor:
-        """(N,) int64, the index in `keys` of each element's key."""
+        """Returns the index in `keys` of each element's key, (N,) int64."""
         begins = torch.zeros_like(self.order)
         begins[self.starts[1:]] = 1
         return torch.empty_like(self.order).index_copy_(0, self.order, begins.cumsum(0))
 
     def sum(self, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """(U, E) the sum of each key's elements, added in their order, so that equal calls give equal bits.
+        """Returns the sum of each key's elements, (U, E).
+
+        Elements are added in their order, so that equal calls give bit-identical results.
 
         Args:
             values: (M, E) float32.
-            source: (N,) int64, the row of `values` that each element adds. None if M = N and element n adds
-                row n.
-            weights: (N,) float32, the factor of each element's row; None stands for 1.
+            source: (N,) int64, the row of `values` that each element adds. None means that element n adds row
+                n.
+            weights: (N,) float32, the factor of each element's row; None means that all factors are 1.
         """
         if not len(self.keys):
             return values.new_zeros(0, values.shape[1])
         if values.is_cuda:
             return sum_by_sorting(self, values, source, weights)
-        # An embedding bag sums runs of an order. On a CPU it is several times as fast as index_add_.
+        # An embedding bag sums the rows of each key. On a CPU it is several times faster than index_add_.
         indices = self.order if source is None else source.index_select(0, self.order)
         ordered = None if weights is None else weights.index_select(0, self.order)
         return functional.embedding_bag(indices, values, self.starts, mode="sum", per_sample_weights=ordered)
@@ -75,7 +77,7 @@ class Groups:
 def sum_by_sorting(
     groups: Groups, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """As `Groups.sum`, for a GPU, where one thread would sum a whole bag, however many elements it has."""
+    """Computes `Groups.sum` on a GPU, where an embedding bag would use only one thread per key."""
     elements = values if source is None else values.index_select(0, source)
     if weights is not None:
         elements = elements * weights.unsqueeze(1)
@@ -83,7 +85,7 @@ def sum_by_sorting(
 
 
 def group(keys: Tensor, end: int) -> Groups:
-    """Groups elements by their keys (N,), integers in [0, end)."""
+    """Groups N elements by their keys (N,), which are integers in [0, end)."""
     narrow = keys.to(torch.int32) if end <= _INT32_END else keys  # 32 bits sort faster than 64
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
@@ -93,6 +95,9 @@ def group(keys: Tensor, end: int) -> Groups:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums the values (N, E) of equal rows (N,), integers in [0, end), in their order; sorted by row."""
+    """Sums the values (N, E) that have the same row, in their order. The result is sorted by row.
+
+    `rows` (N,) are integers in [0, end).
+    """
     groups = group(rows, end)
     return SummedRowGradient(groups.keys, groups.sum(values))

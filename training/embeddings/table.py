@@ -1,12 +1,14 @@
-"""The embedding table: ids in, vectors out, gradients by row.
+"""The embedding table: it maps ids to vectors and sums gradients by row.
 
-One matrix holds the rows of all features made of ids, one feature after the other. So a batch is one gather,
-whatever the number of features, and one more for features that are lists of ids. If rows are spread over
-ranks, the matrix holds the rows of this rank. Only this folder knows which row of the matrix holds which id.
-Code that writes rows to disk and reads them back uses `blocks`.
+One matrix holds the rows of all features that are ids, one feature after the other. So the lookup of a batch
+is one gather, whatever the number of features, and a second one if some features are lists of ids. If rows
+are spread over ranks, the matrix holds the rows of this rank. Only the modules of this folder depend on which
+row of the matrix holds which id. Code that saves and loads rows uses `blocks`.
 
-Autograd computes no gradient of the table or of its elements. The vectors that a batch looked up are leaves
-of autograd, and their gradients are summed by distinct row in one pass.
+Autograd does not compute a gradient of the table. The vectors that a batch looked up are leaves of autograd,
+and their gradients are summed by distinct row in one pass.
+
+Notation: B rows of a batch, C features that are ids, W columns of ids, E numbers per row, N lookups.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
 from training.embeddings.rows import RowBlock, group, sum_rows
 
-# Numbers that are drawn at a time. They fit a core's cache, whatever the size of the table.
+# Count of random numbers that are drawn at a time. They fit into a core's cache, whatever the table's size.
 _DRAWN_NUMBERS = 2**18
 
 
 class StackedEmbedding(nn.Module):
-    """Embedding rows of C features in one table; all zero at first.
+    """Embedding rows of C features in one table. All rows are zero at first.
 
     Args:
-        cardinalities: rows of each feature, in order.
-        dim: E, numbers a row.
-        list_lengths: columns of ids of each of the last features, which are lists of ids. Other features have
-            one column.
-        pooling: how the vectors of a list become one.
-        storage: dtype of the numbers. Vectors and gradients are float32 in any case.
-        placement: which rank holds which rows; None holds all of them here.
-        collectives: of the ranks of the placement. `forward` calls them only if rows are exchanged. Then all
-            ranks must call `forward` equally often.
+        cardinalities: number of rows of each feature, in order.
+        dim: E, numbers per row.
+        list_lengths: number of id columns of each list feature. List features are the last ones; all others
+            have one column.
+        pooling: how the vectors of a list are combined into one vector.
+        storage: dtype of the stored numbers. Vectors and gradients are always float32.
+        placement: which rank holds which rows; None means that this process holds all rows.
+        collectives: those of the ranks in the placement. `forward` uses them only if rows are exchanged. In
+            this case, all ranks must call `forward` equally often.
 
     Attributes:
         blocks: the rows that this rank holds, in the order of the matrix.
-        may_use_kernels: whether lookups and updates use kernels on a device that has them; `set_kernels` sets
-            it.
+        may_use_kernels: whether lookups and updates use Triton kernels on devices that support them;
+            `set_kernels` sets it.
     """
 
     blocks: tuple[RowBlock, ...]
@@ -78,20 +80,20 @@ class StackedEmbedding(nn.Module):
         self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
         self._lookups: list[BatchLookup] = []
-        # One draw, so that later draws do not depend on the number of rows of this rank.
+        # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
         self._seed = int(torch.randint(2**62, ()))
 
     @property
     def on_kernels(self) -> bool:
-        """Whether lookups and updates of this table use kernels."""
+        """Whether lookups and updates of this table use Triton kernels."""
         return self.may_use_kernels and kernels.available(self.weight.device)
 
     @torch.no_grad()
     def init_uniform(self) -> None:
-        """Fills each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
+        """Initializes each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
 
-        The padding row of a list stays zero: no lookup reads it and no gradient changes it. Equal seeds of
-        torch give a row equal numbers on any rank.
+        The padding row of a list stays zero: no lookup reads it and no gradient changes it. With the same
+        torch seed, a row gets the same numbers on any rank.
         """
         dim = self.weight.shape[1]
 
@@ -103,12 +105,15 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_normal(self, deviation: float) -> None:
-        """Fills all rows but the padding rows of lists from N(0, deviation²); seeds as in `init_uniform`."""
+        """Initializes all rows from N(0, deviation²), except the padding rows of lists.
+
+        The seed works as in `init_uniform`.
+        """
         dim = self.weight.shape[1]
         self._fill(lambda seed, rows, feature: counter_rng.normal(seed, rows, dim).mul_(deviation))
 
     def _fill(self, draw: Callable[[int, Tensor, int], Tensor]) -> None:
-        """Sets all rows to what `draw` returns for a seed, rows of the unsharded table and their feature."""
+        """Sets all rows to the result of `draw(seed, rows of the unsharded table, feature)`."""
         seed = int(torch.randint(2**62, ()))
         count = max(_DRAWN_NUMBERS // self.weight.shape[1], 1)
         for block, rows in zip(self.blocks, self.block_rows(), strict=True):
@@ -120,14 +125,19 @@ class StackedEmbedding(nn.Module):
                 rows[PAD_ID] = 0
 
     def block_rows(self) -> list[Tensor]:
-        """A view (rows, E) of each block's rows; of each feature's rows if all ranks hold all rows."""
+        """Returns a view (rows, E) of each block's rows.
+
+        If all ranks hold all rows, there is one block per feature.
+        """
         weight = self.weight.detach()
         return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Vectors (B, C, E) float32 of ids (B, W) int32 or int64, each in [0, cardinality of its feature).
+        """Returns the vectors (B, C, E) float32 of ids (B, W) int32 or int64.
 
-        PAD_ID in a list counts neither in the sum nor in the mean; the vector of an empty list is zero.
+        Each id must be in [0, cardinality of its feature).
+
+        In a list, PAD_ID is ignored in the sum and in the mean. The vector of an empty list is zero.
         """
         with torch.no_grad():
             lookup = self._look_up(ids)
@@ -164,7 +174,7 @@ class StackedEmbedding(nn.Module):
         return BatchLookup(vectors, keys, lists, groups, exchanged)
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
-        """(N, E) float32: the rows `positions` (N,) of a table of this storage."""
+        """Returns the rows `positions` (N,) of a table with this storage, (N, E) float32."""
         return table.index_select(0, positions).float()
 
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
@@ -174,12 +184,13 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
-        """The gradient since the last call, summed over ranks and sorted by row. Clears it.
+        """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
 
-        It has no rows if no gradient was computed. All ranks get the same gradient of rows that all hold.
+        It has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the same
+        gradient.
 
         Args:
-            collectives: of the ranks that train on parts of one batch.
+            collectives: those of the ranks that train on parts of one batch.
         """
         lookups, self._lookups = self._lookups, []
         lookups = [lookup for lookup in lookups if lookup.vectors.grad is not None]
@@ -195,11 +206,11 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_lookup_gradient(self) -> LookupGradient | None:
-        """The gradient of the only batch since the last call, with an entry for each lookup. Clears it.
+        """Returns and clears the gradient of the only batch since the last call, with one entry per lookup.
 
         Returns:
-            None, and clears nothing, if rows are exchanged or there was not one batch: then use
-            `take_gradient`.
+            None if rows are exchanged, or if there was not exactly one batch. In this case nothing is
+            cleared; use `take_gradient` instead.
         """
         if self.placement.exchanges or len(self._lookups) != 1:
             return None
@@ -207,11 +218,12 @@ class StackedEmbedding(nn.Module):
         return LookupGradient(lookup.keys, *lookup.gradients(self.pooling))
 
     def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
-        """The gradient of one lookup.
+        """Returns the gradient of one lookup.
 
         Returns:
-            The gradient of replicated rows, from this rank; and rows (A,) that this rank alone holds, with
-            repeats, and their values (A, E) from all ranks, or None if no rows are exchanged.
+            First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
+            holds, the rows (A,), with repeats, and their values (A, E) from all ranks; None if no rows are
+            exchanged.
         """
         flat, sources, weights = lookup.gradients(self.pooling)
         groups = lookup.groups or group(lookup.keys, self.router.span)
@@ -222,7 +234,7 @@ class StackedEmbedding(nn.Module):
         return replicated, (lookup.exchanged.requested, owned)
 
     def _sum(self, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool) -> SummedRowGradient:
-        """The sum of (rows, values) by row. Pass `distinct` if no row occurs twice."""
+        """Sums (rows, values) by row. Pass `distinct=True` if no row occurs twice."""
         weight = self.weight
         no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
         no_values = torch.zeros(0, weight.shape[1], device=weight.device)
@@ -232,12 +244,13 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def add_to_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
-        """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix, which are distinct.
+        """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix.
 
         Args:
-            rows: distinct rows.
-            change: what is added.
-            step: of the training. With the row it determines how 16-bit numbers are rounded.
+            rows: the rows, all different.
+            change: the numbers to add.
+            step: the step of the training. Together with the row, it determines how 16-bit numbers are
+                rounded.
         """
         if self.weight.dtype == torch.float32:
             self.weight.index_add_(0, rows, change)
@@ -256,7 +269,7 @@ class StackedEmbedding(nn.Module):
         accumulator: Tensor | None = None,
         epsilon: float = 1e-8,
     ) -> None:
-        """One step by the update kernel: row-wise Adagrad, or SGD without an accumulator (rows,)."""
+        """Does one step of row-wise Adagrad with the update kernel; SGD if `accumulator` (rows,) is None."""
         kernels.update(
             self.weight.detach(),
             accumulator,
@@ -272,7 +285,7 @@ class StackedEmbedding(nn.Module):
 
 
 def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
-    """The embedding tables of a model, by the name of their weight in its state."""
+    """Returns the embedding tables of a model, by the name of their weight in the model's state."""
     return {
         f"{name}.weight": module
         for name, module in model.named_modules()
@@ -281,6 +294,6 @@ def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
 
 
 def set_kernels(model: nn.Module, use: bool) -> None:
-    """Sets whether the tables of a model may use kernels. Call it before the model gets an optimizer."""
+    """Sets whether a model's tables may use Triton kernels. Call it before you create the optimizers."""
     for table in tables_of(model).values():
         table.may_use_kernels = use

@@ -1,4 +1,4 @@
-"""Creates the tables of a model by the configuration: their storage, and the ranks that hold their rows."""
+"""Creates a model's embedding tables, with the storage and the placement from the configuration."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from training.embeddings.table import StackedEmbedding
 
 log = logging.getLogger("nightrank.training")
 
-# Bytes of each optimizer's state: for a row, and for each number of a row.
+# Bytes of each optimizer's state: (per row, per number of a row).
 _STATE_BYTES = {"row_wise_adagrad": (4, 0), "sgd": (0, 0), "lazy_adam": (4, 8), "ftrl": (0, 8)}
 
 
 @dataclass(frozen=True)
 class TableFactory:
-    """Creates tables; by default all rows are in this process, in 32 bits.
+    """Creates embedding tables. By default, all rows are in this process, in 32 bits.
 
     Attributes:
         storage: the dtype of the numbers.
         settings: placement and optimizer of the rows.
-        collectives: of the ranks that hold the rows.
+        collectives: those of the ranks that hold the rows.
     """
 
     storage: EmbeddingStorage = "fp32"
@@ -45,12 +45,14 @@ class TableFactory:
         *,
         by_ftrl: bool,
     ) -> StackedEmbedding:
-        """A table of `dim` numbers a row. Rank 0 logs the placement. Tables of one number a row are float32.
+        """Creates a table with `dim` numbers per row. Rank 0 logs the placement.
+
+        Tables with one number per row are always float32.
 
         Args:
-            cardinalities, dim, list_lengths, pooling: as `StackedEmbedding`.
-            names: of the features, for the log.
-            by_ftrl: whether FTRL trains the table. Its state has its own size.
+            cardinalities, dim, list_lengths, pooling: see `StackedEmbedding`.
+            names: names of the features, for the log.
+            by_ftrl: whether FTRL trains the table. This changes the bytes per row.
 
         Raises:
             ConfigError: a rank would hold more than `rank_max_bytes`.

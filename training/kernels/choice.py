@@ -1,4 +1,6 @@
-"""The choice of kernels in a process, by the configuration and by what Triton needs to run.
+"""Decides whether a process uses Triton kernels.
+
+The decision depends on the configuration, and on whether the machine has what Triton needs.
 
 When Triton runs its first kernel, it compiles the C code that launches kernels. So every node with a GPU
 needs a C compiler (`CC`, else gcc or clang on PATH), Python.h and the headers of the C library. Nodes without
@@ -28,14 +30,14 @@ _PROBE = "#include <Python.h>\n#include <stdlib.h>\nint probe(void) { return EXI
 
 
 def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
-    """Whether a model on this device uses kernels, or torch's operators only.
+    """Returns whether a model on this device uses Triton kernels; otherwise it uses torch's operators.
 
-    `auto` uses kernels if Triton can run. On a GPU without a compiler it warns once a process.
+    `auto` uses kernels if Triton can run. If there is a GPU but no compiler, it warns once per process.
 
     Args:
         wanted: the value of the setting.
-        device: of the model.
-        setting: the name of the setting for messages, such as `train.kernels`.
+        device: the device of the model.
+        setting: the name of the setting, such as `train.kernels`, for messages.
 
     Raises:
         ConfigError: the value is `triton`, and Triton cannot run here.
@@ -57,14 +59,14 @@ def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
 
 
 def _missing(device: torch.device) -> str | None:
-    """The reason why Triton cannot run kernels on tensors of this device; None if it can."""
+    """Returns why Triton cannot run kernels on tensors of this device; None if it can."""
     if not kernels.available(device):
         return f"Triton is not installed or has no kernels for {device}; it needs a GPU"
     return None if kernels.INTERPRETED else compiler_problem()
 
 
 def compiler_problem() -> str | None:
-    """The reason why Triton could not compile C in this environment; None if a test compilation succeeds."""
+    """Returns why Triton cannot compile C in this environment; None if a test compilation succeeds."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "no C compiler: neither gcc nor clang is on PATH, and CC is not set"
@@ -75,7 +77,7 @@ def compiler_problem() -> str | None:
 
 @cache
 def _compile(compiler: str, headers: str) -> str | None:
-    """The compiler's error message if it cannot compile against these headers; takes a tenth of a second."""
+    """Returns the error if the compiler cannot compile with these headers, else None."""
     with TemporaryDirectory() as folder:
         source = Path(folder) / "probe.c"
         source.write_text(_PROBE, encoding="utf-8")
@@ -93,7 +95,7 @@ def _compile(compiler: str, headers: str) -> str | None:
 
 @cache
 def _warn(setting: str, missing: str) -> None:
-    """Warns once a process, because a worker that scores loads several models."""
+    """Warns only once per process, because a worker that scores loads several models."""
     log.warning(
         "torch's operators take the place of Triton's kernels, slower: %s (%s=auto, host %s)",
         missing,

@@ -1,16 +1,19 @@
-"""DLRM's dot interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1), in one kernel each way.
+"""DLRM's dot interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1) as Triton kernels.
+
+There is one kernel for the forward pass and one for the backward pass:
 
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G has the gradients of the dots below the
-diagonal. ∂v_0 also has the gradient of its copy in `out`. The matrix V (B, F, E), the dots (B, F, F) and the
-parts of the concatenation are not written to memory: the kernel reads vectors once and writes the top MLP's
-input once. F = C + 1, or C without a bottom MLP.
+v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G contains the gradients of the dot products
+below the diagonal. ∂v_0 also includes the gradient of the copy of v_0 in `out`. The matrix V (B, F, E), the
+dot products (B, F, F) and the parts of the concatenation are not written to memory. The kernel reads the
+vectors once and writes the top MLP's input once. B is the number of rows, C the number of embeddings per row,
+and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# (Triton gives the parameters of kernels their types)
+# (Triton determines the types of kernel parameters)
 
 from __future__ import annotations
 
@@ -27,9 +30,12 @@ _BLOCK_DIM = 128
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E); the dots alone without bottom.
+    """Returns the interaction (B, E + F (F - 1) / 2) of `bottom` (B, E) and `embedded` (B, C, E).
 
-    Under autocast, products and the result have its dtype. Vectors and their gradients keep their dtypes.
+    If `bottom` is None, the result has only the dot products.
+
+    Under autocast, the products and the result have autocast's dtype. Vectors and their gradients keep their
+    dtypes.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -48,7 +54,7 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 
 @operator("dot_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `interact`, in `dtype`; bottom is (B, 0) without a bottom MLP."""
+    """Computes `interact` in `dtype`; `bottom` is (B, 0) if there is no bottom MLP."""
     shape = _Shape(bottom, embedded, dtype)
     out = torch.empty(len(embedded), shape.width, dtype=dtype, device=embedded.device)
     if out.numel():
@@ -61,7 +67,7 @@ def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Ten
     _gradients,
 )
 def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `bottom` and `embedded`, from that of the result."""
+    """Returns the gradients of `bottom` and `embedded`, computed from the gradient of the result."""
     shape = _Shape(bottom, embedded, gradient.dtype)
     bottom, embedded = bottom.contiguous(), embedded.contiguous()
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
@@ -83,13 +89,13 @@ differentiable(dot_interaction, _differentiate, _save_inputs)
 
 
 def _width(bottom: Tensor, embedded: Tensor) -> int:
-    """Numbers a row of the result."""
+    """Returns the number of columns of the result."""
     num_vectors = embedded.shape[1] + (bottom.shape[1] > 0)
     return bottom.shape[1] + num_vectors * (num_vectors - 1) // 2
 
 
 class _Shape:
-    """The compile-time arguments of both kernels. `width`: numbers a row of the output."""
+    """The compile-time arguments of both kernels. `width` is the number of columns of the output."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape
@@ -113,7 +119,7 @@ class _Shape:
 def _vectors(
     bottom, embedded, row, index, column, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
 ):
-    """The tile V[index, column] of a row in float32; vector 0 is the bottom MLP's if there is one."""
+    """Loads the tile V[index, column] of a row in float32; vector 0 is the bottom MLP's, if there is one."""
     inside = (column < DIM)[None, :]
     mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
     start = embedded + row * (VECTORS - FIRST) * DIM
@@ -141,7 +147,7 @@ def _forward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program computes one row of the batch."""
+    """Each program (instance of the kernel) computes one row of the batch."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     dots = tl.full((BLOCK, BLOCK), 0.0, tl.float32)
@@ -173,7 +179,7 @@ def _backward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program computes one row of the batch."""
+    """Each program (instance of the kernel) computes one row of the batch."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     lower = tl.maximum(index[:, None], index[None, :])

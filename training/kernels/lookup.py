@@ -1,12 +1,12 @@
-"""One gather over all stacked tables: ids in, vectors out in the dtype of the computation, with pooled lists.
+"""One gather over all stacked tables: maps ids to vectors in the dtype of the computation, and pools lists.
 
-PAD_ID in a list counts neither in the sum nor in the mean, and an empty list gives zeros, as in
-`StackedEmbedding.forward`. The kernel replaces the three operations of that method and their temporaries: ids
-+ offsets, the gather, and the cast.
+As in `StackedEmbedding.forward`, PAD_ID in a list is ignored in the sum and in the mean, and an empty list
+gives zeros. The kernel replaces three operations of that method and their temporary tensors: ids + offsets,
+the gather, and the cast.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# (Triton gives the parameters of kernels their types)
+# (Triton determines the types of kernel parameters)
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from torch import Tensor
 
 from storage.feature_spec import PAD_ID
 
-# Numbers that one program gathers.
+# Count of numbers that one program (instance of the kernel) gathers.
 _TILE = 4096
 
 
 @dataclass(frozen=True)
 class Features:
-    """The columns of C features in a batch, and their rows in the table.
+    """The columns of C features in a batch, and the rows of these features in the table.
 
     Attributes:
-        first_row: (C,) int64, the table's row of id 0 of each feature.
+        first_row: (C,) int64, the table row that holds id 0 of each feature.
         column, width: (C,) int32, the first column of ids of each feature, and the number of its columns.
         lists_from: index of the first feature that is a list; all later features are lists too.
         longest: the largest width.
-        mean: whether lists are pooled by their mean, else by their sum.
+        mean: True if the vectors of a list are pooled by their mean, False for their sum.
     """
 
     first_row: Tensor
@@ -47,7 +47,7 @@ class Features:
 
     @classmethod
     def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> Features:
-        """The features of a table, of which the last ones are lists of these lengths."""
+        """Returns the features of a table. The last ones are lists of the lengths `list_lengths`."""
         single = len(first_row) - len(list_lengths)
         widths = (*[1] * single, *list_lengths)
         column, width = _columns(widths, first_row.device)
@@ -55,9 +55,9 @@ class Features:
 
 
 @cache
-@torch.inference_mode(False)  # the first call may score; a later training could not use inference tensors
+@torch.inference_mode(False)  # a later training could not use inference tensors
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """`column` and `width` of `Features`, cached because each copy would wait for the device."""
+    """Returns `column` and `width` of `Features`, cached because each copy would wait for the device."""
     starts = [0, *accumulate(widths)][:-1]
     return (
         torch.tensor(starts, dtype=torch.int32, device=device),
@@ -66,13 +66,13 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 
 
 def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
-    """Vectors (B, C, E) in `dtype` of ids (B, W) int32 or int64.
+    """Looks up the vectors (B, C, E) in `dtype` of ids (B, W) int32 or int64.
 
     Args:
-        weight: (R, E) of any floating dtype.
+        weight: (R, E), any floating-point dtype.
         ids: (B, W).
         features: the columns of ids.
-        dtype: of the result. Sums are float32.
+        dtype: the dtype of the result. Sums are computed in float32.
     """
     batch_rows, columns = ids.shape
     num_features, dim = len(features.first_row), weight.shape[1]
@@ -122,7 +122,7 @@ def _gather(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """A tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
+    """Computes a tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = vector < vectors

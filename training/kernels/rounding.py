@@ -1,13 +1,13 @@
-"""Stochastic rounding in a kernel, to one of the two neighbours with probabilities that keep the mean.
+"""Stochastic rounding in a kernel: to one of two neighbours, so that the expected value is kept.
 
-Rounding to nearest would lose every update of 16-bit weights that is smaller than half their spacing. The
-random bits are those of Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
-SC). They are a function of seed, step, row and column, so neither the order of programs nor the number of
-ranks changes them.
+Rounding to the nearest number would lose every update of 16-bit weights that is smaller than half the
+distance between neighbouring numbers. The random bits come from Philox-4x32-10 (Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3", SC). They are a function of seed, step, row and column, so they do not
+depend on the order of programs or the number of ranks.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# (Triton gives the parameters of kernels their types)
+# (Triton determines the types of kernel parameters)
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-# Mantissa bits, and the biased float32 exponent below which the spacing is constant.
+# Number of mantissa bits, and the biased float32 exponent below which the spacing of numbers is constant.
 _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 
 def grid_of(dtype: torch.dtype) -> tuple[int, int]:
-    """(mantissa bits, lowest exponent) of a storage dtype; (0, 0) for float32, which needs no rounding."""
+    """Returns (mantissa bits, lowest exponent) of a dtype; (0, 0) for float32, which needs no rounding."""
     return _GRIDS.get(dtype, (0, 0))
 
 
 @triton.jit
 def philox(seed, step, row, column):
-    """32 random bits for (step, row, column): row is int64, the others int32. The key is seed, int64."""
+    """Returns 32 random bits for (step, row, column) with the key `seed`; seed and row are int64."""
     c0 = column.to(tl.uint32)
     c1 = row.to(tl.uint32) + c0 * 0
     c2 = (row >> 32).to(tl.uint32) + c0 * 0
@@ -48,7 +48,7 @@ def philox(seed, step, row, column):
 
 @triton.jit
 def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
-    """float32 values on a 16-bit grid: ⌊v / s + u⌋ s with the spacing s at v, and u uniform in [0, 1)."""
+    """Rounds float32 values v to a 16-bit grid: ⌊v / s + u⌋ s, s the spacing at v, u uniform in [0, 1)."""
     exponent = (values.to(tl.int32, bitcast=True) >> 23) & 0xFF
     spacing = ((tl.maximum(exponent, LOWEST) - MANTISSA) << 23).to(tl.float32, bitcast=True)
     uniform = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)

@@ -1,21 +1,21 @@
-"""The backward pass of a lookup and the optimizer's step in one: sums gradients by row and updates rows.
+"""The backward pass of a lookup combined with the optimizer step: sums gradients by row and updates rows.
 
-There is no sparse gradient, and no gradient matrix of distinct rows. Lookups are sorted by row, and runs of
-equal rows are summed in their sorted order. Each row's weight and accumulator are read and written once. One
-program computes the sum of a row in float32, in an order that depends on the batch alone, so results are
-deterministic.
+No sparse gradient and no gradient matrix of distinct rows is created. Lookups are sorted by row, and each run
+of equal rows is summed in the sorted order. Each row's weight and accumulator are read and written once. One
+program (instance of the kernel) computes the sum of a row in float32, in an order that depends only on the
+batch, so results are deterministic.
 
 Runs can be long: an id of a small feature occurs thousands of times in a batch. So the sorted lookups are cut
-into chunks of 32. A program of `_add_up` sums one chunk. It applies the sums of runs within the chunk. Of a
-run over several chunks it stores the chunk's part, and `_finish` adds the parts in their order and applies
-the sum.
+into chunks of 32. A program of `_add_up` sums one chunk. If a run is completely within the chunk, it applies
+the run's sum. If a run continues over several chunks, it stores the chunk's part; `_finish` then adds the
+parts in their order and applies the sum.
 
-The formula of row-wise Adagrad is in training/optimizers/row_wise_adagrad.py. Without an accumulator the step
-is SGD.
+The formula of row-wise Adagrad is in training/optimizers/row_wise_adagrad.py. Without an accumulator, the
+optimizer is SGD.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# (Triton gives the parameters of kernels their types)
+# (Triton determines the types of kernel parameters)
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def update_rows(
 
     Args:
         weight: (R, E) float32, bfloat16 or float16; 16-bit weights are rounded stochastically.
-        accumulator: (R,) float32 of row-wise Adagrad; None for SGD.
-        rows: (N,) int64 of the lookups, in any order, with repeats. Negative rows are skipped.
-        gradient: (M, E) of any floating dtype.
+        accumulator: (R,) float32, the state of row-wise Adagrad; None for SGD.
+        rows: (N,) int64, the rows that were looked up, in any order, with repeats. Negative rows are skipped.
+        gradient: (M, E), any floating-point dtype.
         rate: the learning rate.
-        sources: (N,) int64, the row of `gradient` that belongs to each lookup. None if N = M and the order is
-            equal.
-        scales: (N,) float32, the factor of that row; None stands for 1.
-        epsilon: of row-wise Adagrad.
+        sources: (N,) int64, the row of `gradient` that belongs to each lookup. None means that lookup n uses
+            row n.
+        scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
+        epsilon: the epsilon of row-wise Adagrad.
         seed, step: determine the random bits of the rounding, together with row and column.
     """
     lookups, dim = len(rows), weight.shape[1]
@@ -101,7 +101,7 @@ def _apply(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The update of one row by its summed gradient `total` (BLOCK,), which is zero past DIM."""
+    """Updates one row by its summed gradient `total` (BLOCK,), which is zero beyond DIM."""
     column = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     scale = rate
@@ -116,7 +116,7 @@ def _apply(
     tl.store(weight + row * DIM + column, values.to(weight.dtype.element_ty), mask=column < DIM)
 
 
-# Longer than our limit of 60 lines: one Triton kernel, whose arguments alone take twenty.
+# This function is longer than our limit of 60 lines, because the arguments of this kernel take twenty lines.
 @triton.jit(do_not_specialize=["lookups", "seed", "step"])
 def _add_up(
     rows,
@@ -141,8 +141,8 @@ def _add_up(
 ):
     """Sums the runs of a chunk.
 
-    `parts[chunk, 0]` is for a run that begins before the chunk, `parts[chunk, 1]` for one that begins in it
-    and continues.
+    `parts[chunk, 0]` gets the sum of a run that begins before the chunk, `parts[chunk, 1]` that of a run that
+    begins in the chunk and continues after it.
     """
     chunk = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -204,7 +204,7 @@ def _finish(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Sums the parts of the run that begins in a chunk and continues, `PARTS` chunks at a time."""
+    """Sums the parts of the run that begins in a chunk and continues after it, `PARTS` chunks at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
     following = tl.load(rows + end, mask=end < lookups, other=-2)

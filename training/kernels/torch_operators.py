@@ -1,7 +1,7 @@
-"""Registers functions as operators of torch, which torch.compile does not trace.
+"""Registers functions as torch operators, so that torch.compile does not trace into them.
 
-torch.library.custom_op does the same, but its operators import torch's compiler at the first call. This takes
-every rank, and every worker that scores, seconds.
+torch.library.custom_op does the same, but its operators import torch's compiler at the first call. This
+import takes seconds on every rank and every scoring worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def operator(schema: str, shapes: Callable[..., Any]) -> Callable[[Callable[...,
     The function may neither change its arguments nor return them.
 
     Args:
-        schema: in torch's format: "name(Tensor first, ScalarType dtype) -> Tensor".
-        shapes: takes the same arguments and returns empty tensors of the results' shapes and dtypes.
+        schema: the operator's signature in torch's format: "name(Tensor first, ScalarType dtype) -> Tensor".
+        shapes: a function of the same arguments that returns empty tensors with the results' shapes and
+            dtypes.
     """
 
     def register(function: Callable[..., Any]) -> OpOverload:
@@ -41,7 +42,8 @@ def differentiable(overload: OpOverload, gradient: Callable[..., Any], save: Cal
 
     Args:
         overload: the operator.
-        gradient: (context, gradient of the result) → the gradients of the arguments.
-        save: (context, arguments, result): saves in the context what `gradient` needs.
+        gradient: a function (context, gradient of the result) → gradients of the arguments.
+        save: a function of (context, arguments, result) that saves in the context the values that `gradient`
+            needs.
     """
     torch.library.register_autograd(overload, gradient, setup_context=save, lib=_LIBRARY)

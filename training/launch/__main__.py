@@ -1,4 +1,4 @@
-"""Trains on one rank in this process, without Spark and Horovod: for a debugger, a profiler, a first look.
+"""Trains on one rank in this process, without Spark and Horovod, to debug, to profile, or to try it out.
 
 python -m training.launch --config my.yaml --run-date 2026-01-08
 """
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         log.error("training failed: %s", error)
         return error.exit_code
     except (OSError, MemoryError):
-        log.exception("training failed in the system around it")
+        log.exception("training failed because of an infrastructure error")
         return EXIT_INFRASTRUCTURE
     print(json_line(facts), flush=True)
     return EXIT_OK
@@ -57,7 +57,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     lake = Lake(config.lake)
     plan = make_plan(config, lake, read_dataset(lake, run_date))
     if is_complete(plan.model_path, checksums=True):
-        log.info("version %s was trained before", plan.description["version"])
+        log.info("version %s has already been trained", plan.description["version"])
         description = read_description(plan.model_path)
     else:
         description = train_in_process(plan)

@@ -1,4 +1,7 @@
-"""Corrects what Horovod does in the driver: it forks, keeps signal handlers and uses a wrong interpreter."""
+"""Changes Horovod's behaviour in the driver.
+
+Horovod would fork the driver, keep its own signal handlers, and use the wrong Python interpreter.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def no_fork() -> Iterator[None]:
     """Prevents Horovod from forking the driver. It forks to import torch and check for Gloo in the child.
 
-    The fork takes seconds. The child also shares the driver's sockets to the JVM, and resets them when it
-    ends. Without Gloo the ranks still end at once, in hvd.init().
+    The fork takes seconds. The child process also shares the driver's sockets to the JVM, and resets them
+    when it ends. The check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
     originals = [module.gloo_built for module in _CHECK_GLOO]
     for module in _CHECK_GLOO:
@@ -36,10 +39,11 @@ def no_fork() -> Iterator[None]:
 
 @contextmanager
 def elastic_interpreter(python: str) -> Iterator[None]:
-    """Starts elastic ranks with this interpreter.
+    """Makes Horovod start elastic ranks with the interpreter `python`.
 
-    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ones it uses the path of
-    the driver's, which executors need not have: they may have unpacked the environment to another folder.
+    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ranks it uses the driver's
+    path of the interpreter. This path may not exist on executors, because they may have unpacked the
+    environment to another folder.
     """
     original = horovod.spark.gloo_run.sys
     horovod.spark.gloo_run.sys = SimpleNamespace(executable=python)
@@ -53,8 +57,8 @@ def elastic_interpreter(python: str) -> Iterator[None]:
 def signals_end_ranks() -> Iterator[list[int]]:
     """Lets SIGINT and SIGTERM end the ranks, and restores the former handlers afterwards.
 
-    Horovod's handlers would stay installed, and do not report which signal arrived. In another thread than
-    the main thread signals are left alone, because Python allows handlers only there.
+    Horovod's own handlers would stay installed, and do not report which signal arrived. Outside the main
+    thread this function does nothing, because Python allows signal handlers only in the main thread.
 
     Yields:
         The signals that have arrived.

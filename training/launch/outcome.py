@@ -12,14 +12,14 @@ from conf.errors import NightrankError
 class Outcome:
     """The model's description, or the error that ended the rank.
 
-    Spark's Python worker and the driver unpickle it, so this module imports nothing that takes long, such as
+    Spark's Python worker and the driver unpickle it. This module therefore imports no slow modules such as
     torch.
 
     Attributes:
-        description: the model's model.json; None after an error.
+        description: the content of the model's model.json; None after an error.
         error: the typed error that ended the rank.
         problem: the text of any other error, with its traceback.
-        lost_peer: whether that other error only says that another rank was lost.
+        lost_peer: True if `problem` only reports that another rank was lost.
     """
 
     description: dict[str, Any] | None = None

@@ -31,7 +31,7 @@ log = logging.getLogger("nightrank.rank")
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Names are constant, so that Horovod negotiates them only once."""
+    """`Collectives` over Horovod. Tensor names are constant, so that Horovod negotiates them only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()
@@ -52,7 +52,8 @@ class HorovodCollectives:
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
         """See `Collectives`."""
-        # Horovod does not support bfloat16. The bits are only moved, so they are sent as float16.
+        # Horovod does not support bfloat16. The numbers are not changed on the way, so their bits are sent as
+        # float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)
         received, received_counts = hvd.alltoall(sent.contiguous(), splits=counts, name="exchange")
@@ -60,18 +61,18 @@ class HorovodCollectives:
 
 
 def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> Outcome:
-    """Trains as one rank. Returns errors: the driver separates the root cause from secondary failures.
+    """Runs one rank of a training. Errors are returned, so that the driver can find the root cause.
 
-    An elastic training returns only an outcome on which all ranks have agreed. A rank that cannot take part
-    in the agreement ends with its error, and Spark starts another one.
+    An elastic training returns an outcome only after all ranks have agreed on it. If a rank cannot take part
+    in the agreement, it ends with its error, and Spark starts another rank.
 
     Args:
-        plan: of the training.
+        plan: the plan of the training.
         threads: number of threads for torch.
-        channel: the driver's channel for progress; None if it does not listen.
-        quiet: whether only the driver shows the steps.
+        channel: the driver's channel for progress; None if the driver does not listen.
+        quiet: True if only the driver shows the steps.
     """
-    # Ctrl-C reaches all processes of the terminal; only the driver handles it.
+    # Ctrl-C sends SIGINT to all processes of the terminal; only the driver must handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _log_to_stderr(quiet)
     torch.set_num_threads(threads)
@@ -89,10 +90,11 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
 
 
 class _Ring(State):
-    """The state that an elastic rank keeps while ranks come and go: only the outcome of its failure.
+    """The state that an elastic rank keeps when ranks join or leave: only the outcome, if the rank failed.
 
-    Horovod provides to save, restore and broadcast a state from rank 0. Here every rank loads its part of
-    the last checkpoint instead, because no other rank has the table rows of a lost rank.
+    Horovod can save and restore a state and broadcast it from rank 0. This class does not use that: every
+    rank loads its part of the last checkpoint instead, because no other rank has the table rows of a lost
+    rank.
     """
 
     def __init__(self) -> None:
@@ -100,25 +102,28 @@ class _Ring(State):
         self.failed: Outcome | None = None
 
     def save(self) -> None:
-        """Does nothing: checkpoints have the state."""
+        """Does nothing, because checkpoints contain the state."""
 
     def restore(self) -> None:
-        """Does nothing: checkpoints have the state."""
+        """Does nothing, because checkpoints contain the state."""
 
     def sync(self) -> None:
-        """Does nothing: checkpoints have the state."""
+        """Does nothing, because checkpoints contain the state."""
 
     def reset(self) -> None:
-        """Frees the model of the broken ring before the next one is built."""
+        """Frees the model of the broken ring before the next model is built."""
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
 def _train_in_ring(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Outcome:
-    """Trains until the end, or until the ring changes: then it raises, and Horovod forms the next ring.
+    """Trains until the end, or until the ring (the group of ranks) changes.
 
-    A rank that fails breaks the ring. It reports its failure in the next ring, where all ranks return it.
+    If the ring changes, it raises an error, and Horovod forms the next ring.
+
+    If a rank fails, the ring breaks. The rank reports its failure in the next ring, and then all ranks return
+    this failure.
     """
     outcomes = hvd.allgather_object(ring.failed, name="failed")
     failures = [outcome for outcome in outcomes if outcome is not None]
@@ -127,7 +132,7 @@ def _train_in_ring(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Out
     try:
         return Outcome(description=_train(plan, channel, ring.check_host_updates))
     except (HorovodInternalError, HostsUpdatedInterrupt) as change:
-        log.info("%s; the ring forms anew", str(change) or "ranks came or went")
+        log.info("%s; a new ring is formed", str(change) or "ranks joined or left")
         raise
     except Exception as error:
         ring.failed = _outcome_of(error)
@@ -166,10 +171,11 @@ def _log_to_stderr(quiet: bool) -> None:
 
 
 def _device(plan: TrainPlan) -> torch.device:
-    """The device of this rank: the GPU of its Spark task, or else the GPU with its local rank.
+    """Returns the device of this rank: the GPU of its Spark task, or else the GPU with its local rank.
 
     Raises:
-        ConfigError: an elastic rank needs a GPU, and Spark manages none; its local rank may change.
+        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. Its local rank cannot select
+            one, because it may change.
     """
     gpu_of_task = _take_gpu()
     device = choose_device(

@@ -25,32 +25,33 @@ from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.launch")
 
-# Ranks of two trainings in one application could each take a part of the slots, and wait for the rest
-# forever.
+# If two trainings started at once in one application, each could take some of the slots and then wait forever
+# for the others.
 _ONE_AT_A_TIME = threading.Lock()
-# How long a rank waits in a collective for another one, which may have left because a third was lost, or may
-# still be importing torch from a cold disk. Gloo's default of 30 s is too short for that.
+# How long a rank waits in a collective for another rank. The other rank may have left because a third rank
+# was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too short for this.
 _COLLECTIVE_TIMEOUT_S = 60
 _LOOPBACK = "127.0.0.1"
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
-    """Trains on `plan.train.num_ranks` ranks: one process in each of as many Spark tasks.
+    """Trains on `plan.train.num_ranks` ranks. Each rank is a process in its own Spark task.
 
-    The ranks write log lines to the standard error of their executors, which is the driver's with a local
-    master. If an application calls this twice at a time, the second training waits for the first.
+    The ranks write log lines to the standard error of their executors; with a local master, this is the
+    driver's standard error. If an application calls this function twice at the same time, the second training
+    waits for the first.
 
     Args:
         spark: the session whose tasks run the ranks.
-        plan: of the training.
-        show: called with rank 0's history entries; the driver's standard error then has no lines of steps.
+        plan: the plan of the training.
+        show: called with rank 0's history entries. If it is given, the ranks do not log their steps.
 
     Returns:
         The model's description (model.json).
 
     Raises:
         InfrastructureError: Spark has too few slots, a rank died, or a signal ended the training.
-        ConfigError, DataError: the error of a rank.
+        ConfigError, DataError: a rank failed with this error.
     """
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
@@ -76,7 +77,7 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _COLLECTIVE_TIMEOUT_S)),
         },
         "verbose": 0,
-        # With all ranks on this host, no socket is reachable from other hosts.
+        # If all ranks are on this host, other hosts cannot reach their sockets.
         "nics": get_local_intfs() if is_local(spark) else None,
     }
     if train.elastic is None:
@@ -92,14 +93,14 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
 
 
 def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:
-    """Runs in the rank's process; Horovod is initialized there and not in the driver."""
+    """Runs in the rank's process, where Horovod is initialized; the driver does not initialize it."""
     from training.launch.rank_main import run_rank
 
     return run_rank(plan, threads, channel, quiet=quiet)
 
 
 def _listening(spark: SparkSession, show: Report | None) -> Listener | nullcontext[None]:
-    """A listener where executors reach the driver; on the loopback interface for a local master."""
+    """Returns a listener at an address that executors can reach; for a local master, on loopback."""
     if show is None:
         return nullcontext()
     if is_local(spark):
@@ -128,7 +129,7 @@ def _description(outcomes: list[Outcome]) -> dict[str, Any]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    # A rank that only lost a peer is a secondary failure.
+    # The failure of a rank that only lost another rank is secondary.
     failures = sorted(
         (outcome for outcome in outcomes if outcome.problem), key=lambda outcome: outcome.lost_peer
     )
@@ -144,7 +145,7 @@ def _description(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _python_path() -> str:
-    """PYTHONPATH with this package for the ranks: its folder, or the zip in their folder from --py-files."""
+    """Returns PYTHONPATH for the ranks, with this package: its folder, or the zip that --py-files shipped."""
     root: Any = files("training")
     packages = (
         f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)

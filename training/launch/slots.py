@@ -1,4 +1,7 @@
-"""Checks that Spark can run the ranks of a training. Horovod would only wait or fail without a reason."""
+"""Checks that Spark can run the ranks of a training.
+
+Without these checks, Horovod would wait, or fail without giving the reason.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ _CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures; a local ma
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether tasks run in the driver's own JVM, so that ranks write to the driver's standard error."""
+    """Returns whether tasks run in the driver's JVM, so that ranks write to the driver's standard error."""
     return _LOCAL.fullmatch(str(spark.sparkContext.master)) is not None
 
 
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
-    """The number of ranks to start: all, or for an elastic training as many as there are slots.
+    """Returns the number of ranks to start: all; for an elastic training, as many as there are slots.
 
     Waits up to `train.start_timeout_s` for executors, unless the master is local.
 
     Raises:
         InfrastructureError: Spark cannot run that many tasks at a time.
-        ConfigError: the training is elastic, and Spark would end with the first lost rank.
+        ConfigError: the training is elastic, but Spark would stop when the first rank is lost.
     """
     if train.elastic:
         _require_restarts(spark)
@@ -45,7 +48,7 @@ def _slots(spark: SparkSession) -> int:
 
 
 def _require_slots(spark: SparkSession, train: Train, slots: int) -> int:
-    """The slots, if they suffice for an elastic training; else raises InfrastructureError."""
+    """Returns `slots` if they are enough for the training; otherwise raises InfrastructureError."""
     key, least = "num_ranks", train.num_ranks
     if train.elastic:
         key, least = "elastic.min_ranks", train.elastic.min_ranks
@@ -59,7 +62,7 @@ def _require_slots(spark: SparkSession, train: Train, slots: int) -> int:
 
 
 def _require_restarts(spark: SparkSession) -> None:
-    """Raises ConfigError unless Spark retries failed tasks: a lost rank is a failed task."""
+    """Raises ConfigError unless Spark retries failed tasks, because a lost rank is a failed task."""
     local = _LOCAL.fullmatch(str(spark.sparkContext.master))
     if local:
         failures, remedy = (

@@ -15,17 +15,19 @@ from training.loop.train_step import Trainer
 
 @dataclass
 class TrainingState:
-    """How far a training is. Callbacks read it; those that restore or end a training also change it.
+    """How far a training has come.
+
+    Callbacks read it. Callbacks that restore or end a training also change it.
 
     Attributes:
         trainer: the model and the state of its optimizers.
-        steps_per_epoch: global batches in one epoch.
-        total_steps: global batches in all epochs.
-        step: steps done. In `on_step_start` it already counts the step that begins.
-        history: the entries so far, oldest first.
-        stopped: why the training ends before its last step; None while it continues.
+        steps_per_epoch: number of global batches in one epoch.
+        total_steps: number of global batches in all epochs.
+        step: number of steps done. In `on_step_start`, it already includes the step that begins.
+        history: all entries so far, oldest first.
+        stopped: the reason why the training ends before its last step; None while it continues.
         earlier_s: seconds that earlier attempts at this training spent in their steps.
-        started_at: `time.perf_counter()` when this attempt began with its steps.
+        started_at: value of `time.perf_counter()` when this attempt began its steps.
         loader_wait_s: seconds that this attempt has waited for batches.
     """
 
@@ -41,16 +43,16 @@ class TrainingState:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent in all attempts."""
+        """Seconds spent in the steps of all attempts."""
         return self.earlier_s + time.perf_counter() - self.started_at
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step that was done.
+    """The result of one step.
 
     Attributes:
-        batch: this rank's rows of the step, as the loader returned them.
+        batch: this rank's rows of the step, unchanged from the loader.
         loss: mean loss of the global batch, a scalar on the training's device; equal on all ranks.
     """
 
@@ -59,9 +61,12 @@ class StepResult:
 
 
 class Callback:
-    """Acts at fixed points of a training. The hooks do nothing here; a subclass overrides those it needs.
+    """Base class of objects that act at fixed points of a training.
 
-    A callback that calls collectives must be used on all ranks, and must call them at the same steps.
+    The hooks of this class do nothing. A subclass overrides the hooks that it needs.
+
+    If a callback calls collectives, all ranks must use it, and it must call them at the same steps on all
+    ranks.
     """
 
     def on_train_start(self, state: TrainingState) -> None:
@@ -74,25 +79,25 @@ class Callback:
         """Called after each step."""
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Whether the history gets an entry after this step. Must be the same on all ranks."""
+        """Returns whether to add an entry to the history after this step. Must be equal on all ranks."""
         return False
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Adds this callback's values to a new entry of the history."""
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Called when an entry is complete and in the history."""
+        """Called when an entry is complete and has been added to the history."""
 
     def on_step_complete(self, state: TrainingState) -> None:
-        """Called last for each step, after its entry where it has one."""
+        """Called last for each step, after the step's entry, if it has one."""
 
     def on_train_end(self, state: TrainingState) -> None:
-        """Called once after the last step; not after an error."""
+        """Called once after the last step, but not after an error."""
 
     def teardown(self) -> None:
         """Called once when the loop is left, also after an error."""
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something done every `every` steps is done after this one; never if `every` is 0."""
+    """Returns whether an action with a period of `every` steps is due after this step; never for 0."""
     return every > 0 and step % every == 0

@@ -10,14 +10,14 @@ from training.loop.callback import Callback, TrainingState, is_due
 
 
 class SaveCheckpoints(Callback):
-    """Saves a checkpoint every so many steps. Every rank uses one, because saving is a collective.
+    """Saves a checkpoint every `every_steps` steps. All ranks must use it, because saving is a collective.
 
     Args:
         checkpoints: the checkpoints of this training.
         every_steps: steps between two checkpoints; 0 for none.
-        before_save: called first; an error here prevents the checkpoint.
-        after_save: called when a checkpoint has been copied and is being written. An error here ends the
-            training, and the checkpoint still becomes complete.
+        before_save: called before each checkpoint. If it raises an error, the checkpoint is not saved.
+        after_save: called when the state has been copied and is being written. If it raises an error, the
+            training ends, but the checkpoint is still completed.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SaveCheckpoints(Callback):
         self._after_save = after_save
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Restores the latest checkpoint where there is one."""
+        """Restores the latest checkpoint, if there is one."""
         position = self._checkpoints.restore(state.trainer)
         if position is not None:
             state.step = position.step

@@ -1,12 +1,12 @@
-"""Exact metrics over the rows of all ranks; no rank holds all rows.
+"""Exact metrics over the rows of all ranks, although no rank holds all rows.
 
-Each rank counts its distinct scores. The scores are divided into one range per rank, so that each range has
-about as many entries. Every entry is sent to the rank of its range, which merges what it receives. Then only
-sums are exchanged.
+Each rank counts its rows by distinct score, with one entry per score. The scores are divided into one range
+per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
+range, which merges the entries that it receives. After that, only sums are exchanged.
 
-A rank thus holds its rows and about its share of the distinct scores. Ranges end between values of the upper
-16 bits of float32 scores, so a range has at most 2¹⁶ distinct scores more than its share. An entry takes 24
-bytes, and each rank may send one for every score.
+So a rank holds only its rows and about its share of the distinct scores. Ranges end between values of the
+upper 16 bits of float32 scores, so a range has at most 2¹⁶ distinct scores more than its share. An entry
+takes 24 bytes, and each rank may send one entry per distinct score.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from metrics.partial_sums import (
 )
 from training.distributed.collectives import Collectives
 
-_CELLS = 2**16  # each of 2¹⁶ neighbouring float32 values
+_CELLS = 2**16  # each cell has 2¹⁶ neighbouring float32 values
 
 
 def summarize_over_ranks(
     labels: torch.Tensor, probabilities: torch.Tensor, collectives: Collectives
 ) -> dict[str, Any]:
-    """The metrics of `metrics.partial_sums.combine` over the rows of all ranks; equal on all ranks.
+    """Returns the metrics of `metrics.partial_sums.combine` over the rows of all ranks; equal on all ranks.
 
     Args:
-        labels: (N,) 0 or 1, of this rank's rows.
-        probabilities: (N,) float32, at least 0, of this rank's rows.
-        collectives: every rank calls this function.
+        labels: (N,), the labels of this rank's rows, 0 or 1.
+        probabilities: (N,) float32, the predicted probabilities of this rank's rows, at least 0.
+        collectives: the ranks' collectives. Every rank must call this function.
 
     Raises:
-        DataError: a probability of any rank is not finite; raised on every rank.
+        DataError: on any rank, a probability is not finite. Raised on all ranks.
     """
     device = labels.device
     invalid = int(collectives.allreduce_sum((~torch.isfinite(probabilities)).sum().view(1)))
@@ -69,7 +69,7 @@ def summarize_over_ranks(
 
 
 def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.device) -> ScoreCounts:
-    """The entries of all ranks in this rank's range of scores."""
+    """Sends all entries to their ranks; returns all ranks' entries for this rank's range of scores."""
     cells = _cells_of(counts.scores)  # (M,) ascending
     entries_per_cell = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
     owners = _owners(collectives.allreduce_sum(entries_per_cell).cpu().numpy(), collectives.size)
@@ -81,13 +81,19 @@ def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.devic
 
 
 def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(M,) the upper 16 bits of float32 values that are at least 0; as integers they sort like the values."""
+    """Returns the cell of each score, (M,): the upper 16 bits of its float32 value.
+
+    The scores must be at least 0. The cells sort in the same order as the scores.
+    """
     scores32 = scores.astype(np.float32) + np.float32(0)  # turns -0.0 into 0.0, whose bits are zero
     return (scores32.view(np.uint32) >> 16).astype(np.int64)
 
 
 def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
-    """(65536,) the rank of each cell. A rank has neighbouring cells and about its share of the entries."""
+    """Returns the rank of each cell, (65536,).
+
+    A rank has neighbouring cells with about its share of the entries.
+    """
     middles = np.cumsum(entries_per_cell) - entries_per_cell // 2
     return np.minimum(middles * ranks // max(int(entries_per_cell.sum()), 1), ranks - 1)
 

@@ -1,6 +1,6 @@
 """Ends a training when its target is reached or it no longer improves.
 
-The decision is a function of the history alone, so all ranks and resumed trainings agree.
+The decision depends only on the history, so all ranks and resumed trainings decide the same.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ _HIGHER_IS_BETTER = {"auc"}
 
 
 class EarlyStopping(Callback):
-    """Ends a training by the rule `train.stop_at`; None never ends it."""
+    """Ends a training by the rule `train.stop_at`. If the rule is None, it never ends the training."""
 
     def __init__(self, rule: StopAt | None) -> None:
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Decides for a restored history: the training may have ended before it was killed."""
+        """Checks a restored history, because the training may have ended before it was killed."""
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Decides again with the new entry."""
+        """Checks again with the new entry."""
         state.stopped = stop_reason(state.history, self._rule)
 
 
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:
-    """Why a training with this history ends now; None if it continues.
+    """Returns why a training with this history ends now; None if it continues.
 
-    Evaluations with an undefined metric are not counted. A value equal to the best is not an improvement.
+    Evaluations with an undefined metric are not counted. A value equal to the best value is not an
+    improvement.
 
     Args:
-        history: entries; those made by a validation have its metrics by name under `validation`.
-        rule: the metric, and its target or the number of evaluations without improvement.
+        history: the entries. An entry with a validation has the metrics by name under the key `validation`.
+        rule: the metric, and its target or the allowed number of evaluations without improvement.
     """
     if rule is None:
         return None

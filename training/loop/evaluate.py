@@ -17,7 +17,9 @@ from training.loop.distributed_metrics import summarize_over_ranks
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    """The metrics of a split, computed in float32; the same on all ranks. A collective.
+    """Returns the metrics of a split, computed in float32, the same on all ranks.
+
+    This is a collective: all ranks must call it.
 
     The model is in evaluation mode during the call, and in its former mode afterwards. A rank needs 8 bytes
     of memory for each of its rows.

@@ -1,11 +1,12 @@
 """Forward and backward pass of a step. The dense part may be compiled, or recorded as a CUDA graph.
 
-The dense part of a model is a function of tensors of fixed shapes, which follows the lookups:
+The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
     dense (B, D), vectors of each table (B, C, E) → logits (B,)
 
-torch.compile and CUDA graphs get this part. Weights, gradients, lookups and the loss are float32 in every
-precision.
+torch.compile and CUDA graphs are applied to this part. B is the number of rows, D the number of dense
+features, C the number of features that are ids, and E the width of a vector. Weights, gradients, lookups and
+the loss are float32 in every precision.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from training.models.click_model import ClickModel
 
 
 class DensePart(nn.Module):
-    """The dense part of a model as a module, called with the tensors of `embed` in place of ids.
+    """The dense part of a model as a module. Its inputs are the tensors that `embed` returns, not ids.
 
-    Its parameters are those of the model. A CUDA graph records gradients of a module's parameters only, so
-    `forward_dense` by itself would not do.
+    Its parameters are those of the model. This module is needed because a CUDA graph records only the
+    gradients of a module's parameters.
     """
 
     def __init__(self, model: ClickModel) -> None:
@@ -36,7 +37,7 @@ class DensePart(nn.Module):
         self.model = model
 
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) and the vectors (B, C, E) of each table."""
+        """Returns the logits (B,) from `dense` (B, D) and the vectors (B, C, E) of each table."""
         return self.model.forward_dense(dense, vectors)
 
 
@@ -44,12 +45,12 @@ class Forward:
     """Runs a model forward and backward.
 
     Args:
-        model: on the device on which it stays, with dense parameters in float32.
-        train: its precision, compile and cuda_graphs.
+        model: the model, with dense parameters in float32. It must stay on its device.
+        train: the settings; `precision`, `compile` and `cuda_graphs` are used.
 
     Raises:
-        ConfigError: CUDA graphs without a GPU; or the model to compile or record is no ClickModel, or it
-            computes with ids beside its tables.
+        ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
+            it is not a ClickModel, or it uses ids not only for table lookups.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -65,13 +66,13 @@ class Forward:
             )
 
     def backward(self, batch: Batch, scale: Tensor | None = None) -> Tensor:
-        """Computes the gradients of this rank's share of the mean loss; returns that share, a scalar.
+        """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar.
 
-        The gradients are added to `grad` of the parameters.
+        The gradients are added to the parameters' attribute `grad`.
 
         Args:
             batch: this rank's rows.
-            scale: multiplies the loss before the backward pass; the returned loss is not scaled.
+            scale: a factor of the loss for the backward pass. The returned loss is not scaled.
 
         Raises:
             ConfigError: the model's dense part does not compile.
@@ -99,12 +100,12 @@ class Forward:
         return mixed_precision(self._train.precision, self._device, cached=not self._train.cuda_graphs)
 
     def _prepare(self, part: DensePart, dense: Tensor, vectors: Sequence[Tensor]) -> nn.Module:
-        """Compiles or records the dense part for batches of these shapes; returns it."""
+        """Compiles or records the dense part for batches with these shapes, and returns it."""
         if self._train.compile:
             mode = "reduce-overhead" if self._train.cuda_graphs else None  # the compiler records by itself
             part.compile(dynamic=False, mode=mode)
             return part
-        # The graph keeps the memory of the samples, and later batches are copied there.
+        # The graph keeps the memory of the samples, and copies later batches to it.
         samples = (dense.clone(), *(vector.detach().clone().requires_grad_() for vector in vectors))
         torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)  # replaces its forward
         return part
@@ -123,7 +124,7 @@ class Forward:
 
 
 def _require_separate(model: nn.Module) -> ClickModel:
-    """The model, if its dense part can be separated from lookups; ConfigError if not."""
+    """Returns the model if its dense part can be separated from lookups; otherwise raises ConfigError."""
     if not isinstance(model, ClickModel):
         raise ConfigError(
             f"{type(model).__name__} does not separate lookups from its dense part, as train.compile and "
@@ -133,8 +134,8 @@ def _require_separate(model: nn.Module) -> ClickModel:
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
-            f"{type(model).__name__} computes with ids beside its tables (products of features), which "
-            "train.compile and train.cuda_graphs cannot take",
+            f"{type(model).__name__} uses ids outside its tables (products of features), which "
+            "train.compile and train.cuda_graphs do not support",
             "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
         )
     return model
@@ -142,7 +143,7 @@ def _require_separate(model: nn.Module) -> ClickModel:
 
 @contextmanager
 def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
-    """In which a GPU computes float32 matrix products in TF32, if that is the precision."""
+    """A context in which a GPU computes float32 matrix products in TF32, if that is the precision."""
     before = torch.get_float32_matmul_precision()
     if precision == "tf32" and device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -153,6 +154,6 @@ def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def _is_compiler_error(error: RuntimeError) -> bool:
-    from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes a rank seconds
+    from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes seconds
 
     return isinstance(error, TorchDynamoException)

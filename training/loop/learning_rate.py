@@ -1,4 +1,4 @@
-"""The learning rate over a training, as a factor of the configured rates."""
+"""The learning rate schedule of a training, as a factor of the configured rates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from conf.types import Train
 
 
 def learning_rate_factor(step: int, steps: int, train: Train) -> float:
-    """Linear warm-up, a constant part, then polynomial decay.
+    """Returns the factor of a step: linear warm-up, then a constant part, then polynomial decay.
 
-    With power 2 and end factor 0 it is the schedule of DLRM's authors.
+    With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
 
     Args:
         step: steps done before this one, 0 for the first.
-        steps: steps of the whole training.
-        train: `warmup_share` and `decay_start_share`, shares of `steps`; `decay_power`; `decay_end_factor`.
+        steps: number of steps of the complete training.
+        train: the settings. `warmup_share` and `decay_start_share` are shares of `steps`.
     """
     warmup = train.warmup_share * steps
     decay_start = train.decay_start_share * steps

@@ -1,9 +1,9 @@
 """Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
-Reading a loss waits for the device that computes it. On a GPU a loss is therefore read some steps later,
-when it has long been computed. All pending losses are read before a checkpoint is saved, so no checkpoint
-holds an unchecked step. The lag is a number of steps, not of seconds. Losses are equal on all ranks, so all
-ranks stop at the same step.
+Reading a loss waits until the device has computed it. On a GPU, a loss is therefore read some steps later,
+when its computation has already finished. All pending losses are read before a checkpoint is saved, so no
+checkpoint holds an unchecked step. The lag is a number of steps, not of seconds. Losses are equal on all
+ranks, so all ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ from training.distributed.collectives import Collectives
 from training.loop.callback import Callback, StepResult, TrainingState
 from training.models.inputs import id_columns
 
-# Steps after which a loss is read on a GPU. The host is seldom so far ahead of the GPU.
+# On a GPU, a loss is read after this number of steps. The host is rarely so many steps ahead of the GPU.
 _LAG_STEPS = 8
-# Dense features are normalized, or logarithms of counts. A larger absolute value is named as a likely cause.
+# Dense features are normalized, or logarithms of counts. So a larger absolute value is reported as a likely
+# cause.
 _EXTREME_VALUE = 1e4
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step whose rows may have to be saved. `loss` is on the host when the event `ready` has occurred."""
+    """A step whose rows may have to be saved.
+
+    `loss` is in host memory once the event `ready` has occurred.
+    """
 
     number: int
     loss: Tensor
@@ -52,9 +56,9 @@ class LossCheck(Callback):
     Args:
         loader: the source of the batches.
         files: the loader's files, in manifest order.
-        multi_hot: how many columns a list of ids has in a batch.
-        collectives: of the ranks of this training.
-        folder: where the rows of a bad step are written.
+        multi_hot: how many columns each list of ids has in a batch.
+        collectives: those of this training's ranks.
+        folder: the folder for the rows of a step with a bad loss.
     """
 
     def __init__(
@@ -74,24 +78,27 @@ class LossCheck(Callback):
         self._last_good: _Step | None = None
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """As `add`."""
+        """Checks the step's loss; see `add`."""
         self.add(state.step, result.loss, result.batch)
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Checks all pending losses: an entry reads their sum and would wait for them anyway."""
+        """Checks all pending losses.
+
+        This takes no extra time, because the entry waits for their sum anyway.
+        """
         self.check_pending()
 
     def add(self, number: int, loss: Tensor, batch: Batch) -> None:
-        """Checks this step's loss, or on a GPU the loss of an earlier step.
+        """Checks this step's loss; on a GPU, checks the loss of an earlier step.
 
         Args:
-            number: steps done, this one included.
-            loss: scalar on any device, equal on all ranks.
+            number: number of steps done, including this step.
+            loss: a scalar on any device, equal on all ranks.
             batch: this rank's rows of the step.
 
         Raises:
-            DataError: a loss is not finite. Names the step, the columns with extreme values and the files
-                with the rows.
+            DataError: a loss is not finite. The error names the step, the columns with extreme values, and
+                the files that contain the step's rows.
         """
         if loss.is_cuda:
             host = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
@@ -103,11 +110,11 @@ class LossCheck(Callback):
         self._check_all_but(_lag_steps(loss))
 
     def check_pending(self) -> None:
-        """Checks all losses that were added; raises as `add` does."""
+        """Checks all losses that were added. Raises the same error as `add`."""
         self._check_all_but(0)
 
     def _check_all_but(self, newest: int) -> None:
-        """Checks the pending losses, except for this number of newest ones."""
+        """Checks the pending losses, except the `newest` most recent ones."""
         while len(self._pending) > newest:
             step = self._pending.popleft()
             if step.ready is not None:
@@ -117,7 +124,7 @@ class LossCheck(Callback):
             self._last_good = step
 
     def _stop(self, step: _Step) -> None:
-        """Saves the rows of the step and of the step before, whose update may be the cause; then raises."""
+        """Saves the rows of this step and of the previous one, whose update may be the cause; then raises."""
         steps = {"": step} if self._last_good is None else {"": step, "before.": self._last_good}
         extremes = {
             prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
@@ -143,7 +150,7 @@ class LossCheck(Callback):
         )
 
     def _origin(self, step: _Step) -> dict[str, Any]:
-        """The files and rows of a step. A step takes the next `shard_rows` rows of each shard."""
+        """Returns the files and rows of a step, which takes the next `shard_rows` rows of each shard."""
         loader = self._loader
         epoch, step_in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
         columns = id_columns(loader.spec, self._multi_hot)
@@ -161,7 +168,10 @@ class LossCheck(Callback):
         }
 
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
-        """The row ranges of a shard. Shards are consecutive row ranges over all files, in manifest order."""
+        """Returns the row ranges of a shard.
+
+        Shards are consecutive row ranges over all files, in manifest order.
+        """
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])
         file_starts = accumulate((file.rows for file in self._files), initial=0)
@@ -174,7 +184,7 @@ class LossCheck(Callback):
 
 
 def _lag_steps(loss: Tensor) -> int:
-    """Steps after which a loss is read."""
+    """Returns after how many steps a loss is read."""
     return _LAG_STEPS if loss.is_cuda else 0
 
 
@@ -188,7 +198,7 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
-    """Column -> the number of its values that are not finite, and the largest absolute finite value."""
+    """Returns for each column how many values are not finite, and the largest finite absolute value."""
     rows = batch.weights > 0
     columns = {loader.spec.label: batch.labels[rows]}
     columns |= {
@@ -203,7 +213,7 @@ def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
 
 
 def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[float]]]]) -> str:
-    """Says which columns hold values that are not finite or are extreme, on any rank."""
+    """Describes which columns have extreme values, or values that are not finite, on any rank."""
     not_finite: dict[str, int] = {}
     largest: dict[str, float] = {}
     for columns in (columns for of_rank in extremes_of_ranks for columns in of_rank.values()):
@@ -211,7 +221,7 @@ def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[fl
             not_finite[name] = not_finite.get(name, 0) + int(count)
             largest[name] = max(largest.get(name, 0.0), largest_value)
     problems = [
-        f"{name} holds {count} values that are not finite" for name, count in not_finite.items() if count
+        f"{name} has {count} values that are not finite" for name, count in not_finite.items() if count
     ]
     problems += [f"{name} reaches {value:.3g}" for name, value in largest.items() if value > _EXTREME_VALUE]
-    return ", ".join(problems) or "no column stands out"
+    return ", ".join(problems) or "no column has extreme values"

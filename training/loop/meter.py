@@ -12,7 +12,9 @@ from training.loop.callback import Callback, StepResult, TrainingState, is_due
 
 
 class Meter(Callback):
-    """Adds an entry to the history every so many steps and after the last one, with loss, speed and waiting.
+    """Adds an entry with loss, speed and waiting time to the history.
+
+    An entry is added every `every_steps` steps, and after the last step.
 
     Only `fill_entry` waits for the device.
 
@@ -24,7 +26,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # until the last entry
+        self._loader_wait_s = 0.0  # waiting time until the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -37,13 +39,13 @@ class Meter(Callback):
         self._restart()
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Adds the loss and the rows of all ranks."""
+        """Adds this step's loss and rows, of all ranks, to the sums."""
         rows = result.batch.global_weight
         self._loss_sum += result.loss * rows
         self._rows += rows
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Every so many steps, and after the last one."""
+        """Returns True every `every_steps` steps and after the last step."""
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
@@ -60,6 +62,6 @@ class Meter(Callback):
         self._restart()
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Starts the clock again after a validation, whose time is not part of the speed."""
+        """Restarts the clock after a validation, because validation time is not part of the speed."""
         if "validation" in entry:
             self._restart()

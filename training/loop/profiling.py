@@ -15,15 +15,15 @@ log = logging.getLogger("nightrank.training")
 
 
 class StepProfiler(Callback):
-    """Records the configured steps; steps count from 1.
+    """Records the configured steps; the first step of a training is step 1.
 
-    A training that ends earlier leaves a trace of the steps that were done. Nothing is recorded without a
-    configuration, and on ranks other than 0 only with `every_rank`.
+    If the training ends earlier, the trace has the steps that were done. Without a configuration, nothing is
+    recorded. Ranks other than 0 record only if `every_rank` is set.
 
     Args:
         config: which steps, on which ranks; None records nothing.
-        folder: folder of the traces, one file a rank: `rank<n>-steps<first>-<last>.json.gz`.
-        rank: of this process.
+        folder: folder of the traces, one file per rank: `rank<n>-steps<first>-<last>.json.gz`.
+        rank: the rank of this process.
     """
 
     def __init__(self, config: Profile | None, folder: str, rank: int) -> None:
@@ -34,7 +34,7 @@ class StepProfiler(Callback):
         self._running: profile | None = None
 
     def on_step_start(self, state: TrainingState) -> None:
-        """Starts to record before the first configured step."""
+        """Starts recording before the first configured step."""
         if self._config and state.step == self._config.first_step:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():

@@ -10,14 +10,14 @@ from training.distributed.progress import Report
 from training.loop.callback import Callback, TrainingState
 
 log = logging.getLogger("nightrank.training")
-steps_log = logging.getLogger("nightrank.training.steps")  # silenced where the driver shows the steps
+steps_log = logging.getLogger("nightrank.training.steps")  # disabled if the driver shows the steps
 
 
 class LogLines(Callback):
-    """Logs one line for each entry of the history, one more for a validation, and one for an early end."""
+    """Logs a line for each history entry, for each validation, and for an early end of the training."""
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Logs loss, speed and waiting, and the metrics of a validation."""
+        """Logs loss, speed and waiting time, and the metrics of a validation."""
         steps_log.info(
             "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data, learning rate %.3g",
             entry["step"],

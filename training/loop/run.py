@@ -1,4 +1,7 @@
-"""Executes a training plan on one rank: build, train, measure, save. How ranks communicate is a parameter."""
+"""Executes a training plan on one rank: builds, trains, measures and saves the model.
+
+The collectives, by which ranks communicate, are a parameter.
+"""
 
 from __future__ import annotations
 
@@ -53,19 +56,19 @@ def run_plan(
     """Trains, measures and saves the model of a plan, and trains its baselines for their metrics.
 
     Args:
-        plan: the same on all ranks.
-        collectives: of this rank.
-        device: of this rank.
+        plan: the plan, the same on all ranks.
+        collectives: this rank's collectives.
+        device: this rank's device.
         report: receives the history entries of every training, with labels; see `ReportProgress`.
-        at_checkpoint: called on every rank when a checkpoint is being written; may raise to end the training
-            there.
+        at_checkpoint: called on every rank when a checkpoint is being written. It may raise an error to end
+            the training at this point.
 
     Returns:
-        The content of model.json: of this training, or of another attempt that published the same version
-        before.
+        The content of model.json. If another attempt has already published the same version, this is the
+        model.json of that attempt.
 
     Raises:
-        ConfigError, DataError: from the model's configuration, the data or the parent.
+        ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
     """
     rank = _Rank(plan, collectives, device, report)
     held_out = {split: rank.loader(plan.splits[split], shuffled=False) for split in _HELD_OUT}
@@ -98,13 +101,13 @@ def run_plan(
 
 
 def train_in_process(plan: TrainPlan) -> dict[str, Any]:
-    """Trains on one rank in this very process, without Spark and Horovod: for a debugger, and for tests."""
+    """Trains on one rank in the current process, without Spark and Horovod, for debugging and for tests."""
     return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0, "train.device"))
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """One rank that executes a plan: builds models, loaders and callbacks for it."""
+    """One rank that executes a plan. It builds models, loaders and callbacks."""
 
     plan: TrainPlan
     collectives: Collectives
@@ -112,7 +115,7 @@ class _Rank:
     report: Report | None
 
     def build(self, config: ModelConfig) -> nn.Module:
-        """A fresh model on this rank's device."""
+        """Builds a new model on this rank's device."""
         train = self.plan.train
         model = build_model(config, self.plan.spec, train.seed, train.embeddings, self.collectives)
         model = model.to(self.device)
@@ -120,7 +123,7 @@ class _Rank:
         return model
 
     def loader(self, files: Sequence[DataFile], *, shuffled: bool) -> Loader:
-        """This rank's loader of some files."""
+        """Returns this rank's loader for some files."""
         train = self.plan.train
         group_rows = [group.rows for group in row_groups(files)]
         return Loader(
@@ -141,7 +144,10 @@ class _Rank:
         checkpoints: Checkpoints,
         at_checkpoint: Callable[[], None] | None,
     ) -> TrainingResult:
-        """Trains the model of the plan, from its latest checkpoint where there is one."""
+        """Trains the model of the plan.
+
+        If there is a checkpoint, the training resumes from the latest one.
+        """
         plan, train = self.plan, self.plan.train
         loader = self.loader(plan.train_files, shuffled=True)
         loss_check = self._loss_check(loader, plan.train_files)
@@ -159,7 +165,7 @@ class _Rank:
         return TrainingLoop(trainer, train, self.device, callbacks).fit(loader)
 
     def train_baseline(self, architecture: str) -> nn.Module:
-        """Trains a model with default settings of an architecture on all train files; without checkpoints."""
+        """Trains a model with an architecture's default settings on all train files, without checkpoints."""
         plan = self.plan
         model = self.build(ModelConfig(architecture=architecture, multi_hot=plan.model.multi_hot))
         if self._leads:
@@ -171,7 +177,7 @@ class _Rank:
         return model
 
     def measure(self, model: nn.Module, loaders: dict[Split, Loader]) -> dict[str, Any]:
-        """The metrics of a model on each split."""
+        """Returns the metrics of a model on each split."""
         return {
             split: evaluate(model, loader, self.collectives, self.device) for split, loader in loaders.items()
         }
@@ -181,7 +187,11 @@ class _Rank:
         return self.collectives.rank == 0
 
     def _progress(self, architecture: str) -> list[Callback]:
-        """The meter, on all ranks; log lines on rank 0; and progress for the driver where it listens."""
+        """Returns the callbacks that show progress.
+
+        These are the meter on all ranks, log lines on rank 0, and, if the driver listens, progress for the
+        driver.
+        """
         train = self.plan.train
         callbacks: list[Callback] = [Meter(self.device, train.log_every_steps)]
         if self._leads:

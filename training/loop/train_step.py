@@ -24,10 +24,10 @@ from training.optimizers.updates import Updates
 class Trainer:
     """A model and the state of its optimizers.
 
-    After every step all ranks have the same dense parameters; a rank may hold only some of the tables' rows.
+    After every step, all ranks have the same dense parameters. A rank may hold only some of the table rows.
 
     The loss is the weighted sum over the local rows divided by the weight of the global batch. Gradients are
-    therefore summed over ranks, not averaged, and do not depend on how rows are distributed over ranks.
+    therefore summed over ranks, not averaged, and do not depend on which rank has which rows.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives) -> None:
@@ -42,14 +42,15 @@ class Trainer:
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
     def step(self, batch: Batch, rate_factor: float) -> Tensor:
-        """Updates the model by one global batch; returns the batch's mean loss, a scalar.
+        """Updates the model with one global batch. Returns the batch's mean loss, a scalar.
 
         Args:
             batch: this rank's rows, shard after shard.
-            rate_factor: factor of the configured learning rates; FTRL ignores it.
+            rate_factor: a factor of the configured learning rates. FTRL ignores it.
         """
         loss = self._gradients(batch)
-        # One buffer holds all dense gradients and, last, the loss. Gradients of rows are reduced meanwhile.
+        # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
+        # reduced.
         wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
         rows = self._updates.take_row_gradients(self._collectives)
         summed = wait_for_sum()
@@ -58,29 +59,32 @@ class Trainer:
         return summed[-1].clone()  # the next step overwrites the buffer
 
     def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates every parameter by gradients of the scaled loss, summed over ranks."""
+        """Updates every parameter with its gradient.
+
+        The gradients are those of the scaled loss, over all ranks.
+        """
         unscaled = self._loss_scale.unscaled
         gradient = clipped(unscaled(dense), self._train.clip_norm)
         by_row = {name: replace(grad, values=unscaled(grad.values)) for name, grad in rows.items()}
         self._updates.apply(gradient, by_row, rate_factor)
 
     def _gradients(self, batch: Batch) -> Tensor:
-        """Computes the gradients of this rank's share of the mean loss; returns that share, a scalar."""
+        """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
             dropout.draw_mask(key, self._shards, len(batch.labels))
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:
-        """Values for a log entry: with fp16 the scale of the loss, and the number of skipped steps."""
+        """Returns values for a history entry: with fp16, the loss scale and the number of skipped steps."""
         return self._loss_scale.facts()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The state of the optimizers; see `Updates.state`."""
+        """Returns the state of the optimizers; see `Updates.state`."""
         return self._updates.state()
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Names in `state` of tensors with one entry a table row -> the blocks of rows on this rank."""
+        """Returns, for each tensor of `state` with one entry per table row, its row blocks on this rank."""
         weights = {f"model.{name}": name for name in self._tables}
         return {
             name: self._tables[table].blocks
@@ -88,7 +92,7 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors that the next step depends on, by name; not copied."""
+        """Returns all tensors on which the next step depends, by name, without copying them."""
         return {
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
             **self.optimizer_state(),

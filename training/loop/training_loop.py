@@ -23,12 +23,12 @@ class TrainingResult:
     """How a training ended.
 
     Attributes:
-        history: one entry every `log_every_steps`, one where the model was validated, and one for the last
-            step. `loss` and `loader_wait_share` are means since the entry before. `validation` holds the
-            metrics of a validation.
-        steps: global batches.
-        seconds: seconds spent in them, in all attempts at this training.
-        stopped: why it ended before its last step; None if it did not.
+        history: one entry every `log_every_steps` steps, one for each step with a validation, and one for the
+            last step. `loss` and `loader_wait_share` are means since the previous entry. `validation`
+            contains the metrics of a validation.
+        steps: number of steps done.
+        seconds: time spent in these steps, in all attempts at this training.
+        stopped: the reason why the training ended early; None if it did not.
     """
 
     history: list[dict[str, Any]]
@@ -38,12 +38,12 @@ class TrainingResult:
 
 
 class TrainingLoop:
-    """Trains the model of a trainer in place.
+    """Trains a trainer's model in place.
 
     Args:
         trainer: the model and the state of its optimizers.
-        train: epochs and learning rates.
-        device: the device that the model is on.
+        train: the settings for epochs and learning rates.
+        device: the device of the model.
         callbacks: called in this order at each hook; see `Callback`.
     """
 

@@ -1,4 +1,4 @@
-"""The plan of a training, which the driver makes before any rank starts."""
+"""The plan of a training. The driver creates it before any rank starts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from training.registry.parent import day_name, find_parent, train_days
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """One training.
+    """The plan of one training.
 
     Attributes:
         description: the part of model.json that does not depend on the training's results.
         model: the configured model.
         train: the section `train` of the configuration.
-        spec: the features' columns.
-        splits: split -> its files in manifest order.
-        train_files: the files of the train split that the model trains on; baselines train on all.
+        spec: the columns of the features.
+        splits: for each split, its files in manifest order.
+        train_files: the files of the train split on which the model trains. Baselines train on all files of
+            the split.
         model_path: folder of the model.
         checkpoint_path: folder of this training's checkpoints.
-        parent_path: folder of the model whose weights the training starts from; None for fresh weights.
+        parent_path: folder of the parent, the model from whose weights the training starts; None for new
+            random weights.
     """
 
     description: Mapping[str, Any]
@@ -46,19 +48,19 @@ class TrainPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of all splits."""
+        """Number of rows of all splits."""
         return sum(file.rows for files in self.splits.values() for file in files)
 
 
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
-    """The plan of a run date's training, made from its dataset and the champion before that date.
+    """Creates the plan of a run date's training from its dataset and the previous champion.
 
-    Imports torch, with the architecture, so that a wrong setting ends the job before any rank starts.
+    It imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
         ConfigError: the architecture does not have the configured settings.
-        DataError: a partition is missing or was replaced; or the train split has no rows, or rows of one
-            label only.
+        DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
+            have the same label.
     """
     from training.models import complete
 
@@ -72,8 +74,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     train_files = _find_files(lake, dataset, "train", without=seen)
     if not train_files:
         raise DataError(
-            f"the train split of dataset {dataset.run_date} holds no rows",
-            "run build_features over days that have rows",
+            f"the train split of dataset {dataset.run_date} has no rows",
+            "run build_features for days that have rows",
         )
     _require_both_labels(lake, dataset, seen)
     description = {
@@ -106,7 +108,10 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
 
 def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
-    """Raises DataError if the unseen train days have one label only; datasets may lack the counts."""
+    """Raises DataError if all rows of the unseen train days have the same label.
+
+    If a dataset has no label counts, nothing is checked for it.
+    """
     days = []
     members = dataset.splits.get("train", ())
     for member, (partition, manifest, label) in zip(
@@ -121,14 +126,17 @@ def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
 
 
 def _resolved(path: str) -> str:
-    """The absolute path of a local path or file URI, as ranks run in other folders; other URIs unchanged."""
+    """Returns the absolute path of a local path or file URI; other URIs are unchanged.
+
+    Paths must be absolute, because ranks run in other working directories.
+    """
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path
 
 
 def _find_files(
     lake: Lake, dataset: Dataset, split: Split, without: Set[str] = frozenset()
 ) -> tuple[DataFile, ...]:
-    """The files of a split that have rows, from the manifests, without those of the days in `without`."""
+    """Returns the files of a split that have rows, from the manifests, except for the days in `without`."""
     return tuple(
         DataFile(_resolved(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
         for partition, manifest, label in split_partitions(lake, dataset, split)

@@ -11,11 +11,11 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 
 
 class Validation(Callback):
-    """Adds `validation` to an entry of the history every so many steps, but not after the last one.
+    """Adds `validation` to a history entry every `every_steps` steps, but not after the last step.
 
     Args:
-        evaluate: returns the metrics of the model on the validation split; a collective, with the same
-            result on all ranks.
+        evaluate: a function that returns the metrics of the model on the validation split. It is a collective
+            with the same result on all ranks.
         every_steps: steps between two validations; 0 for none.
     """
 
@@ -24,11 +24,14 @@ class Validation(Callback):
         self._every_steps = every_steps
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Every so many steps; after the last step the caller measures all splits."""
+        """Returns True every `every_steps` steps, but not after the last step.
+
+        After the last step, the caller measures all splits.
+        """
         return is_due(state.step, self._every_steps) and state.step < state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Evaluates the model if a validation is due; an entry may have another cause."""
+        """Evaluates the model if a validation is due. Other callbacks may have requested the entry."""
         if self.is_entry_due(state):
             metrics = self._evaluate()
             entry["validation"] = {name: metrics[name] for name in _METRICS}

@@ -1,10 +1,10 @@
-"""Starts a training from its parent's state, with vocabularies that may have grown since.
+"""Starts a training from the state of its parent model. Vocabularies may have grown since then.
 
-A value never changes its id, and new ids are appended, so the parent's rows of a column are the first rows
-of that column. Each rank reads the parent's rows that it holds directly from the parent's files.
+A value never changes its id, and new ids are appended, so the parent's rows of a feature are the first rows
+of that feature. Each rank reads its rows directly from the parent's files.
 
-The state of the optimizers is copied too: rows with a long training continue with small updates, and new
-rows learn at the full rate.
+The state of the optimizers is copied too. So rows that were trained for long continue with small updates, and
+new rows learn at the full rate.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _NOT_COPIED = ("scaler.",)
 
 
 def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent_spec: FeatureSpec) -> None:
-    """Copies a parent's state into a fresh trainer. Rows of ids that the parent lacks stay unchanged.
+    """Copies a parent's state into a new trainer. Rows of ids that the parent does not have stay unchanged.
 
     Args:
-        trainer: with a freshly initialized model of `spec`.
+        trainer: a trainer whose model has the features `spec` and was just initialized.
         spec: the features of this training.
         parent: the parent's training state on disk.
         parent_spec: the features of the parent.
 
     Raises:
-        DataError: the parent has other features, more ids in a column, or other layers.
+        DataError: the parent has other features, other layers, or more ids in a feature.
     """
     _require_extension(spec, parent_spec)
     parent_rows = {
@@ -47,13 +47,13 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """The rows of a block that the parent has too, which are its first ones."""
+    """Returns the rows of a block that the parent has too. These are the first rows of the block."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError unless the features are the parent's, with at least its cardinalities."""
+    """Raises DataError unless the features are those of the parent, with cardinalities at least as large."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:
@@ -63,7 +63,7 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
         if int(feature.cardinality or 0) < int(old.cardinality or 0):
             raise _mismatch(
                 f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: "
-                "it was not extended"
+                "the vocabulary was not extended"
             )
 
 

@@ -1,7 +1,7 @@
-"""Architectures by name: `training/models/<name>.py` is the architecture `<name>`; there is no list of them.
+"""Architectures by name: `training/models/<name>.py` contains the architecture `<name>`.
 
-The modules in `_SHARED_MODULES` of training/settings are no architectures. The module of an
-architecture has a function that builds the model from its settings (training/settings/<name>.py):
+Modules listed in `_SHARED_MODULES` of training/settings are not architectures. The module of an architecture
+has a function that builds the model from its settings (training/settings/<name>.py):
 
     build(settings: Settings, inputs: Inputs) -> nn.Module
 
@@ -10,13 +10,15 @@ The model takes
     dense        (B, D) float32, the spec's dense features in order
     categorical  (B, W) int32 or int64, ids in the layout of training/models/inputs.py
 
-and returns logits (B,) float32. It computes its last layer `in_float32`. Either of D and W may be 0. Create
-embedding tables by `inputs.table`: their gradients are summed row by row, those of other parameters in one
+and returns logits (B,) float32. B is the number of rows, D the number of dense features, and W the number of
+id columns; D or W may be 0. The model must compute its last layer with `in_float32`. Create embedding tables
+with `inputs.table`, because gradients of tables are summed row by row, and those of other parameters in one
 dense buffer. Call each table once, and pass `categorical` unchanged.
 
-A model that is a ClickModel (training/models/click_model.py) can be compiled and recorded as a CUDA graph. A
-model with a method `factorize` (training/models/factorization.py) scores lists faster (docs/scoring.md): user
-and item parts run once each. Lists of other models are scored on joined rows.
+If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a CUDA graph.
+If it has a method `factorize` (training/models/factorization.py), it scores lists of items faster
+(docs/scoring.md), because the user part and the item part run only once each. Other models score one joined
+row per user and item.
 """
 
 from __future__ import annotations
@@ -45,23 +47,23 @@ def build_model(
     embeddings: Embeddings | None = None,
     collectives: Collectives = ALONE,
 ) -> nn.Module:
-    """The initialised model of a configuration. Equal seeds give equal weights on any number of ranks.
+    """Builds and initialises a model. Equal seeds give equal weights on any number of ranks.
 
     Args:
-        config: architecture and settings.
+        config: the architecture and its settings.
         spec: the features.
-        seed: of the random weights.
-        embeddings: how tables are trained and spread over ranks; None holds all rows in this process.
-        collectives: of the ranks that hold the tables.
+        seed: the seed of the random weights.
+        embeddings: how tables are trained and spread over ranks; None puts all rows in this process.
+        collectives: those of the ranks that hold the tables.
 
     Raises:
-        ConfigError: as `complete`; or layers do not fit together; or the spec has no features; or a rank
-            would hold more than `rank_max_bytes`.
+        ConfigError: the errors of `complete`; or layers do not fit together; or the spec has no features; or
+            a rank would hold more than `rank_max_bytes`.
     """
     settings = read_settings(config)
     if not spec.features:
         raise ConfigError(
-            "the feature spec holds no features", "name the model's input columns under `features`"
+            "the feature spec has no features", "list the model's input columns under `features`"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""The base class of models, which separates lookups from the rest of the model.
+"""The base class of models. It separates embedding lookups from the rest of the model.
 
-The separation is that of torchrec's models: `embed` is the sparse architecture, `forward_dense` has the dense
-architecture, the interaction and the over architecture.
+The parts are the same as in torchrec's models: `embed` is the sparse architecture, and `forward_dense`
+contains the dense architecture, the interaction and the over architecture.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 
 class ClickModel(nn.Module):
-    """A model of clicks: ids become vectors, and vectors and dense features become logits.
+    """A model of clicks. It maps ids to vectors, and vectors and dense features to logits.
 
     `forward_dense` is a function of tensors of fixed shapes, so it can be compiled or recorded
     (training/loop/forward.py).
 
-    Notation: B rows, D dense features, C features made of ids, W columns of ids.
+    Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector.
     """
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """The vectors (B, C, E) of each table, of categorical (B, W) int64."""
+        """Returns for each table the vectors (B, C, E) of `categorical` (B, W) int64."""
         raise NotImplementedError(f"{type(self).__name__} has no method embed")
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and of the vectors that `embed` returned."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and the result of `embed`."""
         raise NotImplementedError(f"{type(self).__name__} has no method forward_dense")
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `categorical` (B, W) int64."""
         return self.forward_dense(dense, self.embed(categorical))

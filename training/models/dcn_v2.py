@@ -3,10 +3,11 @@
     x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l             (equation 1; full rank)
     x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l      (equation 2; U and V have `cross_rank` columns)
 
-x_0 holds the embeddings and the dense features, or a bottom MLP's output for these (as in MLPerf's
-DLRM-DCNv2).
+x_0 contains the embeddings and the dense features. With a bottom MLP, it contains that MLP's output instead
+of the dense features (as in MLPerf's DLRM-DCNv2).
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, X width of x_0.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, X width of
+    x_0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from training.settings.dcn_v2 import Settings
 
 
 class CrossLayer(nn.Module):
-    """One step of equation 1, or of equation 2 with a `rank`; width in and out is X."""
+    """One layer by equation 1, or by equation 2 if `rank` is given. Input and output have the width X."""
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
@@ -40,12 +41,12 @@ class CrossLayer(nn.Module):
         self.up = linear(width if rank is None else rank, width)  # W or U, and b
 
     def forward(self, first: Tensor, last: Tensor) -> Tensor:
-        """x_{l+1} of x_0 and x_l, (B, X) each."""
+        """Returns x_{l+1} from `first`, x_0, and `last`, x_l; all are (B, X)."""
         return first * self.up(self.down(last)) + last
 
 
 class DCNv2(ClickModel):
-    """Cross network and MLP over the embeddings and the dense features."""
+    """A cross network and an MLP over the embeddings and the dense features."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         super().__init__()
@@ -62,15 +63,15 @@ class DCNv2(ClickModel):
         self.logit = linear(settings.deep[-1] + (width if self.parallel else 0), 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, E)], vectors of categorical (B, W) int64."""
+        """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64."""
         return [self.embedding(categorical)]
 
     def cross_input(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """x_0 (B, X) of dense (B, D) float32 and vectors (B, C, E)."""
+        """Returns x_0 (B, X) from `dense` (B, D) float32 and `vectors` (B, C, E)."""
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and [vectors (B, C, E)]."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
         first = self.cross_input(dense, vectors[0])
         crossed = first
         for layer in self.cross:
@@ -80,17 +81,17 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Everything that is computed over pairs, but the logit, is in `dtype`."""
+        """Returns the factorization. All computations over pairs are in `dtype`, except the logit."""
         return FactorizedDCNv2(self, sides, dtype)
 
 
 def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -> list[Side]:
-    """(X,) the side of each column of x_0.
+    """Returns the side of each column of x_0, (X,).
 
     Args:
-        sides: of the features.
-        dim: columns of each feature made of ids.
-        bottom_width: columns of the bottom MLP's output; None without a bottom MLP.
+        sides: the sides of the features.
+        dim: number of columns of each feature that is an id.
+        bottom_width: number of columns of the bottom MLP's output; None if there is no bottom MLP.
     """
     embedded = [side for side in sides.embedded for _ in range(dim)]
     if bottom_width is None:
@@ -101,12 +102,12 @@ def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -
 class FactorizedDCNv2:
     """The factorization of DCN-V2. Each side's share of the first cross layer's W x_0 + b is computed once.
 
-    The columns of x_0 are reordered here: user, item, pair. There are columns of pairs if both sides have
-    dense features and the bottom MLP mixes them.
+    Here the columns of x_0 are in the order user, item, pair. There are pair columns if both sides have dense
+    features and the bottom MLP mixes them.
 
-    Parts: (R, X_side) the side's columns of x_0; (R, X) its share of W x_0 + b; for the structure `parallel`,
-    (R, H) its share of the first layer of `deep`; if the bottom MLP mixes sides, (R, H) its share of that
-    MLP's first layer.
+    The part of a side with R rows has these tensors: (R, X_side), the side's columns of x_0; (R, X), its
+    share of W x_0 + b; for the structure `parallel`, (R, H), its share of the first layer of `deep`; and if
+    the bottom MLP mixes sides, (R, H), its share of that MLP's first layer.
     """
 
     def __init__(self, model: DCNv2, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -132,7 +133,7 @@ class FactorizedDCNv2:
             self._deep = FactorizedMLP(model.deep, model.logit, of_pairs, dtype)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """As `Factorization.side_part`."""
+        """See `Factorization.side_part`."""
         model = self._model
         first = model.cross_input(dense, model.embedding(categorical))
         columns = first[:, self._columns[side]]  # (R, X_side)
@@ -145,13 +146,13 @@ class FactorizedDCNv2:
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._bottom else part
 
     def _product(self, values: Tensor, side: Side) -> Tensor:
-        """(…, X) the first cross layer's W, or U Vᵀ, times a side's columns (…, X_side) of x_0."""
+        """Multiplies the first cross layer's W, or U Vᵀ, by a side's columns (…, X_side) of x_0: (…, X)."""
         for weight in self._first[side]:
             values = functional.linear(values, weight)
         return values
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         num_users, num_items = len(users[0]), items[0].shape[1]
         columns = [
             users[0].unsqueeze(1).expand(-1, num_items, -1),
@@ -177,7 +178,7 @@ class FactorizedDCNv2:
 
 
 def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
-    """The weights that multiply some columns of x_0: Vᵀ (r, X_side), then U (X, r); or W (X, X_side)."""
+    """Returns the weights for some columns of x_0: Vᵀ (r, X_side) and U (X, r); or W (X, X_side)."""
     up = layer.up.weight.detach()[order]
     if isinstance(layer.down, nn.Identity):
         return [up[:, columns]]
@@ -187,10 +188,11 @@ def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Te
 def _reordered(
     layer: CrossLayer, order: list[int], dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The weights of a layer for columns in this order.
+    """Returns the weights of a layer for columns in the given order.
 
     Returns:
-        The transpose of Vᵀ (X, r), None at full rank; the transpose of U (r, X) or W (X, X); and b (X,).
+        The transpose of Vᵀ (X, r), or None at full rank; the transpose of U (r, X) or of W (X, X); and b
+        (X,).
     """
     up, bias = layer.up.weight.detach()[order], layer.up.bias.detach()[order]
     if isinstance(layer.down, nn.Identity):
@@ -200,5 +202,5 @@ def _reordered(
 
 
 def build(settings: Settings, inputs: Inputs) -> DCNv2:
-    """The model of a configuration."""
+    """Builds the model from its settings."""
     return DCNv2(settings, inputs)

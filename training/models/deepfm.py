@@ -4,12 +4,12 @@
     y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
-Each feature has one vector, which both parts share: the vector of its id, the pooled vectors of a list's ids,
-or, for a dense feature, its value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i
-e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the second order takes time linear in the number
-of vectors.
+Each feature has one vector, which both parts share. It is the vector of the feature's id, or the pooled
+vectors of a list of ids. For a dense feature it is the feature's value times the feature's vector. Σ_{i<j}
+⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the time
+for the second order is linear in the number of vectors.
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
 from training.settings.deepfm import Settings
 
-# Standard deviation of the second-order term before training. With tables initialised as DLRM's it would be
-# several.
+# Standard deviation of the second-order term before training. If tables were initialised as in DLRM, it would
+# be larger than 1.
 _FIRST_DEVIATION = 0.1
 
 
 class DeepFM(ClickModel):
-    """First order, second order, and the MLP. The biases of first order and MLP add up to the paper's one."""
+    """The sum of first order, second order and an MLP.
+
+    The biases of the first order and of the MLP together are the one bias of the paper.
+    """
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         super().__init__()
@@ -47,7 +50,7 @@ class DeepFM(ClickModel):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # The sum over pairs of vectors of deviation s has the deviation s² √(pairs * E).
+        # If the vectors have the deviation s, the sum over their pairs has the deviation s² √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
@@ -56,11 +59,11 @@ class DeepFM(ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, 1), (B, C, E)], first-order weights and vectors of categorical (B, W) int64."""
+        """Returns first-order weights (B, C, 1) and vectors (B, C, E) of `categorical` (B, W) int64."""
         return [*self.first_order.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and the result of `embed`."""
         *first_order_weights, embedded = vectors
         scaled = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
         all_vectors = torch.cat([scaled, embedded], dim=1)  # (B, D + C, E)
@@ -70,23 +73,24 @@ class DeepFM(ClickModel):
         return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDeepFM:
-        """First and second order are float32 whatever `dtype` is."""
+        """Returns the factorization. First and second order are always float32."""
         return FactorizedDeepFM(self, sides, dtype)
 
 
 def pair_sum(vectors: Tensor) -> Tensor:
-    """(B,) the sum of the dot products of all pairs of vectors (B, V, E)."""
+    """Returns the sum of the dot products of all pairs of vectors (B, V, E), shape (B,)."""
     return (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
 
 
 class FactorizedDeepFM:
     """The factorization of DeepFM.
 
-    Σ_{i<j} ⟨e_i, e_j⟩ is the sum over pairs within each side, and ⟨Σ user's vectors, Σ item's vectors⟩
-    between them.
+    Σ_{i<j} ⟨e_i, e_j⟩ has three terms: the sum over the pairs within the user's side, the sum over the pairs
+    within the item's side, and ⟨Σ user's vectors, Σ item's vectors⟩ for the pairs between both sides.
 
-    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H)
-    its share of the MLP's first layer. So a pair needs no product of matrices before the second layer.
+    The part of a side with R rows has these tensors: (R,), its first order plus its second order within the
+    side; (R, E), the sum of its vectors; (R, H), its share of the MLP's first layer. So a pair needs no
+    matrix product before the second layer.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -99,7 +103,7 @@ class FactorizedDeepFM:
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """As `Factorization.side_part`."""
+        """See `Factorization.side_part`."""
         scaled = dense.unsqueeze(2) * self._model.dense_vectors
         embedded = self._model.embedding(categorical)
         vectors = torch.cat([scaled, embedded], dim=1)[:, self._vectors[side]]  # (R, V, E)
@@ -109,12 +113,12 @@ class FactorizedDeepFM:
         return first_order + second_order, vectors.sum(dim=1), share
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         within = users[0].unsqueeze(1) + items[0]
         between = vector_products(users[1].unsqueeze(1), items[1].unsqueeze(2)).squeeze(2)
         return within + between + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> DeepFM:
-    """The model of a configuration."""
+    """Builds the model from its settings."""
     return DeepFM(settings, inputs)

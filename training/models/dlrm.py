@@ -1,6 +1,6 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): MLPs around the dot products of all pairs of feature vectors.
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, F vectors that
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors that
 interact (C, and one more for the dense features if there are any).
 """
 
@@ -30,9 +30,9 @@ from training.settings.dlrm import Settings, require_bottom
 
 
 class DLRM(ClickModel):
-    """Bottom MLP over the dense features, one stacked embedding table, pairwise dot products, and top MLP.
+    """A bottom MLP over dense features, one stacked embedding table, pairwise dot products, and a top MLP.
 
-    Without dense features there is no bottom MLP.
+    If there are no dense features, there is no bottom MLP.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -43,23 +43,23 @@ class DLRM(ClickModel):
         self.embedding.init_uniform()
         self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
         num_pairs = num_vectors * (num_vectors - 1) // 2
-        # The vector of the dense features enters the top MLP itself, and so does a single vector without
-        # pairs.
+        # The vector of the dense features is also an input of the top MLP. So is a single vector, which has
+        # no pairs.
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
         self.logit = _linear(widths[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, E)], vectors of categorical (B, W) int64."""
+        """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64."""
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and [vectors (B, C, E)]."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
         return in_float32(self.logit, self.top(self._interactions(dense, vectors[0]))).squeeze(1)
 
     def _interactions(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """The top MLP's input (B, K) of dense (B, D) and vectors (B, C, E)."""
+        """Returns the top MLP's input (B, K) from `dense` (B, D) and `embedded` (B, C, E)."""
         if self.num_vectors == 1 and not self.num_dense:
             return embedded[:, 0]
         on_kernels = self.embedding.may_use_kernels and kernels.interacts(embedded.device, self.num_vectors)
@@ -67,19 +67,19 @@ class DLRM(ClickModel):
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
-        """Products of vectors within a side are float32 whatever `dtype` is."""
+        """Returns the factorization. Products of vectors within a side are always float32."""
         return FactorizedDLRM(self, sides, dtype)
 
 
 class FactorizedDLRM:
     """The factorization of DLRM.
 
-    Dot products within a side are computed once, those between the sides for each pair. The vector of the
-    dense features belongs to the side that has all of them. If both sides have dense features, this vector
-    and its products are computed for each pair.
+    Dot products within a side are computed once. Dot products between the sides are computed for each pair.
+    If all dense features are on one side, their vector belongs to that side. If both sides have dense
+    features, this vector and its products are computed for each pair.
 
-    Parts: (R, H) the side's share of the top MLP's first layer; (R, V, E) the side's vectors; if both sides
-    have dense features, (R, H) the side's share of the bottom MLP's first layer.
+    The part of a side with R rows has these tensors: (R, H), its share of the top MLP's first layer; (R, V,
+    E), its vectors; and if both sides have dense features, (R, H), its share of the bottom MLP's first layer.
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -97,18 +97,18 @@ class FactorizedDLRM:
         self._top = FactorizedMLP(model.top, model.logit, columns, dtype)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """As `Factorization.side_part`."""
+        """See `Factorization.side_part`."""
         vectors, columns = self._side_vectors(side, dense, categorical)
         part = (self._top.share(side, columns), vectors.to(self._dtype))
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._mixed else part
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """The side's vectors (R, V, E), and its columns (R, K_side) of the top MLP's input."""
+        """Returns the side's vectors (R, V, E) and its columns (R, K_side) of the top MLP's input."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side
         if model.num_dense:
-            # If the dense features are not this side's alone, it uses no product of their vector.
+            # If not all dense features are on this side, it uses no product of their vector.
             bottom = model.bottom(dense) if enters else vectors.new_zeros(len(vectors), vectors.shape[2])
             vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         side_vectors = vectors[:, self._vectors[side]]
@@ -118,7 +118,7 @@ class FactorizedDLRM:
         return side_vectors, columns
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         columns = []
         if self._vectors[Side.USER] and self._vectors[Side.ITEM]:
             columns.append(vector_products(users[1], items[1]))  # (U, I, Q * P)
@@ -132,9 +132,9 @@ class FactorizedDLRM:
 
 
 def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
-    """(U, I, Q) dot products of each pair's vector (U, I, E) with the item's vectors (1|U, I, Q, E)."""
+    """Returns dot products (U, I, Q) of each pair's vector (U, I, E) and its item's (1|U, I, Q, E)."""
     num_users, num_items, dim = bottom.shape
-    if len(items) == 1:  # a product of matrices for each item, whose vectors all users share
+    if len(items) == 1:  # one matrix product per item, whose vectors all users share
         return torch.bmm(bottom.transpose(0, 1), items[0].transpose(1, 2)).transpose(0, 1)
     flat = items.reshape(num_users * num_items, -1, dim)
     products = torch.bmm(flat, bottom.reshape(num_users * num_items, dim, 1))  # (U * I, Q, 1)
@@ -142,7 +142,7 @@ def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
 
 
 def build(settings: Settings, inputs: Inputs) -> DLRM:
-    """The model of a configuration; ConfigError unless the bottom MLP ends in embedding_dim."""
+    """Builds the model; raises ConfigError unless the last width of the bottom MLP is embedding_dim."""
     require_bottom(settings, inputs.num_dense)
     return DLRM(settings, inputs)
 
@@ -152,7 +152,7 @@ def _mlp(widths: list[int]) -> nn.Sequential:
 
 
 def _linear(width_in: int, width_out: int) -> nn.Linear:
-    """A layer initialised as in the authors' code: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
+    """Returns a layer initialised as by the authors: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
     layer = nn.Linear(width_in, width_out)
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (width_in + width_out)))
     nn.init.normal_(layer.bias, std=math.sqrt(1 / width_out))

@@ -1,14 +1,14 @@
-"""The factorization of a model: computations for a user, for an item, and for each pair of both.
+"""The factorization of a model: computations per user, per item, and per pair of user and item.
 
 A model that can be factorized has a method
 
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
-It copies weights, so call it once they are loaded. Models share `FactorizedMLP`, an MLP whose first layer is
-a sum of three shares.
+It copies weights, so call it after the weights are loaded. Models share `FactorizedMLP`, an MLP whose first
+layer is a sum of three shares.
 
-Notation: R rows of one side, U users, I items, H widths of hidden layers. (1|U, I, …) is one list of I items
-for all users, or one list for each user.
+Notation: R rows of one side, U users, I items, H the width of a hidden layer. (1|U, I, …) is one list of I
+items for all users, or one list per user.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from storage.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
-# A CPU is slow at a batched product of matrices as narrow as these if lists are long; then it multiplies one
-# by one.
+# On a CPU, a batched product of such narrow matrices is slow if lists are long. Lists of at least this length
+# are multiplied one by one.
 _LOOPED_ITEMS = 16
 
 
 class Side(Enum):
-    """The inputs on which a value of a model depends. Features of the context are on the item's side."""
+    """The inputs on which a value in a model depends. Context features are on the item's side."""
 
     USER = "user"
     ITEM = "item"
@@ -44,8 +44,8 @@ class FeatureSides:
     """The side of each feature, USER or ITEM.
 
     Attributes:
-        dense: (D,) of the dense features, in the spec's order.
-        embedded: (C,) of the features made of ids, in the order of `FeatureSpec.embedded`.
+        dense: (D,), the sides of the dense features, in the spec's order.
+        embedded: (C,), the sides of the features that are ids, in the order of `FeatureSpec.embedded`.
     """
 
     dense: tuple[Side, ...]
@@ -53,7 +53,7 @@ class FeatureSides:
 
     @classmethod
     def of(cls, spec: FeatureSpec) -> FeatureSides:
-        """The sides of a spec's features, by their scopes."""
+        """Returns the sides of a spec's features, determined by their scopes."""
         dense, embedded = (
             tuple(Side.USER if feature.scope == "user" else Side.ITEM for feature in features)
             for features in (spec.dense, spec.embedded)
@@ -62,12 +62,12 @@ class FeatureSides:
 
 
 def common_side(sides: Sequence[Side]) -> Side:
-    """The side that all inputs are on; PAIR if they are mixed."""
+    """Returns the side of all inputs; PAIR if they are mixed."""
     return sides[0] if len(set(sides)) == 1 else Side.PAIR
 
 
 def positions_by_side(sides: Sequence[Side]) -> dict[Side, list[int]]:
-    """The positions of each side in `sides`, ascending."""
+    """Returns the positions of each side in `sides`, in ascending order."""
     return {side: [position for position, other in enumerate(sides) if other is side] for side in Side}
 
 
@@ -75,11 +75,11 @@ class Factorization(Protocol):
     """A model in three parts: of users, of items, and of pairs."""
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """What depends on users alone, or on items and the context alone.
+        """Computes the values that depend only on users, or only on items and the context.
 
         Args:
             side: USER or ITEM.
-            dense, categorical: (R, D) and (R, W), whole rows, with zeros in the columns of the other side.
+            dense, categorical: (R, D) and (R, W), complete rows, with zeros in the columns of the other side.
 
         Returns:
             Tensors whose first dimension is R.
@@ -87,11 +87,11 @@ class Factorization(Protocol):
         ...
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """Logits (U, I) float32.
+        """Returns logits (U, I) float32.
 
         Args:
-            users: tensors (U, …) of `side_part(Side.USER, …)`.
-            items: tensors (1|U, I, …) of `side_part(Side.ITEM, …)`.
+            users: tensors (U, …) from `side_part(Side.USER, …)`.
+            items: tensors (1|U, I, …) from `side_part(Side.ITEM, …)`.
         """
         ...
 
@@ -101,22 +101,23 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """The model's parts. Products of matrices over pairs, and parts that are kept, are in `dtype`."""
+        """Returns the factorization. Matrix products over pairs, and stored parts, are in `dtype`."""
         ...
 
 
 class FactorizedMLP:
-    """Linear layers with ReLU and a last layer to the logit, on input columns of users, items and pairs.
+    """An MLP with ReLU and a last layer to the logit, whose input columns belong to users, items and pairs.
 
-    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p: the first two terms are computed once for a user and once for
-    an item.
+    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p. The first term is computed once per user, the second once per
+    item.
 
     Args:
-        hidden: has the linear layers that ReLU follows, or none. Its other modules do nothing in evaluation.
-        logit: the last layer; without it, the output is that of the hidden layers.
-        columns: columns of the first layer's input for each side, in the order in which `share` and `outputs`
-            get them.
-        dtype: of the products over pairs. The product of the last layer is float32.
+        hidden: contains the linear layers that are followed by ReLU; may contain none. Its other modules must
+            do nothing in evaluation.
+        logit: the last layer; if None, the output is that of the hidden layers.
+        columns: for each side, its columns of the first layer's input, in the order in which they are passed
+            to `share` and `outputs`.
+        dtype: the dtype of the products over pairs. The product of the last layer is always float32.
     """
 
     def __init__(
@@ -142,16 +143,19 @@ class FactorizedMLP:
         self._last = logit if linears else None
 
     def share(self, side: Side, values: Tensor) -> Tensor:
-        """(R, H), the share of a side's columns (R, K_side) in the first layer, with the bias for USER."""
+        """Returns the share (R, H) of a side's columns (R, K_side) in the first layer.
+
+        The share of USER includes the bias.
+        """
         bias = self._bias if side is Side.USER else None
         return functional.linear(values, self._weights[side], bias).to(self._dtype)
 
     def outputs(self, users: Tensor, items: Tensor, pairs: Tensor | None) -> Tensor:
-        """Logits (U, I) float32 of pairs, or without a logit the output (U, I, H) of the last ReLU.
+        """Returns the logits (U, I) float32 of pairs; without `logit`, the last ReLU's output (U, I, H).
 
         Args:
-            users, items: shares (U, H) and (1|U, I, H).
-            pairs: (U, I, K_pair) the columns of pairs; None without such columns.
+            users, items: the results of `share`, (U, H) and (1|U, I, H).
+            pairs: the columns of pairs, (U, I, K_pair); None if there are no such columns.
         """
         values = users.unsqueeze(1) + items  # (U, I, H)
         num_users, num_items = values.shape[:2]
@@ -161,14 +165,14 @@ class FactorizedMLP:
         return self._after_first(flat, num_users, num_items)
 
     def outputs_of_pairs(self, pairs: Tensor) -> Tensor:
-        """As `outputs`, if all columns (U, I, K) are those of pairs."""
+        """Computes `outputs` if all columns belong to pairs; `pairs` is (U, I, K)."""
         num_users, num_items = pairs.shape[:2]
         flat = pairs.reshape(num_users * num_items, -1).to(self._dtype)
         first = torch.addmm(self._bias.to(self._dtype), flat, self._pair)
         return self._after_first(first, num_users, num_items)
 
     def _after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
-        """The output, from the first layer's sums (U * I, H), which this may overwrite."""
+        """Computes the output from the first layer's sums (U * I, H). May overwrite them."""
         if self._ends_first:
             return flat.view(num_users, num_items)
         flat.relu_()
@@ -180,7 +184,9 @@ class FactorizedMLP:
 
 
 def vector_products(users: Tensor, items: Tensor) -> Tensor:
-    """(U, I, Q * P) dot products of each vector of a user with each of an item, the user's vectors innermost.
+    """Returns dot products (U, I, Q * P) of each vector of an item and each vector of a user.
+
+    The user's vectors are the innermost dimension.
 
     Args:
         users: (U, P, E).
@@ -188,7 +194,7 @@ def vector_products(users: Tensor, items: Tensor) -> Tensor:
     """
     num_users, user_vectors, dim = users.shape
     lists, num_items, item_vectors, _ = items.shape
-    if lists == 1:  # one product of matrices for all users
+    if lists == 1:  # one matrix product for all users
         flat = items.reshape(num_items * item_vectors, dim) @ users.reshape(num_users * user_vectors, dim).t()
         products = flat.view(num_items, item_vectors, num_users, user_vectors).permute(2, 0, 1, 3)
         return products.reshape(num_users, num_items, item_vectors * user_vectors)  # from (U, I, Q, P)

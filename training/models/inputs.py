@@ -1,10 +1,11 @@
-"""The inputs of a model: dense features, features made of ids, and the layout of the categorical matrix.
+"""The inputs of a model: dense features, features that are ids, and the layout of the categorical matrix.
 
     categorical  (B, W) int32 or int64: one column for each feature of one id, then `max_length` columns for
-                 each list of ids. A shorter list ends in PAD_ID, which adds nothing and is never trained.
+                 each list of ids. A shorter list is padded with PAD_ID, which is ignored in lookups and never
+                 trained.
 
-Lists are padded, so a batch is one matrix. The loader permutes and slices its rows, and scoring adds a user's
-row to an item's row; neither depends on which columns are lists.
+Because lists are padded, a batch is one matrix. The loader permutes and slices its rows, and scoring adds a
+user's row to an item's row. Both work without knowing which columns are lists.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from training.embeddings.table_factory import TableFactory
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a model: D dense features, C features made of ids, W columns of ids.
+    """The inputs of a model: D dense features, C features that are ids, W columns of ids.
 
     Attributes:
         num_dense: D.
-        cardinalities: (C,) embedding rows of each feature made of ids, lists of ids last.
-        list_lengths: columns of each list, one number for each of the last features.
-        pooling: how the vectors of a list's ids become one.
-        names: (C,) of the features made of ids.
+        cardinalities: (C,), the number of embedding rows of each feature that is an id; lists of ids come
+            last.
+        list_lengths: the number of columns of each list feature. List features come last.
+        pooling: how the vectors of a list's ids are combined into one vector.
+        names: (C,), the names of the features that are ids.
         tables: creates the tables.
-        dense_scopes, embedded_scopes: (D,) and (C,) scopes of the features.
+        dense_scopes, embedded_scopes: (D,) and (C,), the scopes of the features.
     """
 
     num_dense: int
@@ -48,7 +50,7 @@ class Inputs:
 
     @classmethod
     def of(cls, spec: FeatureSpec, multi_hot: MultiHot, tables: TableFactory | None = None) -> Inputs:
-        """The inputs of a feature spec."""
+        """Returns the inputs of a feature spec."""
         return cls(
             len(spec.dense),
             spec.cardinalities,
@@ -62,15 +64,15 @@ class Inputs:
 
     @property
     def num_embedded(self) -> int:
-        """C. Each feature made of ids becomes one vector, also a list of ids."""
+        """C, the number of vectors per row. A list of ids also becomes one vector."""
         return len(self.cardinalities)
 
     def table(self, dim: int, *, by_ftrl: bool = False) -> StackedEmbedding:
-        """A table of `dim` numbers a row for all features made of ids.
+        """Creates a table with `dim` numbers per row for all features that are ids.
 
         Args:
-            dim: numbers a row.
-            by_ftrl: whether FTRL trains it. This counts for the memory of a rank.
+            dim: numbers per row.
+            by_ftrl: whether FTRL trains the table. This changes the memory per row.
         """
         return self.tables.table(
             self.cardinalities, dim, self.list_lengths, self.pooling, self.names, by_ftrl=by_ftrl
@@ -78,7 +80,7 @@ class Inputs:
 
 
 def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, slice]]:
-    """The columns of the categorical matrix for each feature of `spec.embedded`."""
+    """Returns the columns of the categorical matrix for each feature of `spec.embedded`."""
     widths = [*[1] * len(spec.categorical), *spec.list_lengths(multi_hot)]
     ends = np.cumsum([0, *widths]).tolist()
     return [
@@ -88,7 +90,10 @@ def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, sl
 
 
 def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:
-    """(rows, length) int32: the first `length` ids of each list, then PAD_ID; null is as an empty list."""
+    """Returns the first `length` ids of each list, padded with PAD_ID: (rows, length) int32.
+
+    A null list is treated as an empty list.
+    """
     offsets = lists.offsets.to_numpy()
     starts = offsets[:-1].astype(np.int64)
     counts = np.minimum(np.diff(offsets), length)

@@ -3,15 +3,16 @@
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G has the gradients of the dots below the
-diagonal. ∂v_0 also has the gradient of its copy in `out`.
+v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G contains the gradients of the dot products
+below the diagonal. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
 
-A CPU computes a tile of rows at a time. The tile's vectors, in the dtype of the products, and their dots stay
-in a core's cache. The backward pass computes them again. Operations over whole batches would write the matrix
-V (B, F, E) to memory and read it several times. A GPU uses a kernel (training/kernels/).
+On a CPU, a tile of rows is computed at a time. The tile's vectors, in the dtype of the products, and their
+dot products stay in a core's cache. The backward pass computes the dot products again. Operations over whole
+batches would write the matrix V (B, F, E) to memory and read it several times. A GPU uses a kernel
+(training/kernels/).
 
-Notation: B rows, C embeddings, E numbers of each, F vectors a row: C, and one more where there is a bottom
-MLP.
+Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a
+bottom MLP.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from training.kernels.torch_operators import differentiable, operator
 from training.models.factorization import Side, positions_by_side
 
-# Numbers of a tile's vectors; 2 MiB in bf16.
+# Count of numbers in a tile's vectors; they take 2 MiB in bf16.
 _TILE_NUMBERS = 2**20
 
 
@@ -40,20 +41,21 @@ class PairDots(nn.Module):
         self.register_buffer("pairs", _pairs(num_vectors), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(B, F (F - 1) / 2) of vectors (B, F, E)."""
+        """Returns the dot products, (B, F (F - 1) / 2), of `vectors` (B, F, E)."""
         dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
         return dots.flatten(1).index_select(1, self.pairs)
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
-    """The columns of the interaction that each side of a factorization computes.
+    """Returns the columns of the interaction that each side of a factorization computes.
 
     Args:
         vector_sides: (F,) the side of each vector. Only v_0 may be of PAIR.
-        first_width: columns of v_0 itself at the beginning: E, or 0 if only its products enter.
+        first_width: number of columns of v_0 itself, which come first: E, or 0 if only its products are used.
 
     Returns:
-        USER, ITEM: v_0 if it is this side's, then the products within the side, in the order of `PairDots`.
+        USER, ITEM: v_0 if it belongs to this side, then the products within the side, in the order of
+            `PairDots`.
         PAIR: each item vector's products with all user vectors; then, if v_0 is of PAIR, v_0, its products
         with user vectors, and its products with item vectors.
     """
@@ -76,9 +78,12 @@ def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E); the dots alone without bottom.
+    """Returns the interaction (B, E + F (F - 1) / 2) of `bottom` (B, E) and `embedded` (B, C, E).
 
-    Under autocast, products and the result have its dtype. Vectors and their gradients keep their dtypes.
+    If `bottom` is None, the result has only the dot products.
+
+    Under autocast, the products and the result have autocast's dtype. Vectors and their gradients keep their
+    dtypes.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -100,7 +105,7 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 
 @operator("tiled_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `interact`, in `dtype`; bottom is (B, 0) where there is none."""
+    """Computes `interact` in `dtype`; `bottom` is (B, 0) if there is no bottom MLP."""
     width = bottom.shape[1]
     tiles = _Tiles(bottom, embedded, dtype)
     pairs = _pairs(tiles.num_vectors, embedded.device)
@@ -119,7 +124,7 @@ def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> T
     _gradients,
 )
 def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `bottom` and `embedded`, by that of the result."""
+    """Returns the gradients of `bottom` and `embedded`, computed from the gradient of the result."""
     width = bottom.shape[1]
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
@@ -140,7 +145,7 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
 
 
 class _Tiles:
-    """Tiles of a batch's rows: the slice, V (R, F, E) in `dtype`, and buffers (R, F, F) and (R, F, E)."""
+    """Yields tiles of R rows: the slice, V (R, F, E) in `dtype`, and buffers (R, F, F) and (R, F, E)."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         self._bottom, self._embedded = bottom, embedded
@@ -175,11 +180,11 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 differentiable(tiled_interaction, _differentiate, _save_inputs)
 
 
-# The first call may be under inference mode, whose tensors a later training could not use.
+# The first call may run in inference mode. A later training could not use tensors created in that mode.
 @cache
 @torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
-    """(P,) the positions of the pairs in a flat matrix (F, F)."""
+    """Returns the positions (P,) of the P pairs in a flat matrix (F, F)."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     return row * num_vectors + column
 
@@ -187,7 +192,7 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """(F * F,) the index of the pair at each position of the symmetric matrix, and P on the diagonal."""
+    """Returns the index of the pair at each position of the symmetric matrix, P on the diagonal: (F * F,)."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
     mirror[row, column] = mirror[column, row] = torch.arange(len(row), device=device)

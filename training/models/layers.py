@@ -1,6 +1,6 @@
 """Layers that several architectures share: the MLP, its dropout, and the linear part.
 
-Notation: B rows, D dense features, C features made of ids.
+Notation: B rows, D dense features, C features that are ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.settings.ftrl import FtrlSettings
 
 
 def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """A layer with weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1)."""
+    """Returns a layer with weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1)."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_normal_(layer.weight)
     if bias:
@@ -30,7 +30,7 @@ def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 def mlp(
     widths: Sequence[int], dropout: float = 0.0, layer: Callable[[int, int], nn.Linear] = linear
 ) -> nn.Sequential:
-    """Linear layers from width to width by `layer`, each with ReLU and, if above 0, dropout."""
+    """Returns an MLP: for each pair of successive widths a `layer`, ReLU and, if `dropout` > 0, dropout."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [layer(width_in, width_out), nn.ReLU()]
@@ -42,15 +42,15 @@ def mlp(
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014, JMLR 15) with masks that are independent of the number of ranks.
 
-    A mask depends on seed, step and logical shard. So N ranks train as one rank does, and a resumed training
-    as one without interruption. `Trainer` calls `draw_mask` before every step. In evaluation nothing is
-    dropped. In training, the values that stay are scaled by 1 / (1 - share). Masks are drawn before the
-    forward pass into memory that stays at its address. The pass itself draws nothing, so it can be compiled
-    or recorded.
+    A mask depends on seed, step and logical shard. So training with N ranks uses the same masks as training
+    with one rank, and a resumed training uses the same masks as an uninterrupted one. `Trainer` calls
+    `draw_mask` before every step. In evaluation, nothing is dropped. In training, the remaining values are
+    scaled by 1 / (1 - share). Masks are drawn before the forward pass, into memory with a fixed address. The
+    forward pass draws no random numbers, so it can be compiled or recorded.
 
     Args:
-        share: share of the values that are dropped.
-        width: values a row.
+        share: the share of the values that are dropped.
+        width: number of values per row.
     """
 
     mask: Tensor
@@ -64,9 +64,10 @@ class Dropout(nn.Module):
         """Draws the factors of the next step: 0, or 1 / (1 - share).
 
         Args:
-            key: names seed, step and layer.
-            shards: the logical shards whose rows the next batch holds, in equal parts and this order.
-            rows: of the next batch.
+            key: a text that contains seed, step and layer.
+            shards: the logical shards of the next batch's rows. The batch has equally many rows of each, in
+                this order.
+            rows: number of rows of the next batch.
         """
         if len(self.mask) != rows:
             self.mask = self.mask.new_empty(rows, self.mask.shape[1])
@@ -77,22 +78,22 @@ class Dropout(nn.Module):
         self.mask /= 1 - self.share
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, width) values, some of them 0 in training."""
+        """Returns the values (B, width); in training, some of them are set to 0."""
         return values * self.mask if self.training else values
 
 
 def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
-    """A layer's output outside of mixed precision.
+    """Returns a layer's output, computed in float32 even under mixed precision.
 
-    Every model computes its last layer so: rounding a logit between 1 and 2 to bf16 alone moves it by up to
-    0.004.
+    Every model uses this for its last layer, because rounding a logit between 1 and 2 to bf16 changes it by
+    up to 0.004.
     """
     with torch.autocast(values.device.type, enabled=False):
         return layer(values.float())
 
 
 def ftrl_parts(model: nn.Module) -> dict[str, tuple[LinearPart, FtrlSettings]]:
-    """The linear parts of a model that FTRL trains, by name."""
+    """Returns the linear parts of a model that FTRL trains, by name, with their FTRL settings."""
     parts = {name: module for name, module in model.named_modules() if isinstance(module, LinearPart)}
     return {name: (part, part.ftrl) for name, part in parts.items() if part.ftrl is not None}
 
@@ -101,7 +102,8 @@ class LinearPart(ClickModel):
     """logit = bias + Σ weight of each id + dense · weights, starting at zero; a list's weights are pooled.
 
     Args:
-        ftrl: trains these weights by FTRL; without it, the optimizers of the other parameters train them.
+        ftrl: settings to train these weights by FTRL; if None, the same optimizers train them as the other
+            parameters.
     """
 
     def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None = None) -> None:
@@ -112,34 +114,40 @@ class LinearPart(ClickModel):
         self.ftrl = ftrl
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, 1)], the weights of ids."""
+        """Returns a list with one tensor, the weights of ids (B, C, 1)."""
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and the weights of ids."""
-        # A product of matrices would be rounded in mixed precision.
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and the weights of ids in `vectors`."""
+        # A matrix product would be rounded in mixed precision.
         dense_sum = (dense * self.weights).sum(dim=1)
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedLinear:
-        """The sum of each side, in float32 whatever `dtype` is."""
+        """Returns the factorization: the sum of each side, always in float32."""
         return FactorizedLinear(self, sides)
 
 
 class FactorizedLinear:
-    """The factorization of a linear part. Part: (R,) float32, the side's sum, with the bias for the user."""
+    """The factorization of a linear part.
+
+    The part of a side is its sum, (R,) float32. The user's sum includes the bias.
+    """
 
     def __init__(self, model: LinearPart, sides: FeatureSides) -> None:
         self._model = model
         self._embedded = positions_by_side(sides.embedded)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """((R,) float32,)."""
+        """Returns a tuple with the side's sum, (R,) float32. See `Factorization.side_part`."""
         model = self._model
         id_sum = model.embedding(categorical)[:, self._embedded[side]].sum(dim=(1, 2))
         total = id_sum + (dense * model.weights[: dense.shape[1]]).sum(dim=1)
         return (model.bias + total if side is Side.USER else total,)
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """(U, I) of (U,) and (1|U, I)."""
+        """Returns logits (U, I): the sums of users (U,) and items (1|U, I).
+
+        See `Factorization.pair_logits`.
+        """
         return users[0].unsqueeze(1) + items[0]

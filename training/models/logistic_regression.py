@@ -8,5 +8,5 @@ from training.settings.logistic_regression import Settings
 
 
 def build(settings: Settings, inputs: Inputs) -> LinearPart:
-    """The model of a configuration; it starts at zero, because the problem is convex."""
+    """Builds the model. Its weights start at zero, which is safe because the problem is convex."""
     return LinearPart(inputs)

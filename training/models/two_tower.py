@@ -1,18 +1,18 @@
-"""Two towers: a vector of the user and a vector of the item, whose dot product is the logit.
+"""Two towers: they compute a vector of the user and a vector of the item; the dot product is the logit.
 
     logit = ⟨u(user features, context), v(item features)⟩ + b
 
 Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep
 Neural Networks for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi
 et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1).
-Unlike theirs, this model is trained on the clicks of the log's rows: it learns from items that were shown and
-not clicked. No item is drawn as a negative, so there is no sampling bias to correct.
+Unlike in that paper, this model is trained on the log's rows: its negative examples are items that were shown
+but not clicked. No negatives are sampled, so there is no sampling bias to correct.
 
-b is the same for all pairs, so the dot product and the probability order items equally. One product of
-matrices finds the nearest items of many users. Features of the context belong to the user's tower, because
-they are the same for all items.
+b is the same for all pairs, so the dot product and the probability order items equally. A single matrix
+product finds the best items for many users. Features of the context belong to the user's tower, because they
+are the same for all items.
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, O output_dim.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, O output_dim.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Tower(nn.Module):
     """An MLP over the features of one side. Without features it returns the same vector for all rows.
 
     Args:
-        settings: of the model.
+        settings: the settings of the model.
         hidden: widths of the hidden layers.
-        dense, embedded: positions of the side's features among all dense features and among all features made
-            of ids.
+        dense, embedded: positions of the side's features among all dense features, and among all features
+            that are ids.
     """
 
     dense: Tensor
@@ -53,7 +53,7 @@ class Tower(nn.Module):
         self.out = linear(hidden[-1], settings.output_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """(B, O) float32 of all dense features (B, D) and the vectors of all other features (B, C, E)."""
+        """Returns (B, O) float32 from all dense features (B, D) and the vectors of all ids (B, C, E)."""
         embedded = vectors.index_select(1, self.embedded).flatten(1)
         columns = torch.cat([dense.index_select(1, self.dense), embedded], dim=1)
         return in_float32(self.out, self.hidden(columns))
@@ -75,28 +75,28 @@ class TwoTower(ClickModel):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, E)], vectors of categorical (B, W) int64."""
+        """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64."""
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and [vectors (B, C, E)]."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
         # (B, O), float32 in mixed precision too
         products = self.user(dense, vectors[0]) * self.item(dense, vectors[0])
         return products.sum(dim=1) + self.bias
 
     def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(B, O) float32 of the user's and the context's features; other columns may have any values."""
+        """Returns (B, O) float32 from user and context features; other columns may have any values."""
         vectors: Tensor = self.user(dense, self.embedding(categorical))
         return vectors
 
     def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(B, O) float32 of the item's features; other columns may have any values."""
+        """Returns (B, O) float32 from item features; other columns may have any values."""
         vectors: Tensor = self.item(dense, self.embedding(categorical))
         return vectors
 
 
 def build(settings: Settings, inputs: Inputs) -> TwoTower:
-    """The model of a configuration; ConfigError if a feature belongs to neither side."""
+    """Builds the model; raises ConfigError if a feature belongs to neither side."""
     require_sides(len(_positions([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))))
     return TwoTower(settings, inputs)
 
@@ -106,7 +106,7 @@ def _positions(scopes: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
-    """As layers.linear; the first layer of a tower without features has only biases."""
+    """Does the same as layers.linear, but also supports towers without features (biases only)."""
     if width_in:
         return linear(width_in, width_out)
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise

@@ -3,11 +3,11 @@
     P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)    (equation 3)
     a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                     (equation 2; a^(0) has the inputs)
 
-φ(x), the products of features (equation 1), belong to the wide part alone, as in the paper. The setting
-`crosses` names them. Products that build_features computes by `hashed_cross` are features, which both parts
-read.
+φ(x), the products of features (equation 1), belong only to the wide part, as in the paper. The setting
+`crosses` lists them. Products that build_features computes with `hashed_cross` are ordinary features, which
+both parts use.
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, P products.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, P products.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class WidePart(LinearPart):
 
     Attributes:
         left, right: (P,) int64, the positions of each product's features among the features of one id.
-        sizes, starts: (P,) int64, buckets of each product, and the position of its first one in `weights`.
-        reads_ids: whether there are products, which `forward` computes from ids without a table.
+        sizes, starts: (P,) int64, the number of buckets of each product, and the position of its first bucket
+            in `weights`.
+        reads_ids: whether there are products. `forward` computes them directly from ids, without a table.
     """
 
     left: Tensor
@@ -63,11 +64,11 @@ class WidePart(LinearPart):
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) without the products."""
+        """Returns the logits, shape (B,), without the products."""
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) with the products."""
+        """Returns the logits, shape (B,), with the products."""
         logits = super().forward(dense, categorical)
         if not self.reads_ids:
             return logits
@@ -75,29 +76,31 @@ class WidePart(LinearPart):
         return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """(B, n) int64, the left ids' share of these products' keys; ids are below 2³¹."""
+        """Returns the left ids' share of the products' keys, (B, n) int64. Ids must be below 2³¹."""
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """As `left_key`, of the right ids. The sum of both shares is different for each pair of ids."""
+        """Returns the same for the right ids. The sum of both shares is different for each pair of ids."""
         return categorical.long()[:, self.right[products]]
 
     def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """(…) the sum of the weights of keys (…, n) of these products."""
+        """Returns the sum of the weights, shape (…), for keys (…, n) of these products."""
         positions = self.starts[products] + hash_numbers(keys) % self.sizes[products]
         return functional.embedding(positions, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWidePart:
-        """All parts are float32 whatever `dtype` is."""
+        """Returns the factorization. All its parts are always float32."""
         return FactorizedWidePart(self, sides)
 
 
 class FactorizedWidePart(FactorizedLinear):
     """The factorization of the wide part.
 
-    Products of features within a side are looked up once, those of features of both sides for each pair.
+    Products of features within a side are looked up once. Products of features of both sides are looked up
+    for each pair.
 
-    Parts: (R,) the side's sum; (R, P') int64 its share of the key of each product between the sides.
+    The part of a side with R rows has these tensors: (R,), its sum; (R, P') int64, its share of the keys of
+        the P' products between the sides.
     """
 
     def __init__(self, model: WidePart, sides: FeatureSides) -> None:
@@ -114,7 +117,7 @@ class FactorizedWidePart(FactorizedLinear):
         self._left_is_user = left[self._between]
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """As `Factorization.side_part`."""
+        """See `Factorization.side_part`."""
         wide, within = self._wide, self._within[side]
         (linear_sum,) = super().side_part(side, dense, categorical)
         keys = wide.left_key(categorical, within) + wide.right_key(categorical, within)
@@ -127,7 +130,7 @@ class FactorizedWidePart(FactorizedLinear):
         return torch.where(takes_left, left, right)
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         logits = super().pair_logits(users, items)
         if len(self._between):
             logits = logits + self._wide.product_sum(users[1].unsqueeze(1) + items[1], self._between)
@@ -135,7 +138,7 @@ class FactorizedWidePart(FactorizedLinear):
 
 
 class WideAndDeep(ClickModel):
-    """The linear part, and an MLP over all embeddings and the dense features."""
+    """The sum of a linear part and an MLP over all embeddings and the dense features."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         super().__init__()
@@ -147,32 +150,33 @@ class WideAndDeep(ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """[(B, C, 1), (B, C, E)], weights of the wide part and vectors of categorical (B, W) int64."""
+        """Returns wide weights (B, C, 1) and vectors (B, C, E) of `categorical` (B, W) int64."""
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`, without products of features."""
+        """Returns the logits (B,) without products, from `dense` (B, D) and the result of `embed`."""
         *wide_weights, embedded = vectors
         return self.wide.forward_dense(dense, wide_weights) + self._deep_logits(dense, embedded)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64, with the products of features."""
+        """Returns the logits, shape (B,), with products, from `dense` (B, D) and `categorical` (B, W)."""
         return self.wide(dense, categorical) + self._deep_logits(dense, self.embedding(categorical))
 
     def _deep_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """(B,) of dense (B, D) and vectors (B, C, E)."""
+        """Returns the MLP's logits, shape (B,), from `dense` (B, D) and `vectors` (B, C, E)."""
         columns = torch.cat([vectors.flatten(1), dense], dim=1)  # (B, C * E + D)
         return in_float32(self.logit, self.deep(columns)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWideAndDeep:
-        """The wide part is float32 whatever `dtype` is."""
+        """Returns the factorization. The wide part is always float32."""
         return FactorizedWideAndDeep(self, sides, dtype)
 
 
 class FactorizedWideAndDeep:
     """The factorization of Wide & Deep.
 
-    Parts: those of the wide part, and (R, H) the side's share of the MLP's first layer.
+    The part of a side has the tensors of the wide part, and (R, H), the side's share of the MLP's first
+        layer.
     """
 
     def __init__(self, model: WideAndDeep, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -184,17 +188,17 @@ class FactorizedWideAndDeep:
         self._deep = FactorizedMLP(model.deep, model.logit, self._columns, dtype)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """As `Factorization.side_part`."""
+        """See `Factorization.side_part`."""
         columns = torch.cat([self._model.embedding(categorical).flatten(1), dense], dim=1)
         share = self._deep.share(side, columns[:, self._columns[side]])
         return *self._wide.side_part(side, dense, categorical), share
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         wide = self._wide.pair_logits(users[:2], items[:2])
         return wide + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> WideAndDeep:
-    """The model of a configuration."""
+    """Builds the model from its settings."""
     return WideAndDeep(settings, inputs)

@@ -1,1 +1,1 @@
-"""Updates of dense parameters and of table rows by gradients that are summed over ranks."""
+"""Optimizers: update dense parameters and table rows with gradients that are summed over ranks."""

@@ -1,8 +1,8 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on one flat buffer.
 
-The dense gradients arrive as one buffer, summed over ranks, so the moments have the same layout. The update
-is torch's fused kernel, one pass over memory. It is called directly, because torch.optim would import torch's
-compiler, which takes each rank seconds.
+The dense gradients are one buffer, summed over ranks, and the moments have the same layout. The update uses
+torch's fused kernel, which needs one pass over memory. The kernel is called directly, because torch.optim
+would import torch's compiler, which takes seconds on each rank.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ class Adam:
     """First and second moments of all dense parameters, in the parameters' order.
 
     Args:
-        parameters: what is updated; float32, on one device, on which they stay.
+        parameters: the parameters to update. They must be float32, and all must stay on the same device.
     """
 
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        # Views: an update of a view updates the parameter.
+        # These are views: updating a view updates the parameter.
         self._flat = [parameter.detach().view(-1) for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         device = parameters[0].device if parameters else torch.device("cpu")
         self.mean = torch.zeros(sum(self._sizes), device=device)
         self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
-        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel takes float32
+        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel needs float32
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
-        """Updates the parameters by their gradients (size,), laid out in their order."""
+        """Updates the parameters. `gradient` (size,) has their gradients, one parameter after the other."""
         self.steps += 1
         if not self._flat:
             return

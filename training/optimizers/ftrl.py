@@ -5,8 +5,9 @@ For each coordinate, with the gradient g of a batch's mean loss in place of the 
     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 
-A coordinate whose gradient is 0 keeps z, n and w, so a table needs updates of the looked-up rows only. The
-rate of each coordinate falls with its gradients: the learning rate schedule does not apply to it.
+If the gradient of a coordinate is 0, its z, n and w do not change, so only the looked-up rows of a table need
+updates. The learning rate of each coordinate decreases with its gradients, so the learning rate schedule is
+not applied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class FtrlRows:
     """FTRL for the looked-up rows of a table. The table must start at zero, as z does.
 
     Attributes:
-        z, n: (rows, E) each.
+        z, n: the state, (rows, E) each.
     """
 
     def __init__(self, table: StackedEmbedding, settings: FtrlSettings) -> None:
@@ -36,7 +37,7 @@ class FtrlRows:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient) -> None:
-        """Updates the rows of a gradient."""
+        """Updates the rows that have a gradient."""
         rows, weight = gradient.rows, self.table.weight
         updated = _step(weight[rows], self.z[rows], self.n[rows], gradient.values, self.settings)
         for whole, part in zip((weight, self.z, self.n), updated, strict=True):
@@ -44,7 +45,10 @@ class FtrlRows:
 
 
 class FtrlDense:
-    """FTRL for dense parameters that start at zero; z and n (size,) are laid out in the parameters' order."""
+    """FTRL for dense parameters that start at zero.
+
+    The state z and n, (size,) each, has the values of one parameter after the other.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: FtrlSettings) -> None:
         self._parameters = list(parameters)
@@ -54,7 +58,7 @@ class FtrlDense:
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """Updates the parameters by their gradients (size,), laid out in their order."""
+        """Updates the parameters. `gradient` (size,) has their gradients, one parameter after the other."""
         weight = torch.cat([parameter.flatten() for parameter in self._parameters])
         weight, self.z[:], self.n[:] = _step(weight, self.z, self.n, gradient, self.settings)
         parts = weight.split([parameter.numel() for parameter in self._parameters])
@@ -65,7 +69,7 @@ class FtrlDense:
 def _step(
     weight: Tensor, z: Tensor, n: Tensor, gradient: Tensor, settings: FtrlSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(weight, z, n) after a step; all tensors have the same shape."""
+    """Returns (weight, z, n) after a step. All tensors have the same shape."""
     new_n = n + gradient.square()
     sigma = (new_n.sqrt() - n.sqrt()) / settings.learning_rate
     new_z = z + gradient - sigma * weight

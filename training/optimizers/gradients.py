@@ -1,4 +1,4 @@
-"""Loss scaling against fp16's underflow, and clipping: the steps between the backward pass and the update."""
+"""Loss scaling for fp16 and gradient clipping, applied between the backward pass and the update."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class LossScale:
 
     The loss is multiplied by a power of two before the backward pass, so that small gradients do not
     underflow in fp16. Afterwards the gradients are divided by it. A step whose gradients overflow is skipped
-    and halves the scale. After `growth_steps` steps without overflow the scale doubles. At a scale of 1 no
-    step is skipped: a smaller scale would not help, and the training ends on its infinite loss.
+    and halves the scale. After `growth_steps` steps without overflow the scale doubles. At a scale of 1, no
+    step is skipped, because a smaller scale would not help. The training then ends when its loss becomes
+    infinite.
 
     Args:
-        device: of the gradients.
-        active: whether the precision is fp16. Otherwise loss and gradients stay as they are and no step is
+        device: the device of the gradients.
+        active: whether the precision is fp16. If not, loss and gradients are not scaled, and no step is
             skipped.
     """
 
@@ -35,22 +36,22 @@ class LossScale:
 
     @property
     def scale(self) -> Tensor | None:
-        """The factor of the loss, a scalar; None if nothing is scaled."""
+        """Returns the factor of the loss, a scalar; None if nothing is scaled."""
         return self._scale if self._active else None
 
     def facts(self) -> dict[str, float]:
-        """`loss_scale`, and `skipped_steps` since the training began; empty if nothing is scaled."""
+        """Returns `loss_scale`, and `skipped_steps` since the training began; empty if nothing is scaled."""
         if not self._active:
             return {}
         return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
 
     def accepts(self, dense: Tensor, rows: Iterable[RowGradient], collectives: Collectives) -> bool:
-        """Whether to apply this step's gradients; equal on all ranks. Adapts the scale.
+        """Returns whether to apply this step's gradients, equal on all ranks, and adapts the scale.
 
         Args:
             dense: the dense gradients, summed over ranks.
-            rows: the gradients of rows, summed over ranks. Ranks may hold different rows.
-            collectives: of the ranks.
+            rows: the gradients of table rows, summed over ranks. Ranks may hold different rows.
+            collectives: the ranks' collectives.
         """
         if not self._active:
             return True
@@ -69,11 +70,14 @@ class LossScale:
         return True
 
     def unscaled(self, gradient: Tensor) -> Tensor:
-        """The gradient of the loss, from that of the scaled loss. Division by a power of two is exact."""
+        """Converts a gradient of the scaled loss to the gradient of the loss.
+
+        The division is exact, because the scale is a power of two.
+        """
         return gradient / self._scale if self._active else gradient
 
     def state(self) -> dict[str, Tensor]:
-        """`scaler.*`, not copied; empty if nothing is scaled."""
+        """Returns the tensors `scaler.*`, not copied; empty if nothing is scaled."""
         if not self._active:
             return {}
         return {
@@ -84,7 +88,7 @@ class LossScale:
 
 
 def clipped(gradient: Tensor, norm: float | None) -> Tensor:
-    """The gradient (P,), scaled down to the norm `norm` at most (Pascanu et al. 2013, algorithm 1)."""
+    """Scales a gradient (P,) down to at most the norm `norm` (Pascanu et al. 2013, algorithm 1)."""
     if norm is None:
         return gradient
     return gradient * (norm / gradient.norm().clamp_min(norm))

@@ -1,9 +1,9 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on the rows of a table that a batch looked up.
 
-The moments of other rows stay as they are, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
-these correct the moments' bias by the steps of the whole training. Then a row that is first looked up at a
-late step would at once move by (1 - decay) / √(1 - square_decay) = 3.2 times the rate. Here t counts the
-updates of the row:
+The moments of other rows do not change, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
+these correct the bias of the moments by the number of steps of the training. With that correction, a row that
+is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the learning
+rate in one step. Here, t counts the updates of the row instead:
 
     m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r]
     += 1 weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
@@ -19,7 +19,7 @@ from training.embeddings.table import StackedEmbedding
 
 
 class LazyAdam:
-    """Moments (rows, E) float32 and numbers of updates (rows,) int32 of this rank's matrix."""
+    """Holds the moments (rows, E) float32 and update counts (rows,) int32 of this rank's matrix."""
 
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
@@ -32,7 +32,7 @@ class LazyAdam:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient; `step` is the training's."""
+        """Updates the rows of a gradient. `step` is the step of the training."""
         rows, values = gradient.rows, gradient.values
         mean = self.mean.index_select(0, rows).lerp_(values, 1 - self.decay)
         square = self.square.index_select(0, rows).mul_(self.square_decay)
@@ -48,7 +48,7 @@ class LazyAdam:
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def state(self) -> dict[str, Tensor]:
-        """`lazy_adam.mean` and `.square` (rows, E), and `lazy_adam.updates` (rows,), of this rank's rows."""
+        """Returns `lazy_adam.mean` and `.square` (rows, E) and `lazy_adam.updates` (rows,), of this rank."""
         return {
             "lazy_adam.mean": self.mean,
             "lazy_adam.square": self.square,

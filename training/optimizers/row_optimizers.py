@@ -15,23 +15,23 @@ from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
 
 class RowOptimizer(Protocol):
-    """Updates the rows of a gradient and reads no others."""
+    """An optimizer that updates the rows of a gradient and does not read other rows."""
 
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """One update; `step` is the training's."""
+        """Does one update. `step` is the step of the training."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name that have an entry for each row of this rank's matrix; not copied."""
+        """Returns tensors by name, not copied. Each has one entry per row of this rank's matrix."""
         ...
 
 
 @runtime_checkable
 class LookupOptimizer(RowOptimizer, Protocol):
-    """A row optimizer that can leave the sum of equal rows to the update kernel."""
+    """A row optimizer that can use the update kernel, which also sums the gradients of equal rows."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """As `step`, for a table that uses kernels."""
+        """Does the same as `step`, for a table that uses Triton kernels."""
         ...
 
 
@@ -43,5 +43,5 @@ _KINDS: dict[str, Callable[[StackedEmbedding], RowOptimizer]] = {
 
 
 def row_optimizer(name: str, table: StackedEmbedding) -> RowOptimizer:
-    """A new optimizer for a table, by the name in `train.embeddings.optimizer`."""
+    """Creates an optimizer for a table, by the name in `train.embeddings.optimizer`."""
     return _KINDS[name](table)

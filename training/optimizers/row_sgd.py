@@ -17,14 +17,14 @@ class RowSgd:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient; `step` is the training's."""
+        """Updates the rows of a gradient. `step` is the step of the training."""
         self.table.add_to_rows(gradient.rows, gradient.values * -rate, step)
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """As `step`, by the update kernel."""
+        """Does the same as `step`, with the update kernel."""
         self.table.apply_lookup_gradient(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:
-        """Empty."""
+        """Returns an empty dictionary, because SGD has no state."""
         return {}

@@ -10,7 +10,7 @@ from training.embeddings.table import StackedEmbedding
 
 
 class RowWiseAdagrad:
-    """Adagrad with one accumulator a row, of mean squared gradients (Mudigere et al. 2022, arXiv:2104.05158).
+    """Adagrad with one accumulator per row (Mudigere et al. 2022, arXiv:2104.05158).
 
         accumulator[r] += mean(gradient[r]²);  weight[r] -= rate * gradient[r] / (√accumulator[r] + epsilon)
 
@@ -25,7 +25,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient; `step` is the training's."""
+        """Updates the rows of a gradient. `step` is the step of the training."""
         total = self.accumulator.index_select(0, gradient.rows) + gradient.values.square().mean(dim=1)
         self.accumulator.index_copy_(0, gradient.rows, total)
         scale = -rate / (total.sqrt() + self.epsilon)
@@ -33,9 +33,9 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """As `step`, by the update kernel."""
+        """Does the same as `step`, with the update kernel."""
         self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
 
     def state(self) -> dict[str, Tensor]:
-        """`adagrad` (rows,): an entry for each row of this rank's matrix."""
+        """Returns `adagrad` (rows,), which has one entry per row of this rank's matrix."""
         return {"adagrad": self.accumulator}

@@ -1,4 +1,4 @@
-"""The assignment of parameters to optimizers, and one update of all parameters.
+"""Assigns parameters to optimizers, and updates all parameters in a step.
 
 Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
 linear parts that the configuration assigns to it.
@@ -25,7 +25,7 @@ class Updates:
     """The optimizers of a model, and their state.
 
     Attributes:
-        steps: updates so far, a scalar; it is part of the state.
+        steps: number of updates so far, a scalar. It is part of the state.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -61,22 +61,22 @@ class Updates:
 
     @property
     def steps(self) -> Tensor:
-        """Updates so far, a scalar."""
+        """Number of updates so far, a scalar."""
         return self._adam.steps
 
     def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """(P + 1,) the gradients of all dense parameters, in the order that `apply` expects, and the loss.
+        """Returns (P + 1,): the gradients of all dense parameters, in `apply`'s order, and then the loss.
 
-        Clears the gradients. The next call writes to the same memory.
+        Clears the gradients. The next call overwrites the returned tensor.
         """
         torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
         return self._gradient
 
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
-        """The gradients of this rank's rows, by table, summed over ranks; clears them.
+        """Returns and clears the gradients of this rank's rows, by table, summed over ranks.
 
-        A table gives a LookupGradient if its optimizer uses the update kernel and nothing is summed over
-        ranks.
+        The gradient of a table is a LookupGradient if its optimizer uses the update kernel and nothing has to
+        be summed over ranks.
         """
         return {name: self._take_row_gradient(name, collectives) for name in self._tables}
 
@@ -89,12 +89,12 @@ class Updates:
         return table.take_gradient(collectives)
 
     def apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates every parameter by its gradient, summed over ranks.
+        """Updates every parameter with its gradient, summed over ranks.
 
         Args:
-            dense: as `take_dense_gradient`, without the loss.
-            rows: as `take_row_gradients`.
-            rate_factor: multiplies the configured learning rates. It does not apply to FTRL.
+            dense: the result of `take_dense_gradient`, without the loss.
+            rows: the result of `take_row_gradients`.
+            rate_factor: a factor of the configured learning rates. It does not apply to FTRL.
         """
         adam_gradient, *ftrl_gradients = dense.split(self._sizes)
         self._adam.step(adam_gradient, self._train.learning_rate * rate_factor)
@@ -113,7 +113,7 @@ class Updates:
             self._row_optimizers[name].step(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and accumulators by name, not copied.
+        """Returns moments and accumulators by name, not copied.
 
         The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and
         `ftrl.n.…`.
@@ -134,7 +134,7 @@ class Updates:
         }
 
     def row_state(self) -> dict[str, str]:
-        """The names in `state` that have one entry for each row of a table, and that table."""
+        """Returns, for each tensor of `state` with one entry per table row, the name of the table."""
         by_row = {
             f"{kind}.{name}": name
             for name, optimizer in self._row_optimizers.items()
@@ -144,6 +144,6 @@ class Updates:
 
 
 def _take_gradient(parameter: nn.Parameter) -> Tensor:
-    """A parameter's gradient, flat; zeros if the loss did not depend on it. Clears it."""
+    """Returns and clears a parameter's gradient, flat; zeros if the loss did not depend on the parameter."""
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten()

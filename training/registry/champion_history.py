@@ -1,11 +1,12 @@
-"""Which model is champion on a date, computed from the gate's decisions and from overrides.
+"""Computes which model is champion on a date, from the gate's decisions and from overrides.
 
     models/<name>/promotions/dt=….json       the gate's decision of a run date
     models/<name>/interventions/dt=….json    the overrides of a run date: rollbacks, pins, releases
 
-The champion of a date does not depend on files of later dates, so a rerun or a backfill sees what the first
-run saw. An override takes effect when the run of its date begins, before anything is trained. A promotion
-takes effect when the run of its date ends.
+The champion is the model in production. The gate decides whether a newly trained model replaces it. The
+champion of a date does not depend on files of later dates, so a rerun or a backfill gets the same champion as
+the first run. An override takes effect when the run of its date begins, before training. A promotion takes
+effect when the run of its date ends.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class Override:
 
     Attributes:
         run_date: the date on which it takes effect.
-        action: `rollback` removes the versions in `withdrawn`, so that `champion` serves again. `pin` makes
-            `champion` serve whatever the gate decides. `release` ends a pin.
-        champion: the version that serves after it.
+        action: `rollback` withdraws the versions in `withdrawn`, so that `champion` serves again. `pin` makes
+            `champion` serve until the pin is released, even if the gate promotes another model. `release`
+            ends a pin.
+        champion: the version that serves after the override.
         by: the person who decided.
         why: the reason.
         at: time of the decision in UTC.
-        withdrawn: versions that no longer serve and that no training starts from.
+        withdrawn: versions that may no longer serve. No training starts from them.
     """
 
     run_date: str
@@ -55,8 +57,8 @@ class ChampionState:
     """The champion of a run date and the decisions behind it.
 
     Attributes:
-        champions: (run date, version) of the promotions, pins and releases of versions that are not
-            withdrawn, in order.
+        champions: (run date, version) of all promotions, pins and releases, in order, without withdrawn
+            versions.
         pinned: the pin in force; None if there is none.
         withdrawn: version -> the rollback that withdrew it.
     """
@@ -74,10 +76,13 @@ class ChampionState:
 
 
 def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> ChampionState:
-    """The state at the end of a run; with `before`, at its beginning: without the decision of its gate."""
+    """Returns the state at the end of the run of a date.
+
+    With `before`, it is the state at the beginning of the run, without the decision of that run's gate.
+    """
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
-    # (run date, place within the date, version): on one date overrides come before the gate's decision.
+    # (run date, order within the date, version): on the same date, overrides come before the gate's decision.
     champions: list[tuple[str, int, str]] = []
     for override in read_overrides(lake, name, run_date):
         if override.action == "rollback":
@@ -99,7 +104,7 @@ def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool =
 
 
 def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """(run date, the gate's decision) up to a date, in ascending order."""
+    """Returns (run date, the gate's decision) up to a date, in ascending order."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
     paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
     return [
@@ -108,7 +113,7 @@ def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping
 
 
 def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
-    """The overrides up to a date, in the order in which they were recorded."""
+    """Returns the overrides up to a date, in the order in which they were recorded."""
     overrides = []
     for date in dates_of(lake, name, OVERRIDES):
         if date <= until:
@@ -120,7 +125,7 @@ def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
 
 
 def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Override]) -> None:
-    """Replaces the overrides of one run date in one step."""
+    """Atomically replaces the manual champion decisions (overrides) of one run date."""
     values = {"run_date": run_date, "interventions": [asdict(override) for override in overrides]}
     file_io.replace_json(
         dated_path(lake, name, OVERRIDES, run_date), format_versions.INTERVENTION.stamp(values)
@@ -128,11 +133,11 @@ def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Ov
 
 
 def dates_of(lake: Lake, name: str, kind: str) -> list[str]:
-    """The run dates that have a file in the folder `kind`, in ascending order."""
+    """Returns the run dates that have a file in the folder `kind`, in ascending order."""
     files = file_io.list_files(f"{lake.models(name)}/{kind}")
     return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
 def dated_path(lake: Lake, name: str, kind: str, run_date: str) -> str:
-    """The file of a run date in the folder `kind`."""
+    """Returns the path of a run date's file in the folder `kind`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

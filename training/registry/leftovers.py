@@ -1,7 +1,7 @@
 """Deletes old files that attempts at a training left behind.
 
-A file that no model.json lists belongs to an attempt that was killed, that came second, or that is still
-running. Files on disk do not show which of these it is, so the file's age decides.
+If no model.json lists a file, the file belongs to an attempt that was killed, that ended second, or that is
+still running. The files on disk do not show which case it is, so only old files are deleted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
 def delete_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
     """Deletes unused files in the folders of models and of their checkpoints; returns the number of files.
 
-    A folder without model.json is left alone, because an attempt may still be writing there.
+    Folders without model.json are skipped, because an attempt may still be writing to them.
 
     Args:
         lake: the lake.
-        name: of the models.
-        grace_hours: younger files stay. Must be longer than writing a model takes.
+        name: the name of the models.
+        grace_hours: only files older than this are deleted. It must be longer than it takes to write a model.
     """
     limit = time.time() - grace_hours * 3600
     deleted = 0
@@ -50,18 +50,18 @@ def delete_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
 
 
 def is_older(info: fs.FileInfo, limit: float) -> bool:
-    """Whether a file was last changed before a time, in seconds since 1970."""
+    """Returns whether a file was last changed before `limit`, in seconds since 1970."""
     return info.mtime is not None and info.mtime.timestamp() < limit
 
 
 def _unlisted_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
-    """Old files in models' folders that no model.json lists."""
+    """Yields old files in model folders that no model.json lists."""
     attempts: dict[str, list[fs.FileInfo]] = {}
     for info in file_io.list_files(lake.models(name), recursive=True):
         if _TENSORS.fullmatch(info.base_name) or _SCRATCH.fullmatch(info.base_name):
             attempts.setdefault(info.path.split("/")[-2], []).append(info)
     for version, infos in attempts.items():
-        # If all files are of one attempt, they are the model's; its model.json need not be read.
+        # If all files are from the same attempt, they belong to the model, and model.json need not be read.
         if len({info.base_name.rsplit("-", 1)[-1] for info in infos}) < 2:
             continue
         folder = f"{lake.models(name)}/{version}"
@@ -84,7 +84,7 @@ def _old_checkpoint_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
 
 
 def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
-    """The checkpoint folders of trainings that are complete."""
+    """Returns the checkpoint folders of complete trainings."""
     root = lake.checkpoints("")
     versions = [info.base_name for info in file_io.list_files(root) if not info.is_file]
     return [
@@ -94,5 +94,5 @@ def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
 
 def _remove_empty_folders(lake: Lake, name: str) -> None:
     for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
-        with suppress(OSError):  # it still holds files
+        with suppress(OSError):  # the folder still has files
             Path(file_io.filesystem(folder)[1]).rmdir()

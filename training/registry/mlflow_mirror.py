@@ -1,15 +1,16 @@
-"""Mirrors trainings and aliases to MLflow: to the server of MLFLOW_TRACKING_URI, or to a local store.
+"""Copies trainings and aliases to MLflow: to the server in MLFLOW_TRACKING_URI, or to a local store.
 
-The local store is a SQLite file in a lake on a local disk. A lake on an object store has none, and nothing
-is mirrored without a server.
+The local store is a SQLite file in the lake, if the lake is on a local disk. If the lake is on an object
+store and there is no server, nothing is copied.
 
-The lake's JSON files decide. An error here is logged and does not fail a training. Importing MLflow and
-opening its store takes seconds, so jobs call `prepare`, which does both in a thread.
+The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
+training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a
+thread.
 
-A training is one MLflow run and one version of the registered model, however often it is mirrored. Both have
-the tag `nightrank.version`. The tag `nightrank.source` is the URI of the model's folder. The version's
-source is the same URI if MLflow accepts it; a server refuses local paths, because it would read them on its
-own disk.
+A training becomes one MLflow run and one version of the registered model, even if it is copied several times.
+Both have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the model's folder. The source
+of the MLflow version is the same URI if MLflow accepts it. An MLflow server refuses local paths, because it
+would read them on its own disk.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.tracking")
 
 _VERSION_TAG, _SOURCE_TAG = "nightrank.version", "nightrank.source"
-_METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # MLflow's limits for log_batch
+_METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # limits of MLflow's log_batch
 _PARAM_LENGTH = 500
 _import_lock = threading.Lock()
 
@@ -56,7 +57,7 @@ def _never_fails(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def prepare(lake: Lake) -> None:
-    """Starts to import MLflow and to create the store's tables in a thread; later calls wait for it."""
+    """Imports MLflow and creates the store's tables in a thread. Later calls wait for this thread."""
     if _uri(lake) is not None:
         threading.Thread(target=_prepare, args=(lake,), name="mlflow", daemon=True).start()
 
@@ -70,12 +71,12 @@ def _prepare(lake: Lake) -> None:
 def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Writes a trained model as an MLflow run and as a registered version with the alias `challenger`.
 
-    What exists is not written again, and what a killed job left unfinished is completed.
+    Existing entries are not written again. If a killed job left entries incomplete, they are completed.
 
     Args:
         lake: the lake of the model.
         description: the model's model.json.
-        params: nested configuration; names are joined by dots.
+        params: the nested configuration. Nested names are joined with dots.
     """
     if (client := _open(lake)) is None:
         return
@@ -88,7 +89,7 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
 
 @_never_fails
 def set_aliases(lake: Lake, name: str, versions: Mapping[str, str]) -> None:
-    """Points aliases (`champion`, `challenger`) of a registered model at versions."""
+    """Sets the aliases (`champion`, `challenger`) of a registered model to the given versions."""
     if (client := _open(lake)) is None:
         return
     for alias, version in versions.items():
@@ -100,7 +101,7 @@ def _uri(lake: Lake) -> str | None:
 
 
 def _source(lake: Lake, name: str, version: str) -> str:
-    """The URI of a model's folder, in a scheme that MLflow reads."""
+    """Returns the URI of a model's folder, in a scheme that MLflow can read."""
     path = f"{lake.models(name)}/{version}"
     if file_io.is_local(path):
         return Path(file_io.filesystem(path)[1]).as_uri()
@@ -108,7 +109,10 @@ def _source(lake: Lake, name: str, version: str) -> str:
 
 
 def _open(lake: Lake) -> MlflowClient | None:
-    """A client of the server of MLFLOW_TRACKING_URI, else of the lake's local store; None without either."""
+    """Returns a client of the server in MLFLOW_TRACKING_URI, or else of the lake's local store.
+
+    Returns None if there is neither.
+    """
     uri = _uri(lake)
     if uri is None:
         log.info(
@@ -129,7 +133,7 @@ def _open(lake: Lake) -> MlflowClient | None:
 def _logged_run(
     client: MlflowClient, description: Mapping[str, Any], params: Mapping[str, Any], source: str
 ) -> str:
-    """The id of the one run of a training, with its tags, parameters and metrics."""
+    """Logs a training as one run with tags, parameters and metrics, and returns the id of the run."""
     from mlflow.entities import Param, RunTag
 
     run = _run_of(client, description, source)
@@ -152,7 +156,10 @@ def _logged_run(
 
 
 def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -> Run:
-    """The run of a training, created if missing. If two jobs create one at once, both use the older run."""
+    """Returns the run of a training, and creates it if it is missing.
+
+    If two jobs create a run at the same time, both use the older one.
+    """
     from mlflow.exceptions import MlflowException
 
     name, version = description["name"], description["version"]
@@ -194,12 +201,12 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
-        log.info("MLflow does not accept %s as a source; the tag %s holds it", source, _SOURCE_TAG)
+        log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, _SOURCE_TAG)
         client.create_model_version(name, source=f"runs:/{run_id}/model", run_id=run_id, tags=tags)
 
 
 def _metrics(description: Mapping[str, Any]) -> list[Any]:
-    """The history by step, and the final metrics of the model and its baselines (`test.auc`, …)."""
+    """Returns the history by step, and the final metrics of the model and its baselines (`test.auc`, …)."""
     from mlflow.entities import Metric
 
     at_ms = _time_ms(description)
@@ -228,14 +235,17 @@ def _metrics(description: Mapping[str, Any]) -> list[Any]:
 
 
 def _time_ms(description: Mapping[str, Any]) -> int:
-    """The time of the training: metrics that are logged again do not become second points of a curve."""
+    """Returns the time of the training.
+
+    It is fixed, so that metrics that are logged again do not add second points to a curve.
+    """
     created_at = description.get("created_at")
     time = datetime.fromisoformat(created_at) if created_at else datetime.now(UTC)
     return int(time.timestamp() * 1000)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of nested mappings."""
+    """Yields (dotted name, value) for each value of nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -244,7 +254,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _registered(client: MlflowClient, name: str, version: str) -> str | None:
-    """MLflow's number of a model version; None if it is not registered."""
+    """Returns MLflow's number of a model version; None if the version is not registered."""
     matches = client.search_model_versions(f"name='{name}' and tags.`{_VERSION_TAG}`='{version}'")
     return matches[0].version if matches else None
 

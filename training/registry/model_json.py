@@ -1,4 +1,4 @@
-"""`model.json` describes a model: its training, metrics and files. Without it there is no model."""
+"""`model.json` describes a model: its training, metrics and files. A folder without it is not a model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ MODEL_JSON = "model.json"
 
 
 def is_described(path: str) -> bool:
-    """Whether a model's folder has a model.json. The other files are not examined."""
+    """Returns whether a folder has a model.json. The other files are not checked."""
     return file_io.exists(f"{path}/{MODEL_JSON}")
 
 
 def is_complete(path: str, *, checksums: bool = False) -> bool:
-    """Whether a folder holds a whole model: a model.json, and all files it lists with the lengths it states.
+    """Returns whether a folder has a complete model: model.json and all listed files with the listed lengths.
 
-    Otherwise a model with a model.json is damaged; a warning says how.
+    If there is a model.json but files are missing or differ, the model is damaged, and a warning gives the
+    reason.
 
     Args:
         path: the model's folder.
-        checksums: compare the files' checksums too, which reads the files to their ends.
+        checksums: compare the checksums of the files too. This reads all files completely.
     """
     if not is_described(path):
         return False
@@ -38,17 +39,17 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 
 
 def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:
-    """Lengths and checksums of the tensor files of a model.json; models of early versions list none."""
+    """Returns the lengths and checksums of a model's tensor files; none for models of early versions."""
     return [FileEntry(**entry) for entry in description.get("files", ())]
 
 
 def names_of(description: Mapping[str, Any]) -> set[str]:
-    """The names of the tensor files of a model.json."""
+    """Returns the names of the tensor files that a model.json lists."""
     return {*description.get("weights", ()), *description.get("optimizer", ())}
 
 
 def _damage(path: str, checksums: bool) -> str | None:
-    """What is wrong with a model that has a model.json; None if nothing is."""
+    """Describes the damage of a model that has a model.json; None if it is intact."""
     try:
         description = read_description(path)
         entries, names = entries_of(description), names_of(description)
@@ -65,7 +66,7 @@ def _damage(path: str, checksums: bool) -> str | None:
 
 
 def read_description(path: str) -> dict[str, Any]:
-    """The model.json of a model's folder.
+    """Reads the model.json of a model's folder.
 
     Raises:
         DataError: the folder has no model.json, or a newer release wrote it.
@@ -75,5 +76,5 @@ def read_description(path: str) -> dict[str, Any]:
         return format_versions.MODEL.check(file_io.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} holds no whole model ({MODEL_JSON} is missing)", "run train_model first"
+            f"{path} has no complete model ({MODEL_JSON} is missing)", "run train_model first"
         ) from error

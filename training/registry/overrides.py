@@ -1,4 +1,7 @@
-"""Overrides of the champion: rollback, pin, release. Each is a dated record; a repeated one has no effect."""
+"""Overrides of the champion: rollback, pin, release.
+
+Each override is stored as a dated record. Repeating an override has no effect.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class OverrideRequest:
         run_date: the date on which it takes effect.
         by: the person who requests it.
         why: the reason; must not be blank.
-        version: the version to roll back to, or to pin; its first letters are enough.
+        version: the version to roll back to, or to pin. Its first characters are enough.
     """
 
     run_date: str
@@ -38,16 +41,16 @@ class OverrideRequest:
 
 
 def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
-    """Withdraws the champion and every champion since `version` was one, so that `version` serves again.
+    """Withdraws all champions since `version`, so that `version` serves again.
 
-    Without a version, the champion before the present one serves again.
+    If the request names no version, the previous champion serves again.
 
     Returns:
-        The record; None if nothing changes. That is so if `version` serves already, or if the run date has a
-        rollback already and the request names no version.
+        The record; None if nothing changes. Nothing changes if `version` already serves, or if the request
+        names no version and the run date already has a rollback.
 
     Raises:
-        DataError: there is no champion to go back to, or `version` has not been one.
+        DataError: there is no earlier champion, or `version` has never been champion.
     """
     state = champion_state_as_of(lake, name, request.run_date)
     current = state.champion
@@ -63,7 +66,7 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
         target = next((version for version in reversed(served) if version != current), None)
         if target is None:
             raise DataError(
-                f"champion {current} is the first of {name} that still counts: there is none to go back to",
+                f"champion {current} is the first champion of {name} in force: there is no earlier one",
                 "train another one (train_model, evaluate_model), or pin a version with --pin",
             )
     else:
@@ -78,15 +81,15 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
 def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
     """Makes a version champion until the pin is released, whatever the gate decides.
 
-    A version that was withdrawn counts again.
+    If the version was withdrawn, this ends the withdrawal.
 
     Returns:
-        The record; None if the version is pinned already.
+        The record; None if the version is already pinned.
 
     Raises:
-        DataError: there is no such version.
+        DataError: the version does not exist.
     """
-    target = _full_version(request.version or "", _complete_versions(lake, name), "whole models")
+    target = _full_version(request.version or "", _complete_versions(lake, name), "complete models")
     pinned = champion_state_as_of(lake, name, request.run_date).pinned
     if pinned is not None and pinned.champion == target:
         return None
@@ -94,7 +97,10 @@ def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
 
 
 def release(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
-    """Ends a pin: its version serves until a challenger is promoted. None if nothing is pinned."""
+    """Ends a pin. Returns the record, or None if nothing is pinned.
+
+    The pinned version serves until a challenger is promoted.
+    """
     pinned = champion_state_as_of(lake, name, request.run_date).pinned
     return None if pinned is None else _record(lake, name, request, "release", pinned.champion)
 
@@ -109,7 +115,7 @@ def _record(
 ) -> Override:
     """Adds an override to its run date, and updates the aliases of the tracking server."""
     if not request.why.strip():
-        raise ConfigError(f"a {action} needs a reason", "say it with --why, for those who read the history")
+        raise ConfigError(f"a {action} needs a reason", "give it with --why, for people who read the history")
     override = Override(
         request.run_date, action, champion, request.by, request.why, file_io.utc_now(), withdrawn
     )
@@ -129,7 +135,7 @@ def _complete_versions(lake: Lake, name: str) -> list[str]:
 
 
 def _full_version(prefix: str, candidates: list[str], what: str) -> str:
-    """The one candidate that equals the prefix or starts with it; `what` names the candidates in errors."""
+    """Returns the only candidate that starts with `prefix`; `what` names the candidates in errors."""
     long_enough = len(prefix) >= _MIN_PREFIX_LENGTH
     matches = sorted(
         {
@@ -144,6 +150,6 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
         problem = f"{prefix!r} may be any of {matches}" if matches else f"{prefix!r} is none of the {what}"
         listed = ", ".join(dict.fromkeys(candidates)) or "none"
         raise DataError(
-            problem, f"name one of them, or its first {_MIN_PREFIX_LENGTH} letters at least: {listed}"
+            problem, f"name one of these, or at least its first {_MIN_PREFIX_LENGTH} characters: {listed}"
         )
     return matches[0]

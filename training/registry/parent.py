@@ -1,8 +1,8 @@
-"""Which model a training starts from, and on which days it trains.
+"""Decides from which model a training starts, and on which days it trains.
 
-Embeddings overfit rows that they see a second time, and the model would get worse with every run. A
-warm-started training therefore runs only over the days of its train split that none of its ancestors trained
-on.
+If embeddings were trained on the same rows twice, they would overfit, and the model would get worse with
+every run. A warm-started training therefore uses only those days of its train split on which none of its
+ancestors was trained.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ log = logging.getLogger("nightrank.training")
 
 @dataclass(frozen=True)
 class Parent:
-    """A model to start from. `trained_days` are its train days and those of all its ancestors."""
+    """A model from which a training starts. `trained_days` are its train days and those of its ancestors."""
 
     version: str
     trained_days: frozenset[str]
 
 
 def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
-    """The champion before the run date, if this training starts from it; if not, the log says why.
+    """Returns the champion before the run date if this training can start from it, else None.
+
+    If it returns None, it logs the reason.
 
     Raises:
-        DataError: `train.retrain.start` is `warm`, and the training cannot start from the champion.
+        DataError: `train.retrain.start` is `warm`, but the training cannot start from the champion.
     """
     champion = versions.champion_as_of(lake, config.name, dataset.run_date, before=True)
     if champion is None:
-        log.info("training afresh: there is no champion before %s", dataset.run_date)
+        log.info("training starts from fresh weights: there is no champion before %s", dataset.run_date)
         return None
     description = read_description(versions.model_path(lake, config.name, champion))
     parent = Parent(champion, frozenset(description["trained_days"]))
@@ -52,7 +54,7 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
             "run build_features with workflow.mode=retrain, or set train.retrain.start=auto",
         )
     if reason:
-        log.info("training afresh and not from champion %s: %s", champion, reason)
+        log.info("training starts from fresh weights, not from champion %s: %s", champion, reason)
         return None
     log.info("starting from champion %s", champion)
     for day in skipped_days(config, parent, train_days(dataset)):
@@ -66,12 +68,11 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
 
 
 def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
-    """Why `train.retrain` demands a fresh training on newly fitted vocabularies; None if it does not.
+    """Returns why `train.retrain` requires a fresh training with newly fitted vocabularies, or None.
 
-    A pure function of the configuration and of runs before the run date, so build_features and train_model
-    agree, also in a rerun. The period begins with the last fresh training, promoted or not. If it was not
-    promoted, the next fresh training follows after the next period, and runs in between start from the
-    champion.
+    The result depends only on the configuration and on runs before the run date, so build_features and
+    train_model get the same result, also in a rerun. The period starts at the last fresh training, even if
+    that model was not promoted. In this case, the runs until the next fresh training start from the champion.
     """
     retrain = config.train.retrain
     if retrain.start == "fresh":
@@ -87,15 +88,15 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
 
 
 def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
-    """Whether the training of a run date had no parent."""
+    """Returns whether the training of a run date had no parent."""
     path = versions.model_path(lake, name, versions.challenger_of(lake, name, run_date))
     return is_described(path) and read_description(path)["parent"] is None
 
 
 def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], parent: Parent) -> str | None:
-    """Why a training cannot start from this champion; None if it can."""
+    """Returns why a training cannot start from this champion; None if it can."""
     configured = config.model.model_dump(mode="json")
-    # Settings that did not exist when the champion was trained have their defaults.
+    # Settings that did not exist when the champion was trained get their defaults.
     champions = ModelConfig(**description["model"]).model_dump(mode="json")
     if champions != configured:
         return f"its architecture is {champions}, the configuration's {configured}"
@@ -108,9 +109,9 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
 
 
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
-    """Days between the parent's last train day and the first of `days`, the train days of this training.
+    """Returns the days between the parent's last train day and the first of `days`, this training's days.
 
-    There are such days if the window moved by more days than it holds.
+    There are such days if the train window has moved by more days than its length.
     """
     if config.split.by != "day" or not parent.trained_days or not days:
         return []
@@ -119,10 +120,10 @@ def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
 
 
 def train_days(dataset: Dataset) -> list[str]:
-    """Names of a dataset's train days: see `day_name`."""
+    """Returns the names of a dataset's train days; see `day_name`."""
     return [day_name(member.dt, member.label) for member in dataset.splits.get("train", ())]
 
 
 def day_name(dt: str, label: str | None) -> str:
-    """The date of a partition, with the split's label if one partition is divided into splits."""
+    """Returns a partition's date, and the split's label if the partition is divided into splits."""
     return dt if label is None else f"{dt}/{label}"

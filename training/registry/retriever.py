@@ -1,11 +1,11 @@
-"""The retriever: a model that retrieves candidates, trained like the ranker on the same features.
+"""The retriever: a model that selects candidates. It is trained like the ranker, on the same features.
 
     models/<name>-retriever/<version>/            its files, as for every model
     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date
 
-It passes no gate. Its quality is the recall of the candidates, which measure_recommendations reports. The
-newest retriever of a workflow version serves. If the ranker is kept with an older workflow version, the
-retriever of that version serves.
+The gate does not check the retriever. Its quality is measured as the recall of the candidates, which
+measure_recommendations reports. The retriever in use is the newest one with the workflow version of the
+ranker. If the ranker keeps an older workflow version, the retriever of that version is used.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from training.registry.versions import RUNS, challenger_of, model_path
 
 
 def retriever_name(config: Config) -> str:
-    """The retriever's name in the registry."""
+    """Returns the retriever's name in the registry."""
     return f"{config.name}-retriever"
 
 
 def retriever_config(config: Config) -> Config:
-    """The configuration that trains the retriever: with its own name and model, and without baselines.
+    """Returns the configuration for training the retriever: its own name and model, and no baselines.
 
     Raises:
-        ConfigError: no source of `candidates` retrieves.
+        ConfigError: `candidates.sources` has no source `retrieval`.
     """
     source = config.candidates.retrieval
     if source is None:
         raise ConfigError(
-            "candidates.sources holds no source retrieval, so there is no retriever to train",
+            "candidates.sources has no source retrieval, so there is no retriever to train",
             "add {source: retrieval, n: 200, model: ../models/two_tower_small.yaml} to candidates.sources",
         )
     train = config.train.model_copy(update={"baselines": []})
@@ -40,10 +40,10 @@ def retriever_config(config: Config) -> Config:
 
 
 def retriever_as_of(lake: Lake, config: Config, run_date: str, workflow_version: str) -> str:
-    """The newest version trained for this run date or an earlier one on features of this workflow version.
+    """Returns the newest version for features of this workflow version, up to a run date.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such version.
     """
     name = retriever_name(config)
     for date in reversed(dates_of(lake, name, RUNS)):

@@ -5,8 +5,8 @@
     models/<name>/promotions/dt=….json       the gate's decision of a run date (champion_history.py)
     models/<name>/interventions/dt=….json    overrides that take effect on a run date (champion_history.py)
 
-The answer for a date does not depend on files of later dates, so a rerun or a backfill sees what the first
-run saw.
+The champion and the challenger of a date do not depend on files of later dates, so a rerun or a backfill gets
+the same result as the first run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from training.registry.champion_history import (
 )
 from training.registry.model_json import is_described, read_description
 
-# Settings of `train` that do not change the trained model. `retrain` decides about the parent, which is part
-# of the version.
+# Settings of `train` that do not change the trained model. `retrain` determines the parent, which is already
+# part of the version.
 _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "num_ranks": True,
     "elastic": True,
@@ -45,7 +45,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # as with `device`: another implementation of the same sums; `auto` depends on the node
+    "kernels": True,  # like `device`: another implementation of the same sums; `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
@@ -58,19 +58,19 @@ _CODE = ("conf", "storage", "metrics", "spark", "etl", "training")
 
 @dataclass(frozen=True)
 class ChampionDecision:
-    """The gate's decision of a run date, with its reasons; JSON values.
+    """The gate's decision for a run date, with its reasons. All values can be written as JSON.
 
     Attributes:
         challenger: the version that was evaluated.
-        champion_before: the champion when the run began; None for a first model.
+        champion_before: the champion when the run began; None if this is the first model.
         promoted: whether the challenger became champion.
         champion_after: the champion when the run ended.
-        reason: the decision in a sentence.
+        reason: one sentence that explains the decision.
         metrics: the main metrics of both models.
-        intervals: metric -> difference, low, high, confidence, replicates; empty for a first model.
+        intervals: metric -> difference, low, high, confidence, replicates; empty for the first model.
         checks: all checks of the gate, the worst first.
-        lineage: of the challenger: parent, data manifest, workflow, configuration and code, by version or
-            digest.
+        lineage: the challenger's parent, data manifest, workflow, configuration and code, each as a version
+            or digest.
     """
 
     challenger: str
@@ -85,20 +85,23 @@ class ChampionDecision:
 
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
-    """A version of 16 hex digits: a digest of configuration, data, code and parent, not of num_ranks."""
+    """Returns a version of 16 hex digits: a digest of configuration, data, code and parent.
+
+    It does not depend on the number of ranks.
+    """
     train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
 
 def code_version() -> str:
-    """Digest of the source files of all packages that influence a trained model; needs no git."""
+    """Returns a digest of the source files of all packages that influence a trained model."""
     root: Any = files("training")  # a Path, or a zipfile.Path if the packages were shipped as a zip
     sources = [source for name in _CODE for source in _sources(root.parent / name, name)]
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
-    """(path, digest) of every Python file below a folder."""
+    """Yields (path, digest) of every Python file below a folder."""
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _sources(entry, f"{name}/{entry.name}")
@@ -107,7 +110,7 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
 
 
 def model_path(lake: Lake, name: str, version: str) -> str:
-    """The folder of a model version."""
+    """Returns the folder of a model version."""
     return f"{lake.models(name)}/{version}"
 
 
@@ -118,7 +121,7 @@ def record_run(lake: Lake, name: str, run_date: str, version: str) -> None:
 
 
 def challenger_of(lake: Lake, name: str, run_date: str) -> str:
-    """The version that train_model trained for a run date.
+    """Returns the version that train_model trained for a run date.
 
     Raises:
         DataError: train_model has not run for that date.
@@ -133,12 +136,12 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
 
 
 def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """The champion at the end of a run; with `before`, at its beginning. None if there is none."""
+    """Returns the champion at the end of a run, or with `before` at its start; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 
 def reason_against_promotion(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
-    """Why overrides forbid to promote a version; None if they allow it."""
+    """Returns why overrides forbid the promotion of a version; None if they allow it."""
     if state.pinned is not None and state.pinned.champion != version:
         return f"champion {state.pinned.champion} is pinned ({state.pinned})"
     for ancestor in _lineage(lake, name, version):
@@ -149,7 +152,7 @@ def reason_against_promotion(lake: Lake, name: str, version: str, state: Champio
 
 
 def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
-    """A version and its ancestors by warm start, newest first."""
+    """Yields a version and its ancestors (the models from which trainings started), newest first."""
     current: str | None = version
     while current is not None:
         yield current
@@ -158,7 +161,7 @@ def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
 
 
 def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDecision) -> None:
-    """Writes the gate's decision of a run date, and updates the aliases of the tracking server."""
+    """Writes the gate's decision for a run date, and updates the aliases in MLflow."""
     values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision)})
     file_io.replace_json(dated_path(lake, name, PROMOTIONS, run_date), values)
     newest = dates_of(lake, name, PROMOTIONS)[-1]
@@ -166,7 +169,7 @@ def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDeci
 
 
 def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
-    """Sets the tracking server's alias of the newest champion, and that of a challenger if there is one."""
+    """Sets the alias of the newest champion in MLflow, and that of the challenger, if there is one."""
     newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, OVERRIDES)))
     aliases = {"champion": champion_as_of(lake, name, newest), "challenger": challenger}
     mlflow_mirror.set_aliases(lake, name, {alias: version for alias, version in aliases.items() if version})

@@ -1,4 +1,4 @@
-"""Lengths and checksums of the files of models and checkpoints. Imports no torch."""
+"""Lengths and checksums of model and checkpoint files. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FileEntry:
 
 
 def damage(folder: str, entry: FileEntry) -> str | None:
-    """What is wrong with a file, compared with its entry; None if nothing is. Reads the file to its end."""
+    """Describes how a file differs from its entry; None if it does not. Reads the complete file."""
     path = f"{folder}/{entry.name}"
     files, inner = file_io.filesystem(path)
     length, crc = 0, 0

@@ -1,13 +1,15 @@
-"""The settings of the architectures, in modules that do not import torch: every job checks them first.
+"""The settings of the architectures, in modules that do not import torch.
 
-`training/settings/<name>.py` belongs to `training/models/<name>.py`. It has
+Every job checks these settings first, also jobs that do not need torch.
+
+`training/settings/<name>.py` has the settings of `training/models/<name>.py`. It contains
 
     class Settings(Strict)                                  every key of its YAML besides those of ModelConfig
     check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit
     the features
 
-`architectures.py` lists these modules. An architecture may also have its Settings in its own module, without
-a file in this folder. The check then imports torch.
+`architectures.py` lists these modules. An architecture may also define its Settings in its own module in
+training/models, without a file in this folder. In this case, the check imports torch.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from training.settings.field_types import Features
 __all__ = ["Features", "check_model", "complete", "known_architectures", "read_settings"]
 
 _MODELS = "training.models"
-# Modules of that folder that are no architectures.
+# Modules in training/models that are not architectures.
 _SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers"}
 
 
 def known_architectures() -> list[str]:
-    """The names of the architectures in training/models, listed without importing them."""
+    """Returns the names of the architectures in training/models, without importing them."""
     loaded = sys.modules.get(_MODELS)
     spec = find_spec(_MODELS)
     folders = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
@@ -41,16 +43,17 @@ def known_architectures() -> list[str]:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """The configuration with every setting of its architecture, defaults included.
+    """Returns the configuration with all settings of its architecture, including defaults.
 
     Raises:
-        ConfigError: there is no such architecture, a key is none of its settings, or a value breaks its rule.
+        ConfigError: the architecture does not exist, a key is not one of its settings, or a value is not
+            valid.
     """
     return ModelConfig.model_validate(read_settings(config).model_dump(mode="json"))
 
 
 def read_settings(config: ModelConfig) -> Strict:
-    """The typed settings of a model, an instance of its architecture's `Settings`; raises as `complete`."""
+    """Returns a model's settings as its architecture's `Settings`. Raises the same errors as `complete`."""
     architecture = config.architecture
     settings: type[Strict] = _module(architecture).Settings
     return read_section(
@@ -64,10 +67,10 @@ def read_settings(config: ModelConfig) -> Strict:
 
 
 def check_model(config: ModelConfig, features: Features) -> None:
-    """Checks a model against the names of its features, before there are features on disk.
+    """Checks a model's settings against the names of its features, before any features are on disk.
 
     Raises:
-        ConfigError: as `complete`, or settings and features do not fit together.
+        ConfigError: the errors of `complete`, or the settings do not fit the features.
     """
     settings = read_settings(config)
     require_lists(config.multi_hot, features.lists)
@@ -77,7 +80,7 @@ def check_model(config: ModelConfig, features: Features) -> None:
 
 
 def _module(architecture: str) -> ModuleType:
-    """The module that holds the architecture's settings."""
+    """Returns the module that contains the architecture's settings."""
     known = known_architectures()
     if architecture not in known:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The union of all model sections: one member an architecture, selected by the key `architecture`."""
+"""The union of all model sections: one member per architecture, selected by the key `architecture`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.settings import dcn_v2, deepfm, dlrm, logistic_regression, two_tow
 
 
 def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
-    """The type of a section or file `model` of an architecture: its settings and the keys of every model."""
+    """Returns the type of an architecture's section `model`: its settings and the keys of all models."""
     common: dict[str, Any] = {
         name: (field.annotation, field)
         for name, field in ModelConfig.model_fields.items()
@@ -40,7 +40,7 @@ _SETTINGS: Mapping[str, type[Strict]] = {
     "wide_and_deep": wide_and_deep.Settings,
 }
 
-# Architecture -> the type of its section, for all architectures whose settings have a file in this folder.
+# Architecture -> type of its section, for all architectures that have a settings file in this folder.
 MODEL_SECTIONS: Mapping[str, type[Strict]] = {
     name: model_section(name, settings) for name, settings in _SETTINGS.items()
 }

@@ -31,7 +31,7 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_bottom(settings: Settings, num_dense: int) -> None:
-    """Raises ConfigError unless the bottom MLP of dense features ends in embedding_dim."""
+    """Raises ConfigError unless the last width of the bottom MLP is embedding_dim."""
     bottom, dim = settings.bottom_mlp, settings.embedding_dim
     if num_dense and (not bottom or bottom[-1] != dim):
         raise ConfigError(

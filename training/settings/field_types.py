@@ -1,4 +1,4 @@
-"""Types of fields that several architectures have, and the features that settings are checked against."""
+"""Types of fields that several architectures use, and the features against which settings are checked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DropShare = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Features:
-    """The names of the features that a model gets.
+    """The names of a model's features.
 
     Attributes:
-        dense, ids, lists: numbers, single ids, lists of ids.
+        dense, ids, lists: features that are numbers, single ids, and lists of ids.
         pairs: features of scope `pair`, of any kind.
     """
 

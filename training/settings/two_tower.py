@@ -35,7 +35,7 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_sides(num_pairs: int) -> None:
-    """Raises ConfigError where features belong to neither tower."""
+    """Raises ConfigError if any features belong to neither tower."""
     if num_pairs:
         raise ConfigError(
             f"architecture two_tower has no place for features of scope pair; there are {num_pairs}",

@@ -51,12 +51,12 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless the products name features of one id."""
+    """Raises ConfigError unless all products are of features with one id."""
     require_known(settings.crosses, features.ids)
 
 
 def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
-    """Raises ConfigError where a product names something else than a feature of one id."""
+    """Raises ConfigError if a product names something that is not a feature with one id."""
     unknown = sorted({name for cross in crosses for name in (*cross.left, *cross.right)} - set(single))
     if unknown:
         raise ConfigError(

@@ -230,7 +230,7 @@ def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch
                 opened.wait()
         return str(caught.value)
 
-    assert all("does not find what ranks [1] wrote to" in message for message in on_ranks(2, body))
+    assert all("does not find the files that ranks [1] wrote to" in message for message in on_ranks(2, body))
 
 
 def test_leaving_after_an_error_completes_what_was_begun(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_other_tensors_is_an_error(tmp_path: Path) -> None:
     other = FakeTrainer(LAYOUTS["row-wise"], [9, 5, 17, 3])
     with (
         Checkpoints(str(tmp_path), LocalCollectives()) as opened,
-        pytest.raises(DataError, match="the checkpoint of step 10 is of another training"),
+        pytest.raises(DataError, match="the checkpoint of step 10 belongs to another training"),
     ):
         opened.restore(other)
     other = FakeTrainer(LAYOUTS["row-wise"], CARDINALITIES)

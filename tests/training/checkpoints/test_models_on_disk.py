@@ -136,7 +136,7 @@ def test_models_of_earlier_versions_are_read(tmp_path: Path) -> None:
     del description["optimizer"]
     (tmp_path / "model.json").write_text(json.dumps(description))
     assert same_weights(tmp_path, whole)
-    with pytest.raises(DataError, match="names no optimizer state"):
+    with pytest.raises(DataError, match="lists no optimizer state"):
         open_trained(str(tmp_path))
 
 

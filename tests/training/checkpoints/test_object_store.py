@@ -74,5 +74,5 @@ def test_models_are_written_read_and_started_from(bucket: str, tmp_path: Path) -
     warm_start(child, SPEC, *open_trained(path))
     assert all(bool((child.state()[name] == value).all()) for name, value in whole.state().items())
     file_io.delete_file(f"{path}/model.json")
-    with pytest.raises(DataError, match="holds no whole model"):
+    with pytest.raises(DataError, match="has no complete model"):
         load_model(path, CPU)

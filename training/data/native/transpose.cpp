@@ -36,7 +36,7 @@ inline void transpose_four(const uint32_t* a, const uint32_t* b, const uint32_t*
 
 const int64_t kMaxRows = 64;  // rows transposed at a time, whatever the size of a block
 
-// Transposes `rows` neighbouring rows, from row `row` of the columns on, to rows targets[0], … of `out`.
+// Transposes `rows` neighbouring rows, starting at row `row` of the columns, to rows targets[0], … of `out`.
 void transpose_rows(int32_t singles, const uint32_t* const* columns, int64_t row, int64_t rows, const int64_t* targets,
                     int64_t width, uint32_t* out) {
     uint32_t* to[kMaxRows];
@@ -67,7 +67,8 @@ void transpose_rows(int32_t singles, const uint32_t* const* columns, int64_t row
 EXPORT int32_t nightrank_reading_version() { return 2; }
 
 // Computes the pool row of each of `rows` rows of a shard's window. The shard's i-th pool row goes to target_rows[order[i]], or to
-// target_rows[i] where rows keep their order (null). A shard has `shard_rows` rows from `first` on in each batch of `batch_rows`.
+// target_rows[i] if rows keep their order (`order` is null). In each batch of `batch_rows` rows, a shard has `shard_rows` rows,
+// starting at row `first`.
 EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
                                   int64_t* target_rows) {
     int64_t within = 0, start = first;
@@ -82,9 +83,9 @@ EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t sh
 
 // Transposes rows [start, stop) of the order of a piece to rows target_rows[0], … of `out`, whose rows have `width` numbers.
 //
-// The first `singles` columns hold one number a row. Then come `lists` columns with lengths[i] numbers a row. All addresses are
-// those of the piece's row 0. Row i of the order is row i % block of block blocks[i / block]. It is row i itself where there are no
-// blocks (null) or after the last of them.
+// The first `singles` columns have one number per row. Then come `lists` columns with lengths[i] numbers per row. All addresses
+// are those of the piece's row 0. Row i of the order is row i % block of block blocks[i / block]. If there are no blocks (null),
+// or after the last block, it is row i itself.
 EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths,
                                 int64_t width, const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start,
                                 int64_t stop, const int64_t* target_rows, uint32_t* out) {
