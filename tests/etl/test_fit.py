@@ -147,7 +147,7 @@ def test_normalize_needs_a_value() -> None:
         ({"clip": {"min": 2, "max": 1}}, "min=2 is above max=1"),
         ({"clip": {"low": 1}}, "does not take"),
         ({"categorify": {"min_count": 0}}, "min_count=0"),
-        ({"clip": {"min": 1}, "fill": {}}, "names 2 operators"),
+        ({"clip": {"min": 1}, "fill": {}}, "has 2 operators"),
     ],
 )
 def test_operators_check_their_parameters(entry: str | dict, problem: str) -> None:

@@ -140,7 +140,7 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
     "columns, kind, ops, message",
     [
         # Types an operator does not take.
-        (["C1"], DENSE, ["fill"], "fill value=0.0 is no string"),
+        (["C1"], DENSE, ["fill"], "fill value=0.0 does not fit C1, whose type is string"),
         (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' does not fit I1, whose type is int"),
         *[
             (["C1"], DENSE, [operator], "takes int or float, but C1 is string")
@@ -149,7 +149,7 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, but C1 is string"),
         (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, but X is float"),
         (["X"], IDS, [HASH], "hash_bucket takes int or string or ints or strings, but X is float"),
-        (["X", "C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "and X is float"),
+        (["X", "C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "but X is float"),
         (["C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "two columns or more, not ['C1']"),
         (["X"], DENSE, ["target_encoding"], "keys of type int or string, but X is float"),
         (["X"], DENSE, ["join_groupby"], "keys of type int or string, but X is float"),
@@ -160,10 +160,10 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
             ["T"],
             IDS,
             [SPLIT, {"list_slice": {"length": 2, "columns": True}}],
-            "needs lists of ids, but ['T'] are not",
+            "lists of ids, but ['T'] are not",
         ),
         (["C1"], LISTS, ["value_count", HASH], "value_count takes ints or strings, but C1 is string"),
-        (["T"], LISTS, [SPLIT, "drop_low_cardinality", HASH], "and T is strings"),
+        (["T"], LISTS, [SPLIT, "drop_low_cardinality", HASH], "but T is strings"),
         (["I1"], DENSE, [{"expression": {"output": "a", "formula": "C1"}}], "no column C1"),
         (["I1", "C1"], DENSE, [{"expression": {"output": "a", "formula": "I1 + C1"}}], "not number, text"),
         (["I1"], DENSE, [{"expression": {"output": "a", "formula": "(I1"}}], "does not parse"),
@@ -178,9 +178,9 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["C1"], DENSE, ["categorify"], "['C1'] would be ids or texts"),
         (["C1"], DENSE, ["data_stats"], "['C1'] would be ids or texts"),
         (["I1"], IDS, ["data_stats"], "a categorical feature must have ids"),
-        (["T"], IDS, [SPLIT, HASH], "or end in list_slice"),
-        (["T"], LISTS, [SPLIT], "a multi_hot chain ends in ids"),
-        (["C1"], LISTS, ["categorify"], "a multi_hot chain ends in ids"),
+        (["T"], IDS, [SPLIT, HASH], "or add list_slice"),
+        (["T"], LISTS, [SPLIT], "a multi_hot feature must have ids"),
+        (["C1"], LISTS, ["categorify"], "a multi_hot feature must have ids"),
         (["C1"], IDS, ["categorify", "categorify"], "would encode ids again"),
         (["C1"], IDS, ["categorify", {"categorify": {"values": ["3"]}}], "would encode ids again"),
         # Names.

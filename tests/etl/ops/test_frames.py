@@ -224,7 +224,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
         ([{"groupby": {"by": ["K"], "aggregates": {"I1": ["median"]}}}], "median"),
         (
             [{"groupby": {"by": ["K"], "aggregates": {"C1": ["sum"]}}}],
-            "sum takes a column of type int or float, and C1",
+            "sum takes a column of type int or float, but C1",
         ),
         (
             [{"groupby": {"by": ["K"], "aggregates": {"X": ["list"]}}}],
@@ -232,7 +232,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
         ),
         ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is None"),
         (["sort"], "unknown operator 'sort'"),
-        ([{"dropna": {"columns": ["I1"]}, "filter": {"keep": "I1 > 0"}}], "names 2 operators"),
+        ([{"dropna": {"columns": ["I1"]}, "filter": {"keep": "I1 > 0"}}], "has 2 operators"),
     ],
 )
 def test_what_cannot_prepare_rows_is_refused(tmp_path: Path, prepare: list[Any], message: str) -> None:
