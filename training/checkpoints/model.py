@@ -105,7 +105,7 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
     if "optimizer" not in description:
         raise DataError(
             f"{path}/{MODEL_JSON} lists no optimizer state: an older version of this code wrote it",
-            "train afresh once with --set train.retrain.start=fresh",
+            "train once from fresh weights with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])
     stored = _stored(path, description, spec, optimizer=True)

@@ -66,7 +66,7 @@ class TableFactory:
         placement = plan_placement(shape, ranks, self.settings)
         if ranks > 1 and self.collectives.rank == 0:
             labels = names or [str(index) for index in range(len(cardinalities))]
-            log.info("embedding table, %d numbers a row:\n%s", dim, describe(placement, shape, labels))
+            log.info("embedding table, %d numbers per row:\n%s", dim, describe(placement, shape, labels))
         return StackedEmbedding(
             cardinalities, dim, list_lengths, pooling, storage, placement, self.collectives
         )

@@ -70,5 +70,5 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
 def _mismatch(problem: str) -> DataError:
     return DataError(
         f"cannot warm-start: {problem}",
-        "run build_features with workflow.mode=extend, or train afresh with --set train.retrain.start=fresh",
+        "run build_features with workflow.mode=extend, or use fresh weights: --set train.retrain.start=fresh",
     )

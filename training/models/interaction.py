@@ -7,8 +7,8 @@ v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G contains the g
 below the diagonal. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
 
 On a CPU, a tile of rows is computed at a time. The tile's vectors, in the dtype of the products, and their
-dot products stay in a core's cache. The backward pass computes the dot products again. Operations over whole
-batches would write the matrix V (B, F, E) to memory and read it several times. A GPU uses a kernel
+dot products stay in a core's cache. The backward pass builds the tile again. Operations over complete batches
+would write the matrix V (B, F, E) to memory and read it several times. A GPU uses a kernel
 (training/kernels/).
 
 Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a

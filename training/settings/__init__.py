@@ -4,7 +4,7 @@ Every job checks these settings first, also jobs that do not need torch.
 
 `training/settings/<name>.py` has the settings of `training/models/<name>.py`. It contains
 
-    class Settings(Strict)                                  every key of its YAML besides those of ModelConfig
+    class Settings(Strict)                                  all keys of its YAML, except those of ModelConfig
     check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit
     the features
 
