@@ -372,7 +372,7 @@ def test_a_bad_override_is_named(tmp_path: Path, override: str, problem: str) ->
 
 @pytest.mark.parametrize(
     "text, problem",
-    [("a: [", "is not YAML"), ("- 1\n- 2\n", "holds list, not a mapping"), ("", "holds NoneType")],
+    [("a: [", "is not YAML"), ("- 1\n- 2\n", "contains a list, not a mapping"), ("", "contains a NoneType")],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     path = _write(tmp_path, text)
