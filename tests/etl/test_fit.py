@@ -129,7 +129,7 @@ def test_moments_of_many_large_values_do_not_overflow(spark: SparkSession) -> No
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**69, -(2.0**69)])
 def test_moments_refuse_what_they_cannot_sum_exactly(spark: SparkSession, value: float) -> None:
     rows = spark.createDataFrame([(1.0,), (value,)], "a double")
-    with pytest.raises(DataError, match="a holds 1 values"):
+    with pytest.raises(DataError, match="a has 1 values"):
         measure_moments(rows, {"a": F.col("a")})
 
 
