@@ -103,7 +103,7 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
         f"the log of {compared.day} differs too much from its train days {days[0]} to {days[-1]}: "
         f"{messages}{more}",
         f"look at {report} or at the page of the report job, and deliver the day again; if the change is "
-        f"intended, accept it with {options}, or list columns that always change in quality.exempt",
+        f"intended, accept it with {options} or list columns that always change in quality.exempt",
     )
 
 
