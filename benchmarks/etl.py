@@ -103,7 +103,7 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
     if options.only is not None and name not in options.only:
         return "left out by --only"
     if name == "nvtabular":
-        python = nvtabular_env.interpreter(CACHE, install=not options.quick)
+        python = nvtabular_env.interpreter(install=not options.quick)
         return python if isinstance(python, nvtabular_env.Missing) else Contender(
             name, "benchmarks.peers.nvtabular_recipe", python=str(python), ties=False
         )  # fmt: skip

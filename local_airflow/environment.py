@@ -6,15 +6,13 @@ created in the cache folder when it is first needed (660 MB), from the lock file
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import sys
 from pathlib import Path
 
-from setup.console import cache_folder, locked, run, step
+from setup.locked_environment import locked_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/airflow.txt"
+CHECK = "import airflow.providers.apache.spark.hooks.spark_submit"
 
 
 def environment() -> Path:
@@ -23,30 +21,4 @@ def environment() -> Path:
     Raises:
         SetupError: the environment cannot be created.
     """
-    folder = cache_folder() / "airflow"
-    if is_current(folder):
-        return folder
-    with locked(folder.with_suffix(".lock")):
-        if not is_current(folder):  # another process may have created it while this process waited
-            with step(f"installing Airflow ({folder}, 660 MB)"):
-                _make(folder)
-    return folder
-
-
-def is_current(folder: Path) -> bool:
-    """Whether the environment was created from the current lock file by this version of Python."""
-    stamp = folder / "locked.sha256"
-    return stamp.is_file() and stamp.read_text() == _wanted()
-
-
-def _make(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    run([sys.executable, "-m", "venv", folder])
-    options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "-r", str(LOCK)]
-    run([folder / "bin/python", "-m", "pip", "install", *options])
-    run([folder / "bin/python", "-c", "import airflow.providers.apache.spark.hooks.spark_submit"])
-    (folder / "locked.sha256").write_text(_wanted())
-
-
-def _wanted() -> str:
-    return hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()
+    return locked_environment("airflow", LOCK, CHECK)

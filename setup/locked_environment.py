@@ -15,6 +15,12 @@ from setup.console import cache_folder, locked, run, step
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def is_installed(name: str, lock: Path) -> bool:
+    """Whether the environment was installed from this lock file, as it is now, by this version of Python."""
+    stamp = _stamp(name)
+    return stamp.is_file() and stamp.read_text() == _digest(lock)
+
+
 def locked_environment(name: str, lock: Path, check: str) -> Path:
     """The folder of an environment. Installs it if it is missing or if its lock file has changed.
 
@@ -27,10 +33,8 @@ def locked_environment(name: str, lock: Path, check: str) -> Path:
         SetupError: a package cannot be installed, or the check fails.
     """
     folder = cache_folder() / name
-    digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-    stamp = folder / "locked.sha256"
     with locked(folder.with_suffix(".lock")):
-        if stamp.is_file() and stamp.read_text() == digest:
+        if is_installed(name, lock):
             return folder
         with step(f"installing {lock.name} into {folder}"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -38,5 +42,14 @@ def locked_environment(name: str, lock: Path, check: str) -> Path:
             options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
             run([folder / "bin/python", "-m", "pip", "install", *options, "-r", lock])
             run([folder / "bin/python", "-c", check])
-            stamp.write_text(digest)
+            _stamp(name).write_text(_digest(lock))
     return folder
+
+
+def _stamp(name: str) -> Path:
+    """The file that holds the digest of what is installed. It is written last."""
+    return cache_folder() / name / "locked.sha256"
+
+
+def _digest(lock: Path) -> str:
+    return hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()

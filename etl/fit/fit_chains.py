@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.fit.chain_progress import ChainProgress, StatisticsSource
 from etl.fit.count_statistics import CountStatistics
+from etl.fit.fit_inputs import TrainingDays
 from etl.fit.rounds import SourceName, plan_rounds
 from etl.fit.row_statistics import RowStatistics
-from etl.fit.training_days import TrainingDays
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import Fitted, Statistics, Step
 from etl.ops.keyed import KeyedFitted

@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
-from etl.fit.training_days import TrainingDays
+from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
 from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
-from etl.fit.training_days import TrainingDays
+from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import LISTS, Statistics
 from etl.ops.categorify import Categorify

@@ -9,8 +9,13 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from etl.split.negatives import is_drawn
+from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
+from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
-from storage.feature_spec import ITEM_KEY, USER_KEY
+from storage.dataset import Dataset
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from storage.run_context import RunContext
 
 CLICKED, OBSERVED = "clicked", "observed"
 _VALUE, _NEEDED = "_value", "_needed"
@@ -51,6 +56,29 @@ class Exclusions:
     users: DataFrame
     most: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
+    """The items not to recommend to a user again, by `candidates.repeats`.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        items: (item_index, item_key).
+
+    Returns:
+        (user_key, item_index), distinct, or None if every item may be recommended again; and the name of
+        this filter.
+    """
+    splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
+    if not splits or repeats == "all":
+        return None, CLICKED
+    rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
+    if repeats == "unclicked":
+        return clicked_items(rows, items), CLICKED
+    if context.config.negatives is not None:  # the user did not see the items that `negatives` added
+        rows = rows.where(~is_drawn(context.config.negatives))
+    return observed_items(rows, items), OBSERVED
 
 
 def exclude(

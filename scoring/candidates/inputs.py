@@ -11,9 +11,8 @@ from conf.errors import ConfigError, DataError
 from conf.types import NotAllowed, Popular, RawTable, Split
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
-from etl.split.negatives import is_drawn
-from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
-from scoring.candidates.filters import CLICKED, OBSERVED, AttributeFilter, Exclusions, exclude
+from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.retrieval import retrieved_items
 from scoring.inputs.feature_rows import read_split
@@ -21,7 +20,7 @@ from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo, read_model_info
 from storage.dataset import Dataset, read_spec
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.publish import rows_of
 from storage.run_context import RunContext
@@ -127,22 +126,9 @@ def exclusions(
         items: (item_index, item_key).
         tables: the users and the filters.
     """
-    known, known_as = _known_items(context, dataset, items)
+    known, known_as = known_items(context, dataset, items)
     users = users_of(context, version, tables.users)
     return exclude(users, items, known, tables.filters, tables.attributes, known_as)
-
-
-def _known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
-    """(user_key, item_index) of items not to recommend again, or None; and the name of this filter."""
-    splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
-    if not splits or repeats == "all":
-        return None, CLICKED
-    rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
-    if repeats == "unclicked":
-        return clicked_items(rows, items), CLICKED
-    if context.config.negatives is not None:  # the user did not see the items that `negatives` added
-        rows = rows.where(~is_drawn(context.config.negatives))
-    return observed_items(rows, items), OBSERVED
 
 
 def retrieve(

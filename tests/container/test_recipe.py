@@ -19,9 +19,10 @@ import yaml
 from setup import jars, java_home
 from setup.install import ROOT
 from spark.session import read_profile
-from tests.etl.lakes.servers import Unavailable, locked_environment, missing
+from tests.etl.lakes.servers import Unavailable, interpreter, missing
 
 DOCKERFILE = ROOT / "container/Dockerfile"
+CHECKERS = ROOT / "requirements/test-container.txt"
 ENTRYPOINT = ROOT / "container/entrypoint.sh"
 PODS = sorted((ROOT / "conf/spark/kubernetes").glob("*.yaml"))
 PLACE = "/opt/nightrank/environment"
@@ -53,7 +54,7 @@ print(json.dumps(list(lost(pod, read))))
 def checkers() -> Path:
     """The folder of the programs of an environment with hadolint and Kubernetes' types."""
     try:
-        return locked_environment("container-checks", ROOT / "requirements/test-container.txt").parent
+        return interpreter("container-checks", CHECKERS, "import kubernetes").parent
     except Unavailable as error:
         missing(str(error))
         raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from local_airflow.home import free_port
-from tests.etl.lakes.servers import ROOT, Unavailable, locked_environment, process
+from tests.etl.lakes.servers import ROOT, Unavailable, interpreter, process
 
 LOCK = ROOT / "requirements/test-postgres.txt"
 PASSWORD = "kept-out-of-every-log"
@@ -74,7 +74,7 @@ def _binaries(scratch: Path) -> Path:
     installed = list(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     if installed:
         return max(installed, key=_major).parent
-    python = locked_environment("postgres-server", LOCK)
+    python = interpreter("postgres-server", LOCK, "import pgserver")
     (packages,) = python.parent.parent.glob("lib/python*/site-packages")
     for folder in (
         "pgserver/pginstall",

@@ -475,7 +475,8 @@ def test_features_of_another_workflow_are_refused(
     dataset = read_dataset(lake, RUN_DATE)
     publish_dataset(lake, Dataset(other, "w2", dataset.splits, "extend"), "")
     with pytest.raises(
-        DataError, match=r"features of workflow w1, but the dataset of 2026-01-09 was made with w2[\s\S]*apply"
+        DataError,
+        match=r"features of workflow w1, but the dataset of 2026-01-09 was made with w2[\s\S]*apply",
     ):
         score_daily(job_of(spark, scored_run.config, other))
     changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))
@@ -504,7 +505,9 @@ def test_stale_candidates_are_refused(spark: SparkSession, scored_run: ScoredRun
     stale = {**manifest, "inputs": {**manifest["inputs"], "users": "older"}}
     file_io.replace_json(partition.file("_MANIFEST.json"), stale)
     try:
-        with pytest.raises(DataError, match=r"built from users with the digest older[\s\S]*run build_candidates"):
+        with pytest.raises(
+            DataError, match=r"built from users with the digest older[\s\S]*run build_candidates"
+        ):
             score_daily(job_of(spark, scored_run.config))
     finally:
         file_io.replace_json(partition.file("_MANIFEST.json"), manifest)

@@ -6,12 +6,13 @@ contains the dense architecture, the interaction and the over architecture.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 
-class ClickModel(nn.Module):
+class ClickModel(nn.Module, ABC):
     """A model of clicks. It maps ids to vectors, and vectors and dense features to logits.
 
     `forward_dense` is a function of tensors of fixed shapes, so it can be compiled or recorded
@@ -20,13 +21,13 @@ class ClickModel(nn.Module):
     Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector.
     """
 
+    @abstractmethod
     def embed(self, categorical: Tensor) -> list[Tensor]:
         """Returns for each table the vectors (B, C, E) of `categorical` (B, W) int64."""
-        raise NotImplementedError(f"{type(self).__name__} has no method embed")
 
+    @abstractmethod
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the logits, shape (B,), from `dense` (B, D) float32 and the result of `embed`."""
-        raise NotImplementedError(f"{type(self).__name__} has no method forward_dense")
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits, shape (B,), from `dense` (B, D) float32 and `categorical` (B, W) int64."""

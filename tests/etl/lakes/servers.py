@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +17,8 @@ import pytest
 
 from local_airflow.home import free_port
 from setup import jars, java_home
-from setup.console import cache_folder
+from setup.console import SetupError
+from setup.locked_environment import locked_environment
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/test-s3.txt"
@@ -54,31 +51,19 @@ def s3_environment() -> Path:
     Raises:
         Unavailable: the environment cannot be created.
     """
-    return locked_environment("s3-server", LOCK)
+    return interpreter("s3-server", LOCK, "import moto.server")
 
 
-def locked_environment(name: str, lock: Path) -> Path:
+def interpreter(name: str, lock: Path, check: str) -> Path:
     """The interpreter of an environment in the cache folder. The first call installs its locked requirements.
 
     Raises:
         Unavailable: the environment cannot be created.
     """
-    folder = cache_folder() / name
-    python, stamp = folder / "bin/python", folder / "locked.sha256"
-    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)  # another worker of the suite may be installing it
-        if stamp.exists() and stamp.read_text() == wanted:
-            return python
-        shutil.rmtree(folder, ignore_errors=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
-        for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(lock)]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise Unavailable(f"the environment {name} cannot be created: {done.stderr.strip()[-300:]}")
-        stamp.write_text(wanted)
-    return python
+    try:
+        return locked_environment(name, lock, check) / "bin/python"
+    except SetupError as error:
+        raise Unavailable(f"the environment {name} cannot be created: {error}") from error
 
 
 @contextmanager

@@ -48,7 +48,7 @@ FAILING = [*(("polars", where) for where in FOLDERS), *(("duckdb", where) for wh
 @pytest.fixture(scope="module")
 def readers(spark: SparkSession, object_store: ObjectStore) -> Iterator[Readers]:
     try:
-        python = servers.locked_environment("readers", servers.READERS_LOCK)
+        python = servers.interpreter("readers", servers.READERS_LOCK, "import duckdb, polars, deltalake")
     except servers.Unavailable as error:
         servers.missing(str(error))
     script = Path(__file__).with_name("reader_process.py")

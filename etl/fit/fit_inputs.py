@@ -1,4 +1,4 @@
-"""The days whose statistics a fit computes."""
+"""What a fit reads: the prepared training rows and value counts of its days."""
 
 from __future__ import annotations
 
