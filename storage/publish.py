@@ -5,7 +5,6 @@ If a job is killed, readers see the previous partition, or the new one if the ma
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from storage import file_io
-from storage.hard_links import LOCK_NAME
+from storage.leftovers import delete_leftovers
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
 from storage.parquet_footers import describe, spark_schema, written_files
 from storage.paths import Partition
@@ -29,7 +28,6 @@ __all__ = [
     "publish_files",
     "read_published",
     "rows_of",
-    "sweep",
     "write_files",
 ]
 
@@ -140,7 +138,7 @@ def publish_files(
     previous = read_manifest(partition) if is_published(partition) else None
     file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
-    sweep(partition, [manifest, previous], grace_hours)
+    delete_leftovers(partition, [manifest, previous], grace_hours)
     return manifest
 
 
@@ -232,29 +230,6 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(folder)
-
-
-def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes data files that none of the manifests names and that are older than `grace_hours`.
-
-    Returns the number of deleted files.
-    """
-    named = {partition.file(entry.path) for manifest in manifests if manifest for entry in manifest.files}
-    kept = {file_io.filesystem(path)[1] for path in named}
-    limit = time.time() - grace_hours * 3600
-    deleted = 0
-    folder = partition.file(partition.data)
-    for info in file_io.list_files(folder, recursive=True):
-        if (
-            info.is_file
-            and info.path not in kept
-            and info.base_name != LOCK_NAME
-            and info.mtime is not None
-            and info.mtime.timestamp() < limit
-        ):
-            file_io.filesystem(folder)[0].delete_file(info.path)
-            deleted += 1
-    return deleted
 
 
 def read_published(

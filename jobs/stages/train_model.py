@@ -13,8 +13,8 @@ from storage.run_context import RunContext
 from training.launch import train_on_ranks
 from training.loop.training_plan import make_plan
 from training.registry import mlflow_mirror
-from training.registry.leftovers import delete_leftovers
 from training.registry.model_json import is_complete, read_description
+from training.registry.training_leftovers import delete_training_leftovers
 from training.registry.versions import record_run
 
 log = logging.getLogger("nightrank.train_model")
@@ -48,7 +48,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
             description = train_on_ranks(spark, plan, bar.show)
     context.recorder.record_write(plan.model_path, description["version"])
     record_run(context.lake, config.name, context.run_date, description["version"])
-    delete_leftovers(context.lake, config.name, config.output.grace_hours)
+    delete_training_leftovers(context.lake, config.name, config.output.grace_hours)
     with context.phase("track"):
         mlflow_mirror.track_training(context.lake, description, config.model_dump(include={"model", "train"}))
     return JobSummary(

@@ -1,6 +1,6 @@
-"""The source `retrieval` in Spark: finds the items nearest to each user, for batches of users.
+"""The source `retrieval` in Spark: sends batches of users to workers, which run nearest_items.py.
 
-This module runs on the driver. vectors.py runs in the workers and needs torch.
+This module runs on the driver, without torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.Rec
     """Returns a function for mapInArrow that retrieves candidates for the users of one task."""
 
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.vectors import load_retriever  # torch: only in the workers
+        from scoring.candidates.nearest_items import load_retriever  # torch: only in the workers
         from scoring.model.worker_models import models_of_process
 
         retriever = models_of_process().latest(load_retriever, request, *task_slot())

@@ -9,6 +9,7 @@ from conf.errors import InfrastructureError
 from conf.types import JsonLinesSink
 from scoring.delivery.published_lists import Delivered, PublishedLists
 from storage import file_io
+from storage.leftovers import delete_leftovers
 from storage.manifest import (
     FileEntry,
     Manifest,
@@ -19,7 +20,7 @@ from storage.manifest import (
     replace_manifest,
 )
 from storage.paths import Partition
-from storage.publish import new_attempt, sweep
+from storage.publish import new_attempt
 
 _ENDINGS = {"none": ".json", "gzip": ".json.gz"}
 _ENTRY = ("item_id", "position", "score", "reason")
@@ -115,5 +116,5 @@ def _publish(
     previous = read_manifest(partition) if is_published(partition) else None
     file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
-    sweep(partition, [manifest, previous], grace_hours)
+    delete_leftovers(partition, [manifest, previous], grace_hours)
     return manifest

@@ -14,9 +14,10 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from storage.hard_links import LOCK_NAME
+from storage.leftovers import delete_leftovers
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
-from storage.publish import Rules, publish, publish_facts, read_published, sweep
+from storage.publish import Rules, publish, publish_facts, read_published
 
 
 @pytest.fixture
@@ -216,14 +217,14 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
         _age(path, 25)
     _age(new_debris, 23)
 
-    deleted = sweep(partition, [second, first, None], grace_hours=24)
+    deleted = delete_leftovers(partition, [second, first, None], grace_hours=24)
     left = {str(path) for path in folder.rglob("*") if path.is_file()}
     named = {*data_files(partition, first), *data_files(partition, second), str(folder / LOCK_NAME)}
     assert left == {*named, str(new_debris)}
     assert deleted == len(files) - len(left)
 
     # Readers of the first manifest had a day to finish; now only the second counts.
-    sweep(partition, [second], grace_hours=24)
+    delete_leftovers(partition, [second], grace_hours=24)
     assert not any(Path(path).exists() for path in data_files(partition, first))
     assert _values(spark, partition) == list(range(30))
 

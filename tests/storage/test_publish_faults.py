@@ -34,7 +34,7 @@ STEPS = [
     ("os", "link", 1, True, True),
     ("os", "link", 2, True, True),
     ("os", "link", 3, True, True),
-    ("storage.publish", "sweep", 1, True, True),
+    ("storage.publish", "delete_leftovers", 1, True, True),
 ]
 DEATHS = [
     (Death(module, function, after, call), new_after if after else new_before)

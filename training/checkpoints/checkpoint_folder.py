@@ -12,7 +12,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from storage import file_io
-from training.registry.leftovers import is_older
+from training.registry.training_leftovers import is_older
 
 _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")

@@ -8,7 +8,7 @@ Two attempts may train the same version at the same time: if a scheduler loses c
 starts another one, while the first may still be running. Each attempt therefore writes files that have its
 name in their file names, and deletes no other files. model.json is created only once. The attempt that ends
 second uses the model of the first. Both models are the same, because training is deterministic.
-`training.registry.leftovers` deletes old files that no model.json lists.
+`training.registry.training_leftovers` deletes old files that no model.json lists.
 """
 
 from __future__ import annotations

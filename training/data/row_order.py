@@ -2,11 +2,11 @@
 
 There are three shuffles:
 
-1. The shard's pieces, which are its parts of row groups, are shuffled. 2. Within a piece, blocks of
-`BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a column, so
-   that this costs no more than reading the column in order.
+1. The shard's pieces, which are its parts of row groups, are shuffled.
+2. Within a piece, blocks of `BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a
+   column, so that this costs no more than reading the column in order.
 3. The rows of a shard in one pool are shuffled one by one. They are a *window* of the stream that results
-from 1 and 2.
+   from 1 and 2.
 
 A window has blocks from hundreds of places in a piece. If a pool has n steps, a row is on average in the same
 batch as (BLOCK_ROWS - 1) / n other rows of its block.

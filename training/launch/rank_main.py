@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import platform
@@ -15,14 +14,14 @@ from functools import partial
 
 import horovod.torch as hvd
 import torch
-from horovod.common.elastic import State
-from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.exceptions import HorovodInternalError
 from horovod.spark.task import get_available_devices
 from torch import Tensor
 
 from conf.errors import ConfigError, NightrankError
 from training.device.choose_device import choose_device
 from training.distributed.progress import Channel, Reporter
+from training.launch.elastic import run_elastic_rank
 from training.launch.outcome import Outcome
 from training.loop.run import run_plan
 from training.loop.training_plan import TrainPlan
@@ -79,7 +78,7 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
     try:
         if plan.train.elastic:
             hvd.init()
-            return hvd.elastic.run(_train_in_ring)(_Ring(), plan, channel)
+            return run_elastic_rank(partial(_train, plan, channel), _outcome_of)
         try:
             hvd.init()
             return Outcome(description=_train(plan, channel))
@@ -87,56 +86,6 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
             return _outcome_of(error)
     finally:
         hvd.shutdown()
-
-
-class _Ring(State):
-    """The state that an elastic rank keeps when ranks join or leave: only the outcome, if the rank failed.
-
-    Horovod can save and restore a state and broadcast it from rank 0. This class does not use that: every
-    rank loads its part of the last checkpoint instead, because no other rank has the table rows of a lost
-    rank.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
-        self.failed: Outcome | None = None
-
-    def save(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
-
-    def restore(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
-
-    def sync(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
-
-    def reset(self) -> None:
-        """Frees the model of the broken ring before the next model is built."""
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-
-def _train_in_ring(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Outcome:
-    """Trains until the end, or until the ring (the group of ranks) changes.
-
-    If the ring changes, it raises an error, and Horovod forms the next ring.
-
-    If a rank fails, the ring breaks. The rank reports its failure in the next ring, and then all ranks return
-    this failure.
-    """
-    outcomes = hvd.allgather_object(ring.failed, name="failed")
-    failures = [outcome for outcome in outcomes if outcome is not None]
-    if failures:
-        return sorted(failures, key=lambda outcome: outcome.error is None)[0]
-    try:
-        return Outcome(description=_train(plan, channel, ring.check_host_updates))
-    except (HorovodInternalError, HostsUpdatedInterrupt) as change:
-        log.info("%s; a new ring is formed", str(change) or "ranks joined or left")
-        raise
-    except Exception as error:
-        ring.failed = _outcome_of(error)
-        raise HorovodInternalError("this rank failed") from error
 
 
 def _train(

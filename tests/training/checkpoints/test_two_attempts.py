@@ -21,8 +21,8 @@ from tests.training.checkpoints.attempts import (
 )
 from tests.training.checkpoints.test_models_on_disk import CPU, make_trainer, same_weights
 from training.checkpoints import load_model, open_trained
-from training.registry.leftovers import delete_leftovers
 from training.registry.model_json import is_complete
+from training.registry.training_leftovers import delete_training_leftovers
 
 
 def files(folder: Path) -> set[str]:
@@ -87,9 +87,9 @@ def test_an_attempt_killed_at_any_step_leaves_what_the_next_one_needs(tmp_path: 
         taken += 1
     before = {folder: files(folder) for folder in Path(lake.models("m")).iterdir()}
     assert any(before[folder] - named(folder) for folder in before)
-    assert delete_leftovers(lake, "m", grace_hours=24) == 0
+    assert delete_training_leftovers(lake, "m", grace_hours=24) == 0
     make_old(tmp_path)
-    assert delete_leftovers(lake, "m", grace_hours=24) > 0
+    assert delete_training_leftovers(lake, "m", grace_hours=24) > 0
     for folder in before:
         require_whole(folder)
         assert files(folder) == named(folder)

@@ -1,4 +1,4 @@
-"""Exact retrieval in a worker: computes dot products of users with all items and keeps the n largest.
+"""Finds the items nearest to a user's vector: computes dot products with all items, keeps the n largest.
 
 Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
 device. Products are computed for one block of items at a time, and the best items of the block are merged

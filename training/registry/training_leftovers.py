@@ -26,7 +26,7 @@ _TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}
 _SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
 
 
-def delete_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
+def delete_training_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
     """Deletes unused files in the folders of models and of their checkpoints; returns the number of files.
 
     Folders without model.json are skipped, because an attempt may still be writing to them.
