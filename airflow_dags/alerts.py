@@ -1,7 +1,7 @@
 """Sends alerts about failed tasks, late runs and the outcome of a training.
 
-Each alert is logged. If the Airflow connection `nightrank_alerts` exists, it is also posted as JSON to its
-address.
+Each alert is logged. If the Airflow connection `nightrank_alerts` exists, the alert is also posted as JSON to
+the address in this connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ log = logging.getLogger("nightrank.alerts")
 
 
 def tell(kind: Kind, text: str, **facts: Any) -> None:
-    """Logs an alert and posts it.
+    """Logs an alert and posts it to the address in the Airflow connection `nightrank_alerts`, if it exists.
 
     If posting fails, the error is only logged, because an alert must not fail the task that sends it.
 
     Args:
-        text: the message for people. Chat programs that accept webhooks show this key.
+        kind: what happened.
+        text: the message for people. Chat programs that accept webhooks show the key `text`.
         facts: other JSON keys and their values, for programs.
     """
     log.warning("%s: %s", kind, text)

@@ -1,15 +1,15 @@
 """### The lists of past days, one after another
 
 Runs `daily_recommendations` for each day from `from` to `to`. Each day starts when the day before has ended,
-because each daily run reads the lists of the day before: it compares them with the new lists, and measures
-them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of that
-day.
+because each daily run reads the lists of the day before: it compares these lists with the new lists, and
+measures them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task
+of the failed day.
 
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
-| published days | Param `when_published`: `skip` skips them, `rerun` repeats stages whose inputs changed |
-| scheduled runs | `daily_recommendations` has one run at a time, so scheduled runs wait for these runs |
+| published days | Param `when_published`: `skip` skips such days, `rerun` repeats stages with new inputs |
+| scheduled runs | `daily_recommendations` has one run at a time, so scheduled runs wait for past days |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 10
 
 @task
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
-    """For each day, the run id and the configuration of the run of daily_recommendations."""
+    """Returns, for each day, the run id and the configuration of the run of daily_recommendations."""
     asked = asked_overrides(params, read_settings())  # rejected here, before the first day starts
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [

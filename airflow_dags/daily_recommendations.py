@@ -7,10 +7,10 @@ report is written even if a stage fails.
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
-| a published day | stages with unchanged inputs are skipped; with `when_published: skip`, all stages are |
+| a published day | stages with unchanged inputs are skipped; `when_published: skip` skips all stages |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
 | a failed task | its log ends with cause and remedy; exit codes 2 (configuration), 3 (data) are not retried |
-| order | one run at a time, and never together with `weekly_training`: each day depends on the one before |
+| order | one run at a time, because each day depends on the day before; never with `weekly_training` |
 
 See docs/airflow.md for more.
 """
@@ -48,7 +48,11 @@ _LATE_AFTER_HOURS = 6
 
 @task(outlets=[RECOMMENDATIONS], inlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
 def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
-    """Updates the asset of the lists. Its event has their model and the day when it was promoted."""
+    """Updates the Airflow asset of the published recommendation lists.
+
+    The asset event contains the version of the model that made the lists, and the day when this model was
+    promoted.
+    """
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")

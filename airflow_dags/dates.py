@@ -25,9 +25,10 @@ DATE_PARAM = Param(
 
 
 def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
-    """The logical day of a run.
+    """Returns the logical day of a run, an ISO date.
 
     Args:
+        context: the context of an Airflow task.
         days_before_key: how many days the logical day is before the partition key.
 
     Raises:
@@ -40,7 +41,7 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     if not key:
         raise AirflowFailException(
             f"this run has neither a Param {RUN_DATE} nor a partition key\n"
-            f'  what to do: trigger it with {{"{RUN_DATE}": "YYYY-MM-DD"}}'
+            f'  what to do: trigger the DAG with {{"{RUN_DATE}": "YYYY-MM-DD"}}'
         )
     return (_parsed(key, "the partition key") - timedelta(days=days_before_key)).isoformat()
 
@@ -56,8 +57,9 @@ def days_between(first: str, last: str) -> list[str]:
     count = (end - start).days + 1
     if not 0 < count <= _MOST_DAYS:
         raise AirflowFailException(
-            f"from={first} to={last} are {count} days\n"
-            f"  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
+            f"between the Params from={first} and to={last} there are {count} days, both days included, but "
+            f"1 to {_MOST_DAYS} days are allowed\n"
+            "  what to do: set `to` to the day in `from` or to a later day"
         )
     return [(start + timedelta(days=days)).isoformat() for days in range(count)]
 

@@ -13,7 +13,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 
 class JobHook(SparkSubmitHook):
-    """Runs spark-submit in a given folder, in a separate process group.
+    """Runs spark-submit in the folder `folder`, in a separate process group.
 
     Attributes:
         closing: the job summary, which is the JSON object at the end of the job's standard output; empty if
@@ -36,10 +36,10 @@ class JobHook(SparkSubmitHook):
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """Runs the job like the method of the provider's hook.
+        """Runs the job with the method of the provider's hook.
 
-        Afterwards it ends processes that a failed job left: if the JVM is killed, its Python driver keeps
-        running.
+        If the job fails, all processes that it has left are ended. For example, if the JVM is killed, its
+        Python driver keeps running.
         """
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)

@@ -92,18 +92,21 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
         if key not in allowed and (problem := _not_plain(text)):
             return (
                 f"the Param set gives {key} {problem}, and only plain values and lists of them are allowed\n"
-                "  what to do: set each key below it separately, as in a.b=value"
+                f"  what to do: set each key below {key} separately, as in a.b=value"
             )
     return None
 
 
 def is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    """Whether `allowed` has this key, or a name that ends with a dot and that the key starts with."""
+    """Whether `allowed` contains this key, or a prefix of this key that ends with a dot."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in allowed)
 
 
 def _not_plain(text: str) -> str | None:
-    """Says why a value may contain keys; None if it is a plain value or a list of plain values."""
+    """Describes a value that is neither plain nor a list of plain values. Returns None for any other value.
+
+    A value is plain if it is not a mapping or a list, so it cannot contain keys.
+    """
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -31,7 +31,7 @@ class RawLogSensor(BaseSensorOperator):
     If the Param `when_published` is `skip` and the day's lists are already published, the plan is empty.
 
     Args:
-        days_before_key: see run_date_of.
+        days_before_key: how many days the logical day is before the partition key of the run.
     """
 
     def __init__(self, *, days_before_key: int = 0, **kwargs: Any) -> None:
@@ -70,12 +70,12 @@ class RawLogSensor(BaseSensorOperator):
 
 
 class OtherDagSensor(BaseSensorOperator):
-    """Waits until the other DAG is idle: a training and a daily run of the same date write the same tables.
+    """Waits until the other DAG is idle, because both DAGs write the same tables.
 
     Args:
         other: the dag_id of the other DAG.
-        yields: whether to wait even for runs of the other DAG that are themselves waiting. Only one of the
-            two DAGs may do this; otherwise both would wait forever.
+        yields: whether to wait even for runs of the other DAG that are waiting for this DAG. Only one of the
+            two DAGs may set this; otherwise both would wait forever.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class OtherDagSensor(BaseSensorOperator):
         self.yields = yields
 
     def poke(self, context: Mapping[str, Any]) -> bool:
-        """Whether the other DAG has no run that this run must wait for."""
+        """Returns whether the other DAG has no run that this run must wait for."""
         ti = context["ti"]
         running = ti.get_dr_count(dag_id=self.other, states=["running"])
         waiting = (

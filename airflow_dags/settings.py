@@ -31,7 +31,7 @@ class Settings:
     Attributes:
         home: the folder with `jobs/` and `conf/`. Jobs run in this folder, so paths may be relative to it.
         config: the YAML configuration file of the jobs.
-        profiles: job → Spark properties file; `default` is for all other jobs.
+        profiles: maps the name of a job to its Spark properties file; `default` is for all other jobs.
         overrides: `--set` values of every job (key `set` of the Variable).
         spark_submit: the program that starts jobs.
         environment: environment variables of the jobs, added to those of Airflow.
@@ -52,11 +52,11 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The settings that the Variable has now.
+    """Returns the current settings in the Airflow Variable `nightrank`.
 
     Raises:
         AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
-            not exist. A retry cannot help.
+            not exist. Airflow does not retry the task.
     """
     values = Variable.get(VARIABLE, default=None, deserialize_json=True)
     if values is None:
@@ -68,7 +68,7 @@ def read_settings() -> Settings:
 
 
 def settings_of(values: Any) -> Settings:
-    """The settings in the Variable's JSON value. Raises the same errors as read_settings."""
+    """Returns the settings in the Variable's JSON value. Raises the same errors as read_settings."""
     if not isinstance(values, dict):
         raise _wrong(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
@@ -104,7 +104,10 @@ def _are_texts(values: Any) -> bool:
 
 
 def require_spark_connection() -> None:
-    """Raises AirflowFailException if the Spark connection is missing: the provider would submit to YARN."""
+    """Raises AirflowFailException if the Spark connection is missing.
+
+    Without the connection, Airflow's Spark provider would submit jobs to YARN.
+    """
     try:
         BaseHook.get_connection(SPARK_CONNECTION)
     except AirflowException as error:
@@ -117,5 +120,6 @@ def require_spark_connection() -> None:
 
 def _wrong(what: str) -> AirflowFailException:
     return AirflowFailException(
-        f"the Airflow Variable {VARIABLE!r} {what}\n  what to do: correct it; docs/airflow.md names its keys"
+        f"the Airflow Variable {VARIABLE!r} {what}\n"
+        "  what to do: correct the Variable; docs/airflow.md explains its keys"
     )

@@ -1,8 +1,8 @@
 """Tasks that run a job. All of them are created by `stage(name)`.
 
 Each task is a SparkSubmitOperator. It reads the Spark profile, the configuration file and `--set` values from
-the Variable. The plan of the run gives it the day and the overrides of the stage. The job's exit code decides
-whether the task is retried.
+the Airflow Variable `nightrank`. It reads the day and the overrides of the stage from the plan of the run.
+The job's exit code decides whether the task is retried.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def application(call: Call, settings: Settings) -> str:
 
 
 def failure(job: str, code: int | None, error: Exception) -> AirflowException:
-    """The exception for a failed job. Airflow does not retry bad configuration (2) and bad data (3)."""
+    """Returns the exception for a failed job. Airflow retries it, unless the exit code is 2 or 3.
+
+    Exit code 2 means bad configuration, and 3 means bad data.
+    """
     if code in _HOPELESS:
         return AirflowFailException(
             f"{job} ended with exit code {code}: {_HOPELESS[code]}; a retry cannot help\n{error}"
@@ -86,11 +89,13 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
 
 
 class JobOperator(SparkSubmitOperator):
-    """Runs one step of the run's plan and returns the job summary. Is skipped if the plan has no such step.
+    """Runs one step of the run's plan, and returns the job summary.
+
+    The task is skipped if the plan has no such step.
 
     Args:
-        step: name of the step in the plan. The step has the day and the overrides.
-        part: which list of the plan has the step: `night` or `retraining`.
+        step: name of the step in the plan. The step contains the day and the overrides.
+        part: which list of the plan contains the step: `night` or `retraining`.
         job: the job to run; by default the job of the step.
         overrides: `--set` values of this task; by default those of the step.
     """
@@ -113,7 +118,7 @@ class JobOperator(SparkSubmitOperator):
         self._settings: Settings | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the job. Raises the exception that `failure` returns for its exit code."""
+        """Runs the job. If the job fails, raises the exception that `failure` returns."""
         plan = context["ti"].xcom_pull(task_ids=PLAN)
         step = find_step(plan, self.part, self.step)
         if step is None:
@@ -152,7 +157,7 @@ def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[s
 
 
 def stage(name: str, **options: Any) -> JobOperator:
-    """A task that runs the step with this name. `options` are arguments of JobOperator or of any operator."""
+    """Creates a task that runs the step of this name. `options` are further arguments of JobOperator."""
     chosen: dict[str, Any] = {
         "task_id": name,
         "step": name,

@@ -9,7 +9,7 @@ day's features are built again with the champion's workflow.
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
-| run again | if the inputs are equal, the model is not trained again, and the decision is the same |
+| run again | if no input has changed, the model is not trained again, and the decision is the same |
 | one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
 | a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
 | order | never together with `daily_recommendations`: each DAG waits while the other works |

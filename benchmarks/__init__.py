@@ -1,3 +1,5 @@
-"""Benchmarks of Nightrank. Each script runs ours and its peers on one machine and one input, and prints a
-JSON line.
+"""Benchmarks of Nightrank.
+
+Each script runs our code and the programs that we compare it with (peers) on one machine, with the same
+input. It prints a table and, on the last line, one JSON object.
 """

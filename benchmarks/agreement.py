@@ -1,15 +1,19 @@
-"""Checks that contenders wrote the same table, by checksums that do not depend on the order of rows or files.
+"""Checks that two contenders of the ETL benchmark wrote the same table, by comparing checksums.
 
-For every day the summary holds the number of rows and a checksum of whole rows (the label and all ids). The
-checksum of whole rows shows whether values stand in the same row. Each categorical column also has a checksum
-of its own. Every dense column has three sums: of its values, of their squares, and of its values weighted by
-the checksum of their row. The weighted sum changes when a value moves to another row.
+The checksums do not depend on the order of rows or files. They are computed for each day:
 
-Ids are compared in two ways:
+* the number of rows;
+* a checksum of complete rows (label and all ids), which shows whether the ids of a row stand together;
+* a checksum of each categorical column;
+* for each dense column, the sum of the values, the sum of their squares, and the sum of the values weighted
+  by the checksum of their row. The weighted sum changes if a value moves to another row.
 
-* *exactly*: values of equal count must be ordered by value;
-* *without ties*: each id is replaced by its frequency in the train days, so the order of equal counts does
-  not matter. This serves peers that leave that order undefined.
+Checksums of ids are computed in two ways:
+
+* `exact`: from the ids themselves. They are equal only if both contenders order values of equal counts by
+  value;
+* `without_ties`: each id is replaced by the number of its occurrences in the train days. The order of values
+  with equal counts then has no effect. This is used for peers that do not define this order.
 """
 
 from __future__ import annotations
@@ -37,7 +41,14 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True)
 class Summary:
-    """Checksums and sums of a table, which are equal for equal tables. Keys are (date, quantity)."""
+    """Checksums and sums of the table that a contender wrote. Equal tables have equal summaries.
+
+    Attributes:
+        rows: maps each date to its number of rows.
+        exact, without_ties: map (date, column) to a checksum of ids, computed in the two ways that the module
+            describes. The column "whole rows" has the checksum of complete rows.
+        dense: maps (date, "column: kind of sum") to a sum.
+    """
 
     rows: Mapping[str, int]
     exact: Mapping[tuple[str, str], int]
@@ -46,12 +57,16 @@ class Summary:
 
 
 def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
-    """Summarises the files of a contender.
+    """Reads the files of a contender and returns their summary.
+
+    Args:
+        days: all days of the log.
+        outcome: the contender's files of each day, and the columns that it normalised.
 
     Raises:
         Disagreement: a column is missing, has nulls, or has another type than int32 (ids) or float32 (label,
-            dense). Also raised if values declared as normalised do not have mean 0 and variance 1 over the
-            train days.
+            dense). Also raised if the contender reports that a column is normalised, but its mean over the
+            train days is not 0 or its variance is not 1.
     """
     frequency = _train_frequencies(days, outcome)
     rows: dict[str, int] = {}
@@ -94,25 +109,29 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
 
 
 def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> None:
-    """Compares two tables. Raises Disagreement, which names the first difference, unless both hold the same
-    rows.
+    """Raises Disagreement if the tables of two contenders differ. The message names the first difference.
 
     Args:
-        ties: whether ids of equal counts must agree.
+        ours: the summary of our table.
+        theirs: the summary of the peer's table.
+        peer: the peer's name for messages.
+        ties: True if values of equal counts must have the same ids in both tables.
     """
     if ours.rows != theirs.rows:
-        raise Disagreement(f"{peer}: rows by day {dict(theirs.rows)}, ours {dict(ours.rows)}")
+        raise Disagreement(f"{peer}: it wrote {dict(theirs.rows)} rows per day, we wrote {dict(ours.rows)}")
     kind = "exact" if ties else "without_ties"
     mine, other = getattr(ours, kind), getattr(theirs, kind)
     different = sorted(key for key in mine if mine[key] != other.get(key))
     if different:
         raise Disagreement(
-            f"{peer}: ids differ in {len(different)} of {len(mine)} (day, column), first {different[:3]}"
+            f"{peer}: ids differ in {len(different)} of {len(mine)} (day, column), such as {different[:3]}"
         )
     for key, value in ours.dense.items():
         scale = ours.rows[key[0]] * 10.0
         if not abs(value - theirs.dense[key]) <= DENSE_TOLERANCE * scale:
-            raise Disagreement(f"{peer}: dense values differ, {key}: {theirs.dense[key]!r}, ours {value!r}")
+            raise Disagreement(
+                f"{peer}: dense values differ: {key} is {theirs.dense[key]!r}, ours is {value!r}"
+            )
 
 
 def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
@@ -126,17 +145,20 @@ def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
             schema = file.schema_arrow
             for name, kind in wanted.items():
                 if name not in schema.names or schema.field(name).type != kind:
-                    raise Disagreement(f"{path}: column {name} must be {kind}, in a schema of {schema.names}")
+                    raise Disagreement(
+                        f"{path}: column {name} must be {kind}; the file has the columns {schema.names}"
+                    )
             table = file.read(columns=list(COLUMNS))
         nulls = {name: table[name].null_count for name in wanted if table[name].null_count}
         if nulls:
-            raise Disagreement(f"{path}: nulls in {nulls}")
+            raise Disagreement(f"{path}: no column may have nulls, but there are nulls in {nulls}")
         yield table
 
 
 def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
-    """Returns, for each column, how often each id occurs in the train days. Reserved ids get distinct
-    negative numbers.
+    """Returns, for each column, an array that maps each id to its number of occurrences in the train days.
+
+    Reserved ids are mapped to distinct negative numbers.
     """
     counts: dict[str, Ids] = {name: np.zeros(FIRST_ID, np.int64) for name in CATEGORICAL}
     for day in days:
@@ -144,7 +166,7 @@ def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
             for name in CATEGORICAL:
                 ids = table[name].to_numpy()
                 if len(ids) and ids.min() < 1:
-                    raise Disagreement(f"{name} holds the id {ids.min()}")
+                    raise Disagreement(f"{name} holds the id {ids.min()}; ids must be at least 1")
                 size = max(len(counts[name]), int(ids.max(initial=0)) + 1)
                 added = np.bincount(ids, minlength=size) * int(day.train)
                 added[: len(counts[name])] += counts[name]
@@ -159,7 +181,8 @@ def _check_moments(moments: Mapping[str, NDArray[np.float64]]) -> None:
         mean, variance = total / count, squares / count - (total / count) ** 2
         if abs(mean) > 1e-4 or abs(variance - 1) > 1e-3:
             raise Disagreement(
-                f"{name} is not normalised over the train days: mean {mean}, variance {variance}"
+                f"{name} is not normalised over the train days: its mean must be 0 and is {mean}, its variance "
+                f"must be 1 and is {variance}"
             )
 
 
@@ -176,5 +199,5 @@ def _mix_in(row: NDArray[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def _add(total: int, cells: NDArray[np.uint64]) -> int:
-    """Returns the sum modulo 2^64."""
+    """Returns the sum of `total` and all cells, modulo 2^64."""
     return (total + int(cells.sum(dtype=np.uint64))) % 2**64

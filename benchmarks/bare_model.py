@@ -1,7 +1,7 @@
-"""The upper limit of score_rows: the model alone, on rows in memory, with one process per core.
+"""Measures the upper limit of score_rows: the model without a Spark job, on rows in memory.
 
-Each process has one thread and an equal share of the rows, like the workers of a Spark session with as many
-slots.
+There is one process per core. Each process scores an equal number of row groups with one thread, as the
+Python workers of a Spark session with that many cores do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from scoring.rows.file_splits import RowGroup
 
 
 def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
-    """Returns the rows a second of all processes together, per turn. Reading, loading and a warm-up pass are
-    not timed.
+    """Returns the rows per second of all processes together, one value for each turn.
+
+    Reading the rows, loading the model and a first pass over a few rows are not timed.
+
+    Args:
+        request: the model.
+        groups: the row groups, which are distributed over the processes.
+        processes: number of processes.
+        turns: how often all rows are scored.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)

@@ -1,9 +1,10 @@
-"""The interface of a contender of the ETL benchmarks: a module that takes a Task, times its parts and writes
-a report.
+"""The interface of the contenders of the ETL benchmarks.
+
+A contender is a module that reads a Task, times the parts of its work and writes a report:
 
     python -m benchmarks.<module> task.json
 
-This module imports only the standard library, because peers may run in another Python environment.
+This file imports only the standard library, because peers may run in another Python environment.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ WORK, START_UP = "work", "start_up"
 
 @dataclass(frozen=True)
 class Day:
-    """One raw day: its date, its file, and whether the vocabularies are fitted on it."""
+    """One day of the raw log.
+
+    Attributes:
+        dt: the date.
+        file: path of the day's file.
+        train: True if vocabularies are fitted on this day.
+    """
 
     dt: str
     file: str
@@ -43,12 +50,13 @@ class Task:
     """The task of a contender.
 
     Attributes:
-        days: oldest first.
-        out: folder for Parquet, `scratch` for anything else; both exist and are empty.
-        report: path of the contender's report.
-        min_count: the frequency threshold: values that occur this often in the train days get an id.
+        days: the days of the log, oldest first.
+        out: folder for the Parquet files of the result; exists and is empty.
+        scratch: folder for all other files; exists and is empty.
+        report: path of the report that the contender must write.
+        min_count: the frequency threshold: values that occur at least this often in the train days get an id.
         threads: number of cores that the contender may use.
-        settings: settings of this contender alone.
+        settings: settings that only this contender has.
     """
 
     days: tuple[Day, ...]
@@ -78,15 +86,18 @@ class Task:
 
 @dataclass
 class Timing:
-    """The named parts of a run. Each has its seconds and its start and end on CLOCK_MONOTONIC, which all
-    processes share.
+    """Times the parts of a contender's work.
+
+    Attributes:
+        spans: maps the name of each part to the times at which it started and ended, in seconds of
+            CLOCK_MONOTONIC. All processes of a machine share this clock.
     """
 
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times a block. A part that runs twice lasts from its first start to its last end."""
+        """Times a block of code. If a part runs twice, it lasts from its first start to its last end."""
         start = time.monotonic()
         try:
             yield
@@ -97,12 +108,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The files and facts that a contender reports.
+    """What a contender reports about its result.
 
     Attributes:
-        files: date → the Parquet files of that day.
-        normalised: column → (mean, standard deviation) of the normalisation. Empty if only log1p was applied.
-        facts: further values to print.
+        files: maps each date to the Parquet files of that day.
+        normalised: maps each normalised column to the (mean, standard deviation) with which it was
+            normalised. Empty if the contender applied only log1p.
+        facts: other values to print.
     """
 
     files: Mapping[str, Sequence[str]]
@@ -111,9 +123,10 @@ class Outcome:
 
 
 def run(body: Callable[[Task, Timing], Outcome]) -> None:
-    """Runs a contender: reads the task named on the command line, calls `body` and writes the report.
+    """Runs a contender: reads the task file that the command line names, calls `body` and writes the report.
 
-    `body` times its work (`WORK`) and, if it has a start-up beyond imports, that too (`START_UP`).
+    `body` must time its work with `timing.part(WORK)`. If it has a start-up in addition to imports, it must
+    also time this with `timing.part(START_UP)`.
     """
     task = Task.load(Path(sys.argv[1]))
     timing = Timing()

@@ -1,18 +1,21 @@
 """Generates a click log in Criteo's layout: a label, 13 integers and 26 hexadecimal categorical columns.
 
-The generator of the product (etl/synthetic) makes clicks that a model can predict. All but two of its columns
-have 20 values or fewer, so a benchmark of vocabularies on them would measure nothing. This generator
-reproduces Criteo's column sizes instead:
+The product has its own generator (etl/synthetic), whose clicks a model can predict. But all except two of its
+columns have at most 20 values, which is too few to measure the work on vocabularies. The generator in this
+file has columns of Criteo's sizes instead:
 
-* Each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows. The
-  sizes are those that facebookresearch/dlrm prints for it. Ranks follow Zipf's law with exponent 1 in its
-  continuous form, P(rank = r) = log((r + 1) / r) / log(n + 1). The number of distinct values therefore grows
-  with the rows, as it does in Criteo's log.
-* A value has 8 hexadecimal digits: a rank scattered over 32 bits. Fields are empty as often as Criteo's are.
-* Integers are log-normal with Criteo's long tails. I2 has negative values. A quarter of the rows are clicks.
+* Each categorical column has as many possible values as Criteo's Kaggle log has in its 45.8 million rows (the
+  numbers that facebookresearch/dlrm prints for this log). A value's rank r is drawn from Zipf's law with
+  exponent 1 in its continuous form: P(r) = log((r + 1) / r) / log(n + 1), where n is the number of possible
+  values. The number of distinct values therefore grows with the number of rows, as in Criteo's log.
+* A value is written as 8 hexadecimal digits: its rank, mapped to a 32-bit number that looks random. Fields
+  are empty as often as in Criteo's log.
+* Integers are log-normal with long tails, as in Criteo's log. I2 has negative values. A quarter of the rows
+  are clicks.
 
-Columns are independent of each other. No row is malformed, because some peers cannot quarantine rows. Every
-file depends only on (seed, day, rows). A log is generated once and kept under a name made of its parameters.
+Columns are independent of each other. No row is malformed, because some peers cannot quarantine rows. Each
+file depends only on the seed, the day and the number of rows. A log is generated once, in a folder whose name
+contains these parameters.
 """
 
 from __future__ import annotations
@@ -67,7 +70,14 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class DayFile:
-    """One raw day: date, path of its one file, rows and bytes."""
+    """The file of one day of the log.
+
+    Attributes:
+        dt: the date.
+        path: path of the file.
+        rows: number of rows.
+        bytes: size of the file in bytes.
+    """
 
     dt: str
     path: str
@@ -76,11 +86,16 @@ class DayFile:
 
 
 def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
-    """Returns the day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`. Generates them
-    if missing.
+    """Returns the files of a log, oldest day first. Generates the log if it does not exist.
+
+    The files are `cache/<parameters>/dt=…/clicks.tsv`.
 
     Args:
-        rows: rows of all days together. They are spread evenly; the first days get the remainder.
+        cache: the folder of all generated logs.
+        rows: number of rows of all days together. Each day gets the same number; the first days get one more
+            if the division has a remainder.
+        days: number of days.
+        seed: the seed of the random numbers.
     """
     folder = cache / f"criteo-v{FORMAT}-rows{rows}-days{days}-seed{seed}"
     index = folder / "index.json"
@@ -104,7 +119,7 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
 
 
 def write_day(path: Path, rows: int, day: int, seed: int) -> int:
-    """Writes one day's file and returns its size in bytes."""
+    """Writes the file of one day and returns its size in bytes."""
     rng = np.random.default_rng([FORMAT, seed, day])
     size = 0
     with path.open("wb") as stream:

@@ -1,9 +1,10 @@
-"""The shape of a training step on Criteo's terabyte log: features, cardinalities and random batches.
+"""The shapes of a training step on Criteo's terabyte log: features, cardinalities and random batches.
 
-The cardinalities are those that NVIDIA publishes for the log with a frequency limit of 15
-(DeepLearningExamples, DLRM, variant `criteo_t15_synthetic` of its synthetic data: 32.7 million rows, 15.6 GiB
-at 128 numbers of float32). That variant draws ids from a power law of exponent 1.45, and so do we. The
-smallest ids are the most frequent, because our workflow numbers them by count.
+The cardinalities are those that NVIDIA publishes for this log if values that occur fewer than 15 times share
+an id (DeepLearningExamples, DLRM, variant `criteo_t15_synthetic` of its synthetic data). They add up to 32.7
+million rows, or 15.6 GiB with 128 float32 numbers per row. NVIDIA's synthetic data draw ids from a power law
+with exponent 1.45, and so does this file. The smallest ids are the most frequent, because our workflow
+assigns ids in the order of counts.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ EXPONENT = 1.45
 
 
 def capped(most_rows: int | None) -> list[int]:
-    """Returns the cardinalities, each at most `most_rows`, so that tables fit a small machine."""
+    """Returns the cardinalities, each reduced to at most `most_rows`, so that the tables fit on a small
+    machine.
+    """
     return [min(cardinality, most_rows or cardinality) for cardinality in CARDINALITIES]
 
 
 def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
-    """Returns a FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
+    """Returns the FeatureSpec of Criteo's columns I1 to I13 and C1 to C26 with the given cardinalities."""
     dense = [Feature(f"I{place}", "dense", "float32", "context") for place in range(1, NUM_DENSE + 1)]
     categorical = [
         Feature(f"C{place}", "categorical", "int32", "context", cardinality)
@@ -42,8 +45,10 @@ def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
 
 
 def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Returns ids (rows, C) int64. Id k has a probability of about (k - 2)^-1.45. Reserved ids are not drawn,
-    unless a feature has no others.
+    """Returns random ids (rows, C) int64. Id k has a probability of about (k - 2)^-1.45.
+
+    Reserved ids are not drawn, except for features whose cardinality does not exceed the number of reserved
+    ids.
     """
     uniform = torch.rand(rows, len(cardinalities), generator=generator, dtype=torch.float64)
     reserved = torch.tensor(
@@ -57,7 +62,7 @@ def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator
 
 
 def make_batches(count: int, rows: int, cardinalities: Sequence[int], seed: int = 0) -> list[Batch]:
-    """Returns random batches on the CPU. A quarter of their rows are clicks."""
+    """Returns `count` random batches of `rows` rows on the CPU. A quarter of the rows are clicks."""
     generator = torch.Generator().manual_seed(seed)
     return [
         Batch(

@@ -1,4 +1,4 @@
-"""The upper limit of a training step: our DLRM without embedding lookups and without table updates."""
+"""Measures the upper limit of a training step: our DLRM without embedding lookups and table updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class FixedVectors(nn.Module):
-    """Returns the same vectors (B, C, E) for all ids, and receives their gradient like an embedding."""
+    """Replaces an embedding table: returns the same vectors (B, C, E) for all ids.
+
+    The vectors receive a gradient, like vectors that were looked up.
+    """
 
     def __init__(self, rows: int, features: int, dim: int, device: torch.device) -> None:
         super().__init__()
@@ -24,6 +27,8 @@ class FixedVectors(nn.Module):
 def without_tables(
     model: nn.Module, rows: int, features: int, dim: int, device: torch.device
 ) -> FixedVectors:
-    """Replaces the model's table in place and returns the replacement. The dense layers stay."""
+    """Replaces the model's embedding table by `FixedVectors`, which it returns. The dense layers do not
+    change.
+    """
     model.embedding = FixedVectors(rows, features, dim, device)
     return model.embedding

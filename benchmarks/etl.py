@@ -1,25 +1,29 @@
-"""Compares build_features with NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated
-Criteo-layout log.
+"""Compares build_features with NVIDIA's Spark recipe, NVTabular, Polars and DuckDB on a generated log.
 
     .venv/bin/python benchmarks/etl.py [--quick] [--rows N] [--repeats N] [--only NAME …] [--set a.b=c …]
 
-Every contender runs in a process of its own, pinned to the same cores. Its input is in the file cache. It:
+The log has the layout of Criteo's click log (benchmarks/criteo_log.py). Every contender (our job and the four
+peers) runs in a process of its own, pinned to the same cores. Its input is in the operating system's file
+cache. It does the following work:
 
-* reads four day files of tab-separated text: a label, 13 integers and 26 categorical columns, which are
-  opaque strings (see benchmarks/criteo_log.py);
-* fits a vocabulary for each categorical column on the first two days. Values need 15 occurrences. Ids start
-  at 3, by descending count. Null is 1 and every other value is 2;
-* encodes all four days: int32 ids, and integers filled with 0, clipped at 0, log(1 + x), in float32;
-* writes Parquet (zstd), one folder or file a day.
+* It reads four files of tab-separated text, one for each day: a label, 13 integers and 26 categorical columns
+  of strings.
+* It fits a vocabulary for each categorical column on the first two days. A value gets an id if it occurs at
+  least 15 times. Ids start at 3 and are assigned by descending count. Null has the id 1, and all other values
+  have the id 2.
+* It encodes all four days. Categorical columns become int32 ids. A null integer becomes 0, a negative one
+  becomes 0, and log(1 + x) is stored as float32.
+* It writes Parquet with zstd, one folder or file for each day.
 
-Ours does additional work, which is timed too: see benchmarks/ours.py. The file of each peer says what it
-leaves out. The tables are compared before a ratio is printed (benchmarks/agreement.py): whole rows by
-checksum, with every id equal, except that NVTabular may order equal counts differently. If they differ, the
-benchmark fails and prints no figures.
+Our job does additional work, which is timed too (benchmarks/ours.py). The file of each peer says what the
+peer leaves out. Before a ratio is printed, the table of each peer is compared with ours
+(benchmarks/agreement.py): all ids and dense values must be equal. Only NVTabular may order values of equal
+counts in another way. If tables differ, the benchmark fails and prints no figures.
 
-Only the work is timed. Start-up is printed beside it: interpreter and imports and, for ours and NVIDIA's
-recipe, a Spark session and a first job (ours also starts Python workers). With --repeats the median run
-counts. `ratios` says how many times faster ours is.
+Only the work is timed. The time of the start-up is printed in another column: interpreter and imports, and
+for the contenders that use Spark also opening the session and running a first job. Our first job also starts
+the Python workers. With --repeats, the run of median time is used. `ratios` says how many times as fast as
+the peer our job is.
 """
 
 from __future__ import annotations
@@ -58,7 +62,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="cores each contender is pinned to (default 2)")
     parser.add_argument("--only", nargs="*", choices=PEERS, help="peers to run (default: all)")
     parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", help="as --set of build_features"
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change a configuration key, as --set of build_features does",
     )
     return parser.parse_args(arguments)
 
@@ -99,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _peer(name: str, options: argparse.Namespace) -> Contender | str:
-    """Returns the contender, or the reason why it cannot run."""
+    """Returns the peer as a contender, or the reason why it cannot run."""
     if options.only is not None and name not in options.only:
         return "left out by --only"
     if name == "nvtabular":
@@ -116,10 +124,10 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
 def _first(
     contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
 ) -> tuple[Summary, Run]:
-    """Runs ours. Returns its summary, with which every peer is compared, and the run."""
+    """Runs our job. Returns the summary of its table, with which every peer is compared, and the run."""
     run = _median(contender, days, options, deadline, None)
     if run.summary is None:
-        raise ContenderFailed("ours was not summarised")
+        raise ContenderFailed("internal error, please report: the output of our job has no checksums")
     return run.summary, run
 
 
@@ -130,7 +138,10 @@ def _median(
     deadline: float,
     expected: Summary | None,
 ) -> Run:
-    """Runs a contender several times, compares each output, and returns the run of median time."""
+    """Runs a contender `options.repeats` times, compares each output, and returns the run of median time.
+
+    Each output is compared with `expected`, or with the output of the first run if `expected` is None.
+    """
     runs = []
     for turn in range(options.repeats):
         say(f"{contender.name} ({turn + 1} of {options.repeats}) …")
@@ -186,7 +197,7 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
-    """Returns one sentence about a peer: which is faster, by how much, and whether the target is met."""
+    """Returns a sentence that compares our time with a peer's, and says whether the target is met."""
     target = TARGETS[name]
     if ratio is None:
         at_least = facts.get("ratio_at_least")

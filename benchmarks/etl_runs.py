@@ -1,4 +1,4 @@
-"""Runs contenders of the ETL benchmarks one after the other and measures the process tree of each."""
+"""Runs contenders of the ETL benchmarks one after the other, and measures the process tree of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ TRAIN_DAYS = 2
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender: its module (see benchmarks.contender) and the Python interpreter that runs it."""
+    """A contender of an ETL benchmark.
+
+    Attributes:
+        name: name in the output.
+        module: the module to run (see benchmarks.contender).
+        settings: settings that only this contender has.
+        python: the Python interpreter that runs the module.
+        ties: True if the contender orders values of equal counts by value, as our job does.
+    """
 
     name: str
     module: str
@@ -40,7 +48,17 @@ class Contender:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one contender. `seconds` and `cpu_s` measure the work, without start-up."""
+    """The result of one run of a contender.
+
+    Attributes:
+        seconds, cpu_s: seconds and CPU seconds of the work, without start-up.
+        start_up_s: seconds of the start-up.
+        parts: maps the name of each part of the work to its seconds.
+        measured: the resources of the complete process tree, with start-up.
+        outcome: the report of the contender.
+        output_bytes: size of all files of the result.
+        summary: checksums of the result; None if it is not compared.
+    """
 
     seconds: float
     cpu_s: float
@@ -67,7 +85,10 @@ class Run:
 
 
 class ContenderFailed(Exception):
-    """A contender failed, or was stopped at its time limit (`limit_s`, otherwise None)."""
+    """A contender failed, or was stopped at its time limit.
+
+    `limit_s` is the time limit at which it was stopped; None if it failed for another reason.
+    """
 
     def __init__(self, message: str, limit_s: float | None = None) -> None:
         super().__init__(message)
@@ -79,7 +100,7 @@ def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
 
 
 def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
-    """Returns build_features as a contender on this log, with settings as its --set takes them."""
+    """Returns build_features as a contender on this log. `overrides` are values for its option --set."""
     data = str(Path(log[0].path).parent.parent)
     return Contender("ours", "benchmarks.ours", {"data": data, "overrides": list(overrides)})
 
@@ -87,11 +108,21 @@ def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
 def run_contender(
     contender: Contender, days: Sequence[Day], cores: int, limit_s: float, compared: bool = True
 ) -> Run:
-    """Measures one run on warm input. Its output is summarised if `compared`, then deleted.
+    """Runs a contender once and measures it.
+
+    Its input is in the file cache. Its output is deleted at the end.
+
+    Args:
+        contender: the contender.
+        days: the days of the log.
+        cores: number of cores to which the contender is pinned.
+        limit_s: time limit in seconds.
+        compared: True if the checksums of the output are needed.
 
     Raises:
-        ContenderFailed: the contender failed. The message holds its last lines of output.
-        Disagreement: its output lacks the agreed columns.
+        ContenderFailed: the contender failed, or reached the time limit. If it failed, the message has the
+            last lines that it printed.
+        Disagreement: the output does not have the columns that all contenders must write.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"run-{contender.name}-", dir=CACHE))
@@ -122,7 +153,7 @@ def run_contender(
             raise ContenderFailed(f"{contender.name} did not end within {limit_s:.0f} s", limit_s)
         if measured.returncode or not report.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-            raise ContenderFailed(f"{contender.name} ended with {measured.returncode}:\n{tail}")
+            raise ContenderFailed(f"{contender.name} ended with exit code {measured.returncode}:\n{tail}")
         return _read(json.loads(report.read_text()), measured, task, compared)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,9 +177,7 @@ def _read(report: Mapping[str, Any], measured: Measured, task: Task, compared: b
 
 
 def _environment(cores: int) -> dict[str, str]:
-    """Returns the environment variables of a contender: the paths of our packages and Java, and its number of
-    threads.
-    """
+    """Returns the environment variables of a contender: paths, Java's home, and the number of threads."""
     java = java_home.find()
     env = {
         **os.environ,

@@ -1,17 +1,18 @@
-"""Measures how build_features scales with the rows of its log: seconds, CPU seconds and memory at three
-sizes.
+"""Measures how the time and memory of build_features grow with the number of rows in its log.
 
     .venv/bin/python benchmarks/etl_scaling.py [--quick] [--rows N N N] [--repeats N] [--set a.b=c …]
 
-The job is linear if a row costs the same in a large log as in a small one. For each size, `ratios` holds the
-seconds (and CPU seconds) a row divided by those of the size before. Each ratio should stay within 15% of 1.
-The fixed cost of a run (planning, manifests, the first start of Python workers) makes rows of small logs
-dearer. Therefore `marginal` is printed too: the cost of each added row divided by the cost of each row added
-before.
+The job runs on logs of three sizes. Its time is linear if a row takes as much time in a large log as in a
+small one. For each size, `ratios` has the seconds per row, and the CPU seconds per row, divided by those of
+the next smaller size. Each ratio should be within 15% of 1.
 
-Memory is that of the one executor of the local profile: the JVM, which also holds the driver, and its Python
-workers. It must not grow with the rows, although the vocabulary of distinct values does. No peer takes part
-here: benchmarks/etl.py compares.
+Some work of a run does not depend on the number of rows, such as planning, manifests and the start of Python
+workers. It makes a row of a small log more expensive. Therefore `marginal` is printed too. It is the time for
+each row that the largest size adds, divided by the time for each row that the middle size adds.
+
+The memory is that of all processes of the job: the JVM, which contains driver and executor, and its Python
+workers. It should not grow with the number of rows, although the vocabularies contain more values in a larger
+log. This script runs no peers; benchmarks/etl.py does.
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ LIMIT_S = 7200.0
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows")
-    parser.add_argument("--rows", type=int, nargs="+", help=f"sizes, rising (default {ROWS})")
     parser.add_argument(
-        "--repeats", type=int, default=1, help="runs at each size (default 1); the median counts"
+        "--rows", type=int, nargs="+", help=f"numbers of rows, in ascending order (default {ROWS})"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="runs at each size (default 1); the run of median time is used"
     )
     parser.add_argument("--cores", type=int, default=2, help="cores the job is pinned to (default 2)")
     parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", help="as --set of build_features"
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change a configuration key, as --set of build_features does",
     )
     options = parser.parse_args(arguments)
     sizes = options.rows or (QUICK_ROWS if options.quick else ROWS)
@@ -77,8 +84,10 @@ def _facts(rows: int, run: Run) -> dict[str, Any]:
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Returns the growth between one size and the next: cost a row, memory, and the marginal cost of added
-    rows.
+    """Returns ratios of each size to the next smaller size.
+
+    There is a ratio of the seconds per row, of the CPU seconds per row, and of the peak memory. The key
+    `marginal` has the ratio of the seconds per added row (see the module's docstring).
     """
     sizes = sorted(facts, key=int)
     ratios: dict[str, float | None] = {}

@@ -1,19 +1,22 @@
-"""Runs a contender in a process of its own and measures its process tree: seconds, CPU seconds and peak
-memory.
+"""Runs a contender in a process of its own, and measures the resources of its process tree.
 
-* *CPU seconds* come from /proc: user and system time of every living process of the tree, with the time of
-  the children that it has waited for. The harness is the tree's subreaper (prctl). A process whose parent is
-  gone, such as a JVM that outlives its launcher, becomes a child of the harness, which counts its time in
-  RUSAGE_CHILDREN. No time is lost or counted twice.
-* *Memory* is sampled ten times a second as the sum of resident set sizes. That sum counts shared pages of
-  forked workers more than once, so the proportional set size (PSS) is sampled too. Reading PSS walks page
-  tables. It is therefore read whenever RSS has grown by a tenth, and otherwise so rarely that it takes two
-  per cent of the time.
-* *The timed part*: contenders write the instants at which their parts begin and end (benchmarks.contender).
-  CPU seconds at those instants are interpolated between samples.
+The resources are seconds, CPU seconds and peak memory.
 
-Every contender is pinned to the same number of cores and reads its input from the warm file cache. It starts
-when the disk has written what the contender before it left behind.
+* *CPU seconds* come from /proc: the user and system time of every running process of the tree, including the
+  time of the ended child processes that it has waited for. The harness makes itself the subreaper of the tree
+  (prctl). If the parent of a process ends first, such as the launcher of a JVM, the process becomes a child
+  of the harness, and the kernel counts its time in the harness's RUSAGE_CHILDREN. So no time is lost or
+  counted twice.
+* *Memory* is sampled ten times per second as the sum of the resident set sizes (RSS) of all processes. This
+  sum counts a page that several forked workers share once for each of them. The proportional set size (PSS)
+  counts such a page once in all. Reading PSS is slow, because the kernel walks the page tables. The harness
+  reads PSS whenever RSS has grown by a tenth, and otherwise so rarely that this takes at most two per cent of
+  the time.
+* *Parts of the work*: contenders report the times at which their parts start and end (benchmarks.contender).
+  CPU seconds at these times are interpolated between samples.
+
+Every contender is pinned to the same number of cores and reads its input from the file cache. Before a
+contender starts, `settle` waits until the data that the previous contender wrote are on disk.
 """
 
 from __future__ import annotations
@@ -42,12 +45,16 @@ class Measured:
     """The resources that one process tree used.
 
     Attributes:
-        returncode: exit code of the started process. A negative one is a signal.
-        timed_out: whether it was killed at its time limit.
-        wall_s, cpu_s: seconds from its start to the end of the last process of its tree.
-        peak_rss_bytes: highest sum of resident set sizes. Shared pages count once a process.
-        peak_pss_bytes: highest sampled sum of proportional set sizes, which are sampled less often.
-        samples: (CLOCK_MONOTONIC, CPU seconds of the tree until then), oldest first.
+        returncode: exit code of the process that was started. If a signal ended it, this is the negative
+            number of the signal.
+        timed_out: whether the process tree was killed at its time limit.
+        wall_s, cpu_s: seconds and CPU seconds from the start of the process to the end of the last process of
+            its tree.
+        peak_rss_bytes: highest sum of the resident set sizes of all processes. A page that is shared by n
+            processes counts n times.
+        peak_pss_bytes: highest sum of the proportional set sizes of all processes. These sizes are sampled
+            less often.
+        samples: pairs of a time (CLOCK_MONOTONIC) and the CPU seconds of the tree until then, oldest first.
     """
 
     returncode: int
@@ -59,7 +66,7 @@ class Measured:
     samples: tuple[tuple[float, float], ...]
 
     def cpu_between(self, start: float, end: float) -> float:
-        """Returns the CPU seconds of the tree between two instants, interpolated between samples."""
+        """Returns the CPU seconds of the process tree between two times, interpolated between samples."""
         return self._cpu_at(end) - self._cpu_at(start)
 
     def _cpu_at(self, instant: float) -> float:
@@ -82,12 +89,15 @@ def measure(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Measured:
-    """Runs a command to its end, or kills its process tree at the time limit.
+    """Runs a command until it ends, or kills its process tree at the time limit.
 
     Args:
-        log: file that takes standard output and error.
-        cores: number of available cores that the command is pinned to.
-        env: its environment variables. Ours by default.
+        command: the command and its arguments.
+        log: file to which the command's standard output and error are written.
+        cores: number of cores to which the command is pinned.
+        limit_s: time limit in seconds.
+        env: environment variables of the command; None means those of this process.
+        cwd: working directory of the command; None means that of this process.
     """
     _become_subreaper()
     others = {process.pid for process in _tree(os.getpid(), set())}
@@ -147,7 +157,10 @@ def measure(
 
 
 def settle(files: Iterable[str]) -> None:
-    """Waits for the disk and reads the files once, so that all contenders start with the same file cache."""
+    """Waits until all written data are on disk, and reads the files once.
+
+    After this, the files are in the file cache, so all contenders start under the same conditions.
+    """
     os.sync()
     for file in files:
         with open(file, "rb", buffering=0) as source:
@@ -168,7 +181,7 @@ def _reaped_cpu_s() -> float:
 
 @dataclass(frozen=True)
 class _Process:
-    """A process of /proc. `cpu_s` is its user and system time, with that of children it has waited for."""
+    """A process in /proc. `cpu_s` includes the time of ended child processes that it has waited for."""
 
     pid: int
     parent: int
@@ -177,8 +190,9 @@ class _Process:
 
 
 def _tree(root: int, others: set[int]) -> list[_Process]:
-    """Returns every process below `root`, except `others` and their descendants. Ended processes count until
-    waited for.
+    """Returns every process below `root`, except `others` and their descendants.
+
+    An ended process is included until its parent has waited for it.
     """
     below: dict[int, list[_Process]] = {}
     for name in os.listdir("/proc"):
@@ -195,7 +209,7 @@ def _tree(root: int, others: set[int]) -> list[_Process]:
 
 
 def _read_process(pid: int) -> _Process | None:
-    """Returns the process, or None if it is gone."""
+    """Returns the process with this id, or None if it does not exist any more."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -205,7 +219,10 @@ def _read_process(pid: int) -> _Process | None:
 
 
 def _reap_orphans(tree: Iterable[_Process], started: int) -> None:
-    """Waits for ended processes that became our children. Popen waits for the one we started."""
+    """Waits for ended processes of the tree that have become children of this process.
+
+    The process `started` is left out, because Popen waits for it.
+    """
     for process in tree:
         if process.parent == os.getpid() and process.pid != started:
             with suppress(ChildProcessError):

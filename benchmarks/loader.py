@@ -1,23 +1,28 @@
-"""Compares our loader with Petastorm's loaders and with memory-mapped binary files: rows/s of shuffled
-batches.
+"""Compares how many rows per second our loader, Petastorm's loaders and memory-mapped files deliver.
 
     .venv/bin/python benchmarks/loader.py [--quick] [--rows N] [--rounds N] [--only NAME …]
 
-Every contender reads whole epochs of the same table (benchmarks/loader_data.py): 13 dense features, 26
-columns of ids and a label. The table is four Parquet files as build_features writes them, or a binary file of
-the same rows. A contender runs in a process of its own, pinned to the same cores. Contenders take turns for
-several rounds. The fastest epoch of each counts, because other work on the machine can only slow an epoch
-down. A batch is the three tensors that a model takes: labels, dense features and ids. The first epoch of each
-process is not timed. Instead, it is checked to hold every row once (benchmarks/loader_contender.py).
+Every contender reads complete epochs of the same table (benchmarks/loader_data.py): 13 dense features, 26
+columns of ids and a label. The table exists as four Parquet files, like those of build_features, and as
+binary files with the same rows. Each contender runs in a process of its own, pinned to the same cores.
+Contenders take turns for several rounds. The fastest epoch of each contender is used, because other work on
+the machine can only make an epoch slower. A batch consists of the three tensors that a model needs: labels,
+dense features and ids. The first epoch of each process is not timed. The benchmark uses it to check that
+every row is delivered once (benchmarks/loader_contender.py).
 
-* petastorm_batched: BatchedDataLoader with a shuffling queue as large as our buffer pool.
-* petastorm_best: the fastest of its settings that shuffle less: rows within a row group, no queue, one or
-  more threads.
-* petastorm_columns: the same, but its batches stay one tensor a column.
-* per_row: Petastorm's DataLoader with that queue, on a tenth of the rows.
-* memmap_row_shuffle: batches gathered from a binary file by a permutation of all its rows.
-* memmap_batch_shuffle: whole batches of that file in random order. Rows are not shuffled.
-* memcpy: the same bytes copied in order, which is the limit of memory.
+The peers are:
+
+* petastorm_batched: Petastorm's BatchedDataLoader with a shuffling queue as large as our buffer pool.
+* petastorm_best: the fastest settings of BatchedDataLoader. They shuffle less: rows are shuffled only within
+  a row group, without a queue.
+* petastorm_columns: as petastorm_best, but a batch has one tensor per column.
+* per_row: Petastorm's DataLoader, which reads single rows, with a queue as large as our buffer pool. It reads
+  a table with a tenth of the rows.
+* memmap_row_shuffle: the rows of a batch are copied from binary files, in the order of a random permutation
+  of all rows.
+* memmap_batch_shuffle: complete batches are copied from binary files in random order. The rows within a batch
+  are not shuffled.
+* memcpy: the same bytes are copied in order. This is the limit that the speed of memory sets.
 """
 
 from __future__ import annotations
@@ -51,7 +56,13 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A module with settings. It reads 1 / `part` of the rows."""
+    """A contender of the benchmark.
+
+    Attributes:
+        module: the module that yields batches (see benchmarks.loader_contender).
+        settings: settings that only this contender has.
+        part: the contender's table has 1 / `part` of the rows.
+    """
 
     module: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +99,13 @@ PEERS: dict[str, tuple[Contender, ...]] = {
 
 @dataclass
 class Figures:
-    """The epochs of one contender, as (seconds, CPU seconds) for each million rows."""
+    """The measured epochs of one contender.
+
+    Attributes:
+        epochs: for each timed epoch, the (seconds, CPU seconds) per million rows.
+        peak_rss_bytes: peak memory of the contender's processes.
+        failure: why the contender failed; None if it did not.
+    """
 
     epochs: list[tuple[float, float]] = field(default_factory=list)
     peak_rss_bytes: int = 0
@@ -171,7 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Figures) -> None:
-    """Runs one turn of a contender and adds its epochs, or the reason why there are none, to the figures."""
+    """Runs a contender once in its process, and adds its epochs to the figures.
+
+    If the contender fails, the reason is stored in the figures.
+    """
     feature_table = make_table(CACHE, rows // contender.part // FILES * FILES)
     settle(feature_table.paths)
     with tempfile.TemporaryDirectory(prefix="nightrank-loader-") as name:
@@ -191,7 +211,7 @@ def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Fig
         report = folder / "report.json"
         if measured.returncode or not report.exists():
             tail = (folder / "log").read_text(errors="replace").splitlines()[-3:]
-            into.failure = f"{contender.settings}: ended with {measured.returncode}: {' '.join(tail)}"
+            into.failure = f"with {contender.settings}, exit code {measured.returncode}: {' '.join(tail)}"
             say(into.failure)
             return
         millions = feature_table.rows / 1e6
@@ -223,7 +243,7 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, target: float, facts: dict[str, Any]) -> str:
-    """Returns one sentence about a peer: how many times faster ours is, and whether the target is met."""
+    """Returns a sentence that compares our speed with a peer's, and says whether the target is met."""
     if ratio is None:
         return f"{name}: not measured ({facts['reason']})"
     met = "met" if ratio >= target else "MISSED"

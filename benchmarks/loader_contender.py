@@ -1,10 +1,11 @@
-"""The interface of a contender of the loader's benchmark, a module that makes epochs of batches, and its
-process.
+"""The interface of the contenders of the loader benchmark, and the process in which a contender runs.
 
     python -m benchmarks.loader_contender task.json
 
-The first epoch is compared with the table (rows, sum of ids, sum of labels). It also warms caches and memory.
-The following epochs are timed, each from its first call to its last batch. Batches are only counted.
+A contender is a module with a function `epoch`, which yields the batches of one epoch. The process checks the
+first epoch: its number of rows, sum of ids and sum of labels must be those of the table. This epoch also
+warms caches and memory. The next epochs are timed, each from the call of `epoch` to the last batch. The
+process only counts the rows of their batches.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class LoaderTask:
     """The task of a contender.
 
     Attributes:
-        module: its `epoch(table, task, seed)` iterates over batches (labels, ids). Ids are one matrix or
-            one tensor a column.
-        buffer_rows: rows that are shuffled among each other.
+        module: name of the contender's module. Its function `epoch(table, task, seed)` yields pairs of labels
+            and a list of id tensors: one matrix, or one tensor per column.
+        table: the table to read.
+        local_batch_size: number of rows of a batch.
+        buffer_rows: number of rows that are shuffled together.
         epochs: number of timed epochs.
-        threads: number of cores.
-        report: path of the report, with the seconds and CPU seconds of each epoch.
-        settings: settings of this contender alone.
+        threads: number of threads that the contender may use.
+        report: path of the report with the seconds and CPU seconds of each epoch.
+        settings: settings that only this contender has.
     """
 
     module: str
@@ -60,10 +63,11 @@ class LoaderTask:
 
 
 def check(batches: Batches, table: FeatureTable) -> None:
-    """Reads an epoch to its end and compares its sums with the table's.
+    """Reads all batches of an epoch and compares their sums with those of the table.
 
     Raises:
-        ValueError: the sums differ, so the epoch does not hold every row of the table once.
+        ValueError: the number of rows, the sum of ids or the sum of labels differs. The epoch does not have
+            every row of the table exactly once.
     """
     rows = id_sum = label_sum = 0
     for labels, ids in batches:
@@ -73,7 +77,7 @@ def check(batches: Batches, table: FeatureTable) -> None:
     received, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
     if received != expected:
         raise ValueError(
-            f"an epoch gave (rows, sum of ids, sum of labels) {received}, the table holds {expected}"
+            f"an epoch gave (rows, sum of ids, sum of labels) {received}, but the table has {expected}"
         )
 
 
@@ -88,7 +92,7 @@ def main(task_file: str) -> None:
         rows = sum(len(labels) for labels, _ in module.epoch(task.table, task, seed))
         epochs.append([time.perf_counter() - start, time.process_time() - cpu])
         if rows != task.table.rows:
-            raise ValueError(f"an epoch gave {rows} rows, the table holds {task.table.rows}")
+            raise ValueError(f"an epoch gave {rows} rows, but the table has {task.table.rows}")
     Path(task.report).write_text(json.dumps(epochs), encoding="utf-8")
 
 

@@ -1,10 +1,10 @@
-"""Feature tables for the loader's benchmark: Parquet as build_features writes it, and a binary file of the
-same rows.
+"""Makes the tables of the loader benchmark, as Parquet files and as binary files with the same rows.
 
-A table has 13 dense columns, 26 columns of ids, the label, and `row_id`, which no contender reads. Its
-vocabularies are as large as those of Criteo's columns after the frequency limit. Ids follow Zipf's law
-(benchmarks/criteo_log.py). Integers are log-normal under log(1 + x). Files have the settings of the arrow
-engine (etl/text/encode_pass.py): zstd and one row group each.
+A table has 13 dense columns, 26 columns of ids, the label, and `row_id`, which no contender reads. The
+vocabularies have about as many ids as those of Criteo's columns with a frequency threshold of 15. Ids follow
+Zipf's law (benchmarks/criteo_log.py). Dense values are log(1 + x) of log-normal integers x. The Parquet files
+are like those that build_features writes with the engine `arrow` (etl/text/encode_pass.py): zstd, and one row
+group per file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class FeatureTable:
     """A table on disk.
 
     Attributes:
-        files: its Parquet files, of equal size.
-        rows: number of rows of all files.
-        labels, dense, ids: row-major .npy files of the same rows: (rows,), (rows, 13) float32 and
-            (rows, 26) int32.
-        id_sum, label_sum: sums over all rows, with which a contender's batches are compared.
+        files: its Parquet files, which have equal numbers of rows.
+        rows: number of rows of all files together.
+        labels, dense, ids: paths of .npy files with the same rows in row layout: (rows,) float32, (rows, 13)
+            float32 and (rows, 26) int32.
+        id_sum, label_sum: sums over all rows. A contender's batches must have the same sums.
     """
 
     files: tuple[str, ...]
@@ -64,7 +64,7 @@ def spec() -> FeatureSpec:
 
 
 def make_table(cache: Path, rows: int) -> FeatureTable:
-    """Returns the table of `rows` rows, made once. `rows` must be a multiple of the number of files."""
+    """Returns the table with `rows` rows, which must be a multiple of FILES. Makes it if it does not exist."""
     folder = cache / f"features-{FORMAT}-{rows}"
     index = folder / "index.json"
     if not index.exists():

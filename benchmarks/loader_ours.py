@@ -1,4 +1,8 @@
-"""Our loader as a contender: files through Petastorm, 16 logical shards of one rank, as run.py does."""
+"""Our loader as a contender of the loader benchmark.
+
+It reads the files through Petastorm, for 16 logical shards on one rank, as a training does
+(training/loop/run.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ NUM_SHARDS = 16
 
 
 def epoch(table: FeatureTable, task: LoaderTask, seed: int) -> Batches:
-    """Yields batches without padding, which only the last batch has."""
+    """Yields the batches of an epoch. Rows of padding, which only the last batch can have, are removed."""
     rows = table.rows // len(table.files)
     files = [DataFile(path, rows, (rows,)) for path in table.files]
     plan = plan_shards([group.rows for group in row_groups(files)], NUM_SHARDS, task.local_batch_size)

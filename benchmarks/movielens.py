@@ -1,16 +1,17 @@
-"""Compares HR@10 and NDCG@10 of the shipped MovieLens configuration with the most popular films and EASE.
+"""Compares our lists for MovieLens with lists of the most popular films and of EASE, by HR@10 and NDCG@10.
 
     .venv/bin/python benchmarks/movielens.py --data /path/to/ml-100k [--quick] [--set a.b=c …]
 
-The protocol is leave-last-out with full ranking. The test film of a user is the latest film rated 4 or more;
-the one before it is the validation film. All films are ranked, except those that the user has rated before
-the test. The jobs of the product make the splits, the lists and the excluded films. The peers rank the same
-films for the same users, and all contenders learn from the train split alone. Equal scores are ordered by
-film.
+Our lists are those of the shipped configuration conf/datasets/movielens.yaml. The protocol is leave-last-out.
+The last film that a user rated 4 or more is the test film, and the film before that is the validation film.
+For each user, all films are ranked except those that the user had rated before the test film. The jobs of the
+product make the splits, our lists, and the table of excluded films. The peers rank the same films for the
+same users. All contenders learn only from the train split. Films with equal scores are ordered by film id.
 
-EASE takes the penalty with the best NDCG@10 on the validation films, without the films rated in train. Ours
-trains as its configuration says. Our figures must equal those that measure_recommendations published;
-otherwise the script fails. A ratio is our NDCG@10 divided by the peer's.
+For EASE, the script chooses the penalty with the best NDCG@10 on the validation films. In this choice, only
+films rated in the train split are excluded. Our model is trained as its configuration says. The script
+computes our HR@10 and NDCG@10 itself. It fails if they differ from those that measure_recommendations
+published. Each ratio is our NDCG@10 divided by the peer's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,13 @@ Lists = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over users with one held-out film each. `hit_rate_error` is the hit rate's standard error."""
+    """The quality of the lists of one contender: means over all users with a test film.
+
+    Attributes:
+        hit_rate: HR@10.
+        ndcg: NDCG@10.
+        hit_rate_error: standard error of `hit_rate`.
+    """
 
     hit_rate: float
     ndcg: float
@@ -63,15 +70,16 @@ class Figures:
 
 @dataclass(frozen=True)
 class Task:
-    """The ratings, held-out films and excluded films, by number of user and film. Films are in the order of
-    their keys.
+    """The data of the benchmark as matrices of U users and I films.
+
+    Users and films are in the order of their keys.
 
     Attributes:
-        train: (U, I) 1 where the user liked the film in train.
-        rated: (U, I) whether the user has a row of the film in train.
-        excluded: (U, I) whether the film may not be in the user's list.
-        validation, test: (U,) the held-out film, which the user liked, or -1 for none.
-        warm: (U,) whether the user has a row in train.
+        train: (U, I) 1 where the user rated the film 4 or more in the train split, otherwise 0.
+        rated: (U, I) True where the user rated the film in the train split.
+        excluded: (U, I) True where the film must not be in the user's list.
+        validation, test: (U,) index of the user's validation or test film; -1 if there is none.
+        warm: (U,) True if the user has a rating in the train split.
     """
 
     train: Scores
@@ -86,11 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", default="data/ml-100k", help="folder of ml-100k.inter, .user and .item")
     parser.add_argument("--quick", action="store_true", help=f"a smaller training: {' '.join(QUICK)}")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change a configuration key, as --set of nightly does",
+    )
     options = parser.parse_args(arguments)
     data = Path(options.data).resolve()
     if not (data / "ml-100k.inter").is_file():
-        parser.error(f"--data={options.data}: there is no ml-100k.inter; name the folder of MovieLens 100k")
+        parser.error(
+            f"--data={options.data}: this folder has no file ml-100k.inter; give the folder of MovieLens 100k"
+        )
     settings = [
         f"data={data}",
         f"lake={CACHE / 'lake'}",
@@ -122,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_night(settings: Sequence[str]) -> float:
-    """Runs the whole chain on a new lake and returns its seconds."""
+    """Runs the complete chain of jobs with new tables, and returns its seconds."""
     shutil.rmtree(CACHE / "lake", ignore_errors=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(CONFIG), "--retrain"]
@@ -134,7 +150,11 @@ def run_night(settings: Sequence[str]) -> float:
 
 
 def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
-    """Returns the task from the product's tables, and the keys of users and films."""
+    """Reads the matrices from the published tables.
+
+    Returns:
+        The task, the keys of users, and the keys of films.
+    """
     dataset = read_dataset(lake, RUN_DATE)
     version = dataset.workflow_version
     numbered = read_rows(lake.candidate_items(version).partition(RUN_DATE)).sort_values("item_index")
@@ -183,7 +203,7 @@ def read_rows(partition: Partition) -> pd.DataFrame:
 
 
 def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lists:
-    """Returns the published lists (U, k) of films, with -1 where a list is shorter."""
+    """Returns the published lists (U, k) of film indices. If a list is shorter than k, the rest is -1."""
     rows = read_rows(lake.recommendations.partition(RUN_DATE))
     lists = np.full((len(users), k), -1, np.int64)
     user, film = (
@@ -194,14 +214,21 @@ def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lis
 
 
 def top(scores: Scores, excluded: NDArray[np.bool_], k: int) -> Lists:
-    """Returns the k best films of each user (U, k) without the excluded ones. Equal scores are ordered by
-    film.
+    """Returns the k films with the highest scores for each user, (U, k), without excluded films.
+
+    Films with equal scores are in the order of their index.
     """
     return np.argsort(np.where(excluded, np.inf, -scores), axis=1, kind="stable")[:, :k]
 
 
 def measure(lists: Lists, wanted: Lists) -> Figures:
-    """Measures users with a held-out film. NDCG with one relevant film is 1 / log2(1 + its position)."""
+    """Measures the lists of users who have a relevant film.
+
+    Args:
+        lists: (U, k) film indices.
+        wanted: (U,) index of the user's only relevant film; -1 if there is none. The NDCG of a list is 1 /
+            log2(1 + position of the film), or 0 if the list does not have the film.
+    """
     asked = wanted >= 0
     hits = lists[asked] == wanted[asked][:, None]
     gains = hits / np.log2(np.arange(2, lists.shape[1] + 2))
@@ -210,12 +237,15 @@ def measure(lists: Lists, wanted: Lists) -> Figures:
 
 
 def of_lists(lists: Lists, task: Task) -> Figures:
-    """Measures the users that measure_recommendations calls warm: those with a row in train."""
+    """Measures the lists on the test films. Only users who have a rating in the train split are included.
+
+    measure_recommendations calls these users warm.
+    """
     return measure(lists, np.where(task.warm, task.test, -1))
 
 
 def tuned_penalty(task: Task, k: int) -> float:
-    """Returns the penalty of EASE with the best NDCG on the validation films."""
+    """Returns the penalty of EASE that gives the best NDCG@10 on the validation films."""
     ndcg_by_penalty: dict[float, float] = {}
     for penalty in PENALTIES:
         lists = top(task.train @ ease_weights(task.train, penalty), task.rated, k)
@@ -229,7 +259,10 @@ def tuned_penalty(task: Task, k: int) -> float:
 
 
 def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -> None:
-    """Fails unless the product published the same measures of its lists and of the most popular films."""
+    """Exits with an error if measure_recommendations published other figures than this script computed.
+
+    The figures are the number of users, and hit rate and NDCG of our lists and of the most popular films.
+    """
     facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
     published = [
         facts["users"],
@@ -237,7 +270,10 @@ def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -
     ]
     counted = [users, ours.hit_rate, ours.ndcg, popular.hit_rate, popular.ndcg]
     if not np.allclose(published, counted, rtol=0, atol=1e-9):
-        raise SystemExit(f"movielens: measure_recommendations published {published}, here it is {counted}")
+        raise SystemExit(
+            "movielens: (users, our hit rate and NDCG, those of the most popular films) differ: "
+            f"measure_recommendations published {published}, this script computed {counted}"
+        )
 
 
 def _rows(contenders: Mapping[str, Figures]) -> list[list[str]]:

@@ -1,7 +1,7 @@
-"""The Python environment of NVTabular, whose last release (23.8) needs pandas 1 and an older Dask than ours.
+"""The Python environment of NVTabular.
 
-It is installed from the locked requirements/benchmark-nvtabular.txt into the cache folder when it is first
-needed.
+NVTabular's last release (23.8) needs pandas 1 and an older Dask than our environment has. Its environment is
+installed from requirements/benchmark-nvtabular.txt into the cache folder when it is first needed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ LOCK = ROOT / "requirements/benchmark-nvtabular.txt"
 
 
 class Missing(str):
-    """The reason why there is no environment."""
+    """The reason why NVTabular's environment does not exist."""
 
 
 def interpreter(install: bool) -> Path | Missing:
-    """Returns the interpreter of the environment. If it is missing and `install` is true, it is installed.
+    """Returns the path of the Python interpreter of NVTabular's environment.
+
+    Args:
+        install: True to install the environment if it is missing.
 
     Returns:
-        The path of the interpreter, or Missing with the reason if it is not or cannot be installed.
+        The path, or Missing with the reason if the environment is missing and was not installed.
     """
     if not install and not is_installed("nvtabular", LOCK):
-        return Missing("its environment is not installed; a run without --quick installs it")
+        return Missing("NVTabular's Python environment is not installed; a run without --quick installs it")
     try:
         return locked_environment("nvtabular", LOCK, "import nvtabular") / "bin/python"
     except SetupError as error:
-        return Missing(f"it cannot be installed: {error}")
+        return Missing(f"NVTabular's Python environment cannot be installed: {error}")

@@ -1,9 +1,14 @@
-"""build_features as a contender: the library call of the job, in a session of the profile, on a fresh lake.
+"""Our job build_features as a contender of the ETL benchmarks.
 
-It does work that the peers do not do. It numbers every line and checks that it parses; malformed lines would
-be quarantined. It fits mean and deviation of the 13 integers exactly and normalises by them. It keeps the
-counts of rare values for the next extension of the vocabulary. It distributes rows evenly over files. It
-verifies its files by their statistics and publishes everything by manifests.
+It calls the function of the job in a Spark session with the local profile, and writes to a new folder of
+tables. The job does work that the peers do not do:
+
+* It numbers every line and checks that it can be parsed. Malformed lines would be quarantined.
+* It computes exact means and standard deviations of the 13 integer columns, and normalises the columns by
+  them.
+* It stores the counts of rare values, from which a later run can extend the vocabularies.
+* It distributes rows evenly over files.
+* It verifies its files by their statistics, and publishes all tables by manifests.
 """
 
 from __future__ import annotations
@@ -26,7 +31,11 @@ PROFILE = ROOT / "conf/spark/local.conf"
 
 
 def build_features(task: Task, timing: Timing) -> Outcome:
-    """Runs the job. Settings of the task: `data` (the log's folder) and `overrides` (as --set of the job)."""
+    """Runs the job.
+
+    The task has two settings: `data` is the folder of the log, and `overrides` are values for --set of the
+    job.
+    """
     train = sum(day.train for day in task.days)
     overrides = [
         f"data={task.settings['data']}",
@@ -63,8 +72,9 @@ def build_features(task: Task, timing: Timing) -> Outcome:
 
 
 def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
-    """Returns column → (mean, deviation) of the stored workflow, to undo the normalisation for the
-    comparison.
+    """Returns a dict that maps each normalised column to the (mean, deviation) of the stored workflow.
+
+    The comparison of tables uses these numbers to undo the normalisation.
     """
     stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
     return {

@@ -1,11 +1,12 @@
-"""Measures the overhead of a Spark task in Python, with Spark's own worker daemon and with that of our
-profiles.
+"""Measures the CPU time of a Spark task in Python that does no work.
 
     .venv/bin/python benchmarks/python_tasks.py [--quick]
 
-A session on local[2] runs many tasks at once. Each passes on one row of Arrow. The figure is milliseconds of
-a core a task, the median over rounds. The first task of a worker, with its imports, is not counted. Each
-daemon has a process and a session of its own, and they take turns. Ratio, ours over Spark's: `task`.
+It compares our worker daemon (the process that forks Python workers) with Spark's own. A Spark session on
+local[2] runs many tasks, and each returns its one input row as an Arrow batch. The figure is the milliseconds
+of one core per task: the median over several jobs. The first job of a session, in which workers start and
+import modules, is not counted. Each session has a process of its own, and the two daemons take turns. The
+ratio `task` is the time with Spark's daemon divided by the time with ours.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 
 def rounds_of(daemon: str, tasks: int) -> list[float]:
-    """Returns the milliseconds of a core a task, per round, in a session of this process."""
+    """Runs several jobs in a Spark session of this process.
+
+    Returns the milliseconds of one core per task, one value for each job.
+    """
     from spark.session import build_session, read_profile
 
     settings = read_profile(ROOT / "conf/spark/local.conf")
@@ -57,7 +61,9 @@ def measured(daemon: str, tasks: int) -> list[float]:
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     if done.returncode:
-        raise SystemExit(f"{daemon} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"the session with the daemon {daemon} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -1,14 +1,15 @@
-"""Measures the share of (best AUC - 0.5) that each model reaches on the generated log, on its test and
-validation days.
+"""Measures how close the AUC of each model on the generated log is to the best possible AUC.
 
     .venv/bin/python benchmarks/quality.py [--quick] [--seeds N] [--models NAME …] [--set a.b=c …]
 
-The log is that of conf/datasets/generated.yaml. Its generator returns the click probability of each row, and
-therefore the best AUC that a day allows. The jobs of the product generate and encode the log once; it stays
-in the cache. Each model then trains on one rank in this process, with the rates and epochs of PRESETS. These
-were chosen on the validation day; the test day is only reported. No peer takes part. The bars come from the
-generator: 0.9 of the best for models that use products of features, and below 0.8 for logistic regression,
-which cannot.
+The log is that of conf/datasets/generated.yaml. Its generator knows the click probability of each row, and
+therefore the best AUC that a model can reach on a day. The share of a model is (its AUC - 0.5) / (best AUC -
+0.5). It is printed for the test day and the validation day.
+
+The jobs of the product generate and encode the log once, in the cache folder. Each model is then trained on
+one rank in this process, with the settings in PRESETS. These were chosen by the results on the validation
+day. The targets apply to the share on the test day: at least 0.9 for models that combine features with each
+other, and below 0.8 for logistic regression, which cannot do this. The script runs no peers.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ TARGET, BASELINE_LIMIT = 0.9, 0.8
 
 @dataclass(frozen=True)
 class Preset:
-    """A model's file and its training settings, as --set takes them. `at_least` says whether the target is a
-    lower bound.
+    """The settings with which a model is trained.
+
+    Attributes:
+        model: the value of --set that selects the file of the model.
+        train: the values of --set for the training.
+        at_least: True if the target is a lower bound of the share, False if it is an upper bound.
     """
 
     model: str
@@ -69,13 +74,17 @@ PRESETS: Mapping[str, Preset] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows a day, 60,000 otherwise")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows per day instead of 60,000")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each model (default 1)")
     parser.add_argument(
         "--models", nargs="+", default=list(PRESETS), choices=list(PRESETS), help="default: all"
     )
     parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", help="as --set of train_model"
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change a configuration key, as --set of train_model does",
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -89,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(quick: bool) -> Lake:
-    """Returns the lake with the log and its features. The jobs make it unless it exists."""
+    """Returns the lake (the folder of all tables) with the log and its features.
+
+    If they do not exist, jobs of the product make them.
+    """
     lake = Lake(str(CACHE / ("quick" if quick else "full")))
     if is_published(lake.datasets.partition(RUN_DATE)):
         return lake
@@ -112,7 +124,11 @@ def prepare(quick: bool) -> Lake:
 
 
 def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns means over the seeds, and the test share of each seed."""
+    """Trains a model with several seeds and measures its AUC.
+
+    Returns:
+        Means over the seeds, and the share on the test day for each seed.
+    """
     preset, dataset = PRESETS[name], read_dataset(lake, RUN_DATE)
     best = {split: best_auc(lake, dataset, split) for split in ("validation", "test")}
     runs = []
@@ -145,13 +161,13 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
 
 
 def best_auc(lake: Lake, dataset: Dataset, split: str) -> float:
-    """Returns the best AUC of the one day of a split."""
+    """Returns the best AUC that a model can reach on a split (`validation` or `test`), which is one day."""
     (member,) = dataset.splits[split]
     return float(read_manifest(lake.raw.partition(member.dt)).facts["best_auc"])
 
 
 def target_of(name: str, share: float) -> str:
-    """Returns the target of a model, and whether a share meets it."""
+    """Returns the target of a model as text, and whether this share meets it."""
     if PRESETS[name].at_least:
         return f"at least {TARGET}: {'met' if share >= TARGET else 'MISSED'}"
     return f"below {BASELINE_LIMIT}: {'met' if share < BASELINE_LIMIT else 'MISSED'}"

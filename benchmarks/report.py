@@ -1,4 +1,4 @@
-"""The output of every benchmark: the machine, a table for people and, on the last line, one JSON object."""
+"""The output of every benchmark: a table and, on the last line, one JSON object."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GIB = 2**30
 
 
 def machine(cores: int, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Describes the machine of the figures, without its host name.
+    """Returns a description of the machine and its software, without the host name.
 
     Args:
         cores: number of cores of each contender.
-        packages: distributions whose installed versions are recorded.
+        packages: packages whose installed versions are included.
     """
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -71,8 +71,16 @@ def summary_line(
     ratios: Mapping[str, float | None],
     **more: Any,
 ) -> str:
-    """Returns the summary line, the last line of standard output. `ratios` says how many times faster ours
-    is; null if a peer did not run.
+    """Returns the last line of standard output: a JSON object with all figures of a benchmark.
+
+    Args:
+        benchmark: name of the benchmark.
+        of_machine: the result of `machine`.
+        ours: figures of our code.
+        peers: figures of each peer, or the reason why it did not run.
+        ratios: how many times as fast as each peer our code is, unless the benchmark defines its ratios in
+            another way; None if a peer did not run.
+        more: other entries of the JSON object.
     """
     return json.dumps(
         {

@@ -1,27 +1,35 @@
-"""Compares score_lists with scoring joined rows in Spark, score_rows with the bare model, and both ways to
-the top k.
+"""Compares the ways to score pairs of users and items in Spark: our jobs and three forms of Python functions.
 
     .venv/bin/python benchmarks/scoring.py [--quick] [--users N] [--candidates N] [--turns N] [--only NAME …]
         [--scaling]
 
-Contenders take turns in one Spark session, local[2]. The figure is pairs a second, the median over turns.
-Each contender reads Parquet from the file cache and writes to Spark's `noop` sink. The peers' rows were
-joined before, and the peers rank nothing. Our time includes both. The model is a DLRM of dimension 128 with
-top MLP 512-256, 26 columns of ids (half of the user, half of the item) and 13 dense features of the user.
-Ratios, ours over the other's:
+Our function score_lists scores the candidates of each user and returns the k best items. The peers score
+joined rows, which contain the features of a user and of an item. These rows were joined beforehand, and the
+peers do not rank. Our time includes reading, joining, scoring and ranking.
 
-* `joined_fp32`: over the best of pandas_udf, predict_batch_udf and mapInPandas, all in fp32. `joined_bf16`
-  has both in bf16. `bf16_over_joined_fp32` is our bf16 over the best in fp32.
-* `published_fp32`, `published_bf16`: the published top MLP, 1024-1024-512-256, against mapInPandas.
-* `null_model`: a model that returns 0, so that only transport is timed, on twice the users (quick: ten
-  times).
-* `bare_model`: score_rows with its files over the model alone on rows in memory (benchmarks/bare_model.py).
-* `topk_window_1m`, `topk_window_8m`: score_lists with a model that hashes ids, over row_number on pairs with
-  scores.
+Contenders take turns in one Spark session on local[2]. The figure is the number of pairs per second, the
+median over turns. Each contender reads Parquet from the file cache and writes to Spark's sink `noop`, which
+discards rows. The model is a DLRM of dimension 128 with the top MLP 512-256. It has 26 columns of ids (half
+of them of the user, half of the item) and 13 dense features of the user.
 
-Results are compared before times count. Probabilities must agree within 1e-5 (bf16 and int8: 0.02). Lists
-must be equal, except for items whose scores are that close. `--scaling` prints cost and memory at other
-numbers of users and candidates instead (benchmarks/scoring_scaling.py).
+Each ratio is the speed of our code divided by the speed of the other contender:
+
+* `joined_fp32`: score_lists in fp32, compared with the fastest of pandas_udf, predict_batch_udf and
+  mapInPandas in fp32. For `joined_bf16`, both use bf16. For `bf16_over_joined_fp32`, ours uses bf16 and the
+  others use fp32.
+* `published_fp32`, `published_bf16`: score_lists compared with mapInPandas, for a DLRM with the published top
+  MLP, 1024-1024-512-256.
+* `null_model`: score_lists compared with the fastest of the three, for a model that returns 0. It measures
+  only the transport of rows, with twice as many users (with --quick: ten times as many).
+* `bare_model`: the job score_rows, which reads and writes files, compared with the model without a Spark job
+  on rows in memory (benchmarks/bare_model.py).
+* `topk_window_1m`, `topk_window_8m`: score_lists with a model that computes a hash of ids, compared with
+  row_number over a window on pairs that already have scores.
+
+Results are compared before times are measured. Probabilities must agree within 1e-5 (in bf16 and int8: within
+0.02). Lists must be equal, except that items whose scores are that close may be swapped. With `--scaling`,
+the script measures time and memory at other numbers of users and candidates instead
+(benchmarks/scoring_scaling.py).
 """
 
 from __future__ import annotations
@@ -58,14 +66,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the users, one turn")
     parser.add_argument("--users", type=int, help="users with candidates (default 2,000; quick: 200)")
     parser.add_argument(
-        "--candidates", type=int, default=500, help="items each is scored against (default 500)"
+        "--candidates", type=int, default=500, help="candidate items of each user (default 500)"
     )
-    parser.add_argument("--items", type=int, default=2_000, help="items there are (default 2,000)")
-    parser.add_argument("--most-rows", type=int, help="cap on a column's ids (default 50,000; quick: 5,000)")
-    parser.add_argument("--turns", type=int, help="of every contender (default 3; quick: 1)")
+    parser.add_argument("--items", type=int, default=2_000, help="number of items (default 2,000)")
+    parser.add_argument("--most-rows", type=int, help="most ids of a column (default 50,000; quick: 5,000)")
+    parser.add_argument("--turns", type=int, help="runs of every contender (default 3; quick: 1)")
     parser.add_argument("--cores", type=int, default=2, help="cores of every contender (default 2)")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="what to measure")
-    parser.add_argument("--scaling", action="store_true", help="cost and memory by users and candidates")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=GROUPS,
+        default=list(GROUPS),
+        help="groups of contenders to run (default: all)",
+    )
+    parser.add_argument(
+        "--scaling", action="store_true", help="measure how time and memory grow with users and candidates"
+    )
     options = parser.parse_args(arguments)
     options.users = options.users or (200 if options.quick else 2_000)
     options.most_rows = options.most_rows or (5_000 if options.quick else 50_000)
@@ -98,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Returns the ratios that the module describes. Null if a contender did not run."""
+    """Returns the ratios that the module's docstring describes; None if a contender did not run."""
 
     def best(*names: str) -> float | None:
         return max((speeds[name]["pairs_per_s"] for name in names if name in speeds), default=None)
@@ -122,13 +138,13 @@ def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | No
 
 
 def verdict(name: str, ratio: float | None) -> str:
-    """Returns a line about one ratio, for people."""
+    """Returns a line about one ratio and its target."""
     if ratio is None:
         return f"{name}: not measured"
     target = TARGETS.get(name)
     if target is None:
         return f"{name}: {ratio:.3f}"
-    wins = "" if ratio >= 1 or name == "bare_model" else f" (it wins, by {1 / ratio:.2f})"
+    wins = "" if ratio >= 1 or name == "bare_model" else f" (the peer is {1 / ratio:.2f} times as fast)"
     return f"{name}: {ratio:.3f}{wins}, target {target}: {'met' if ratio >= target else 'MISSED'}"
 
 

@@ -1,4 +1,4 @@
-"""One run of the scoring benchmark: its session, its data, its models and its contenders."""
+"""Runs the scoring benchmark once: opens the session, makes the data and the models, runs the contenders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Speeds = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The session, the data and the models of one run."""
+    """The Spark session, the data and the models of one run of the benchmark."""
 
     def __init__(self, options: argparse.Namespace, scratch: str) -> None:
         self.options = options
@@ -55,7 +55,7 @@ class Bench:
         return make_model(CACHE, name, self.spec)
 
     def measure(self) -> Speeds:
-        """Returns contender → pairs a second."""
+        """Returns a dict that maps each contender to its pairs per second (median, lowest and highest)."""
         only, speeds = self.options.only, Speeds()
         data = self._data(self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -77,7 +77,15 @@ class Bench:
         return speeds
 
     def _lists_and_joined(self, model: str, precision: str, names: Sequence[str]) -> dict[str, Any]:
-        """Returns ours and the peers, after checking that their results agree on a few users."""
+        """Returns our contenders and the peers for one model and precision.
+
+        Before this, it checks that their results for a few users agree.
+
+        Args:
+            model: name of the model in MODELS.
+            precision: `fp32` or `bf16`.
+            names: names of the peers.
+        """
         path, spec = self._model(model), self.spec
         runs: dict[str, Any] = {
             f"{name}_{precision}": joined(self.spark, spec, name, path, precision) for name in names
@@ -114,7 +122,11 @@ class Bench:
         return speeds | {"bare_model": spread(bare)}
 
     def _null(self) -> Speeds:
-        """Measures the null model on more users, because a job's fixed cost hides the cost of few rows."""
+        """Measures the model that returns 0.
+
+        The number of users is larger than for other models. With few rows, the fixed time of a job would hide
+        the time of the rows.
+        """
         times = 10 if self.options.quick else 2
         data = self._data(times * self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -146,7 +158,10 @@ class Bench:
         return speeds
 
     def _alternate(self, runs: Runs, data: Data) -> Speeds:
-        """Runs contenders in turns. Each first scores a few users, which loads its model."""
+        """Runs the contenders in turns.
+
+        Before each timed run, a contender scores a few users, so that its model is loaded.
+        """
         speeds: dict[str, list[float]] = {name: [] for name in runs}
         names = list(runs)
         for turn in range(self.options.turns):

@@ -1,5 +1,7 @@
-"""The contenders of the scoring benchmark: our lists and rows, and peers on joined rows; and checks that they
-agree.
+"""The contenders of the scoring benchmark, and checks that their results agree.
+
+Our contenders are score_lists and score_rows. The peers score joined rows, which contain the features of a
+user and of an item.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
 
 
 class Unequal(Exception):
-    """Contenders gave different results, so their times are not comparable."""
+    """Contenders gave different results, so their times cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender. `frame` returns the frame to evaluate for a Data; its rows are not kept."""
+    """A contender of the benchmark. `frame` returns a frame with the contender's results for the given data.
+
+    `run` computes all rows of this frame and discards them.
+    """
 
     frame: Callable[[Data], DataFrame]
 
@@ -49,7 +54,10 @@ class Contender:
 
 
 def open_session(cores: int, folder: str) -> SparkSession:
-    """Opens local[cores] with the local profile. Workers can import the benchmarks' architectures."""
+    """Opens a Spark session on local[cores] with the local profile.
+
+    Its Python workers can import the benchmarks and their architectures.
+    """
     # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = read_profile(ROOT / "conf/spark/local.conf") | {
@@ -64,8 +72,14 @@ def open_session(cores: int, folder: str) -> SparkSession:
 
 
 def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelRequest | None:
-    """Returns the request for a model on the CPU in a precision. None if this checkout scores in float32
-    alone.
+    """Returns the request to score with a model on the CPU in this precision.
+
+    Returns None if this version of Nightrank can score only in float32.
+
+    Args:
+        path: folder of the model.
+        precision: `fp32` or `bf16`.
+        changed: other fields of the request.
     """
     request = replace(ModelRequest(path, "cpu", None), **changed)
     if precision == "fp32":
@@ -76,20 +90,20 @@ def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelReque
 
 
 def lists(spark: SparkSession, spec: FeatureSpec, items: str, model: ModelRequest) -> Contender:
-    """Returns ours, which reads users with lists of candidates and returns K rows a user."""
+    """Returns score_lists as a contender. It reads users with their candidates and returns K rows per user."""
     request = ListRequest(model, (items,), (), K)
     return Contender(lambda data: score_lists(spark.read.parquet(*data.users), spec, request))
 
 
 def joined(spark: SparkSession, spec: FeatureSpec, name: str, model: str, precision: str) -> Contender:
-    """Returns a peer. It scores rows that were joined before, each with its features, and ranks nothing."""
+    """Returns the peer `name` as a contender. It reads joined rows, scores them and does not rank them."""
     score = JOINED[name]
     return Contender(lambda data: score(spark.read.parquet(*data.joined_files), spec, model, precision))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """score_rows: it reads the files of joined rows and writes its own."""
+    """score_rows as a contender. It reads the files of joined rows and writes files with probabilities."""
 
     spark: SparkSession
     model: ModelRequest
@@ -103,7 +117,7 @@ class Rows:
             shutil.rmtree(folder)
 
     def scored(self, data: Data) -> pd.DataFrame:
-        """Returns row_id and probability of each row."""
+        """Returns the columns row_id and probability of each row."""
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
             score_split(self.spark, divide_rows(data.joined, 2, 1_000_000), self.model, folder)
@@ -113,25 +127,33 @@ class Rows:
 
 
 def require_equal_rows(name: str, actual: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that differ by at
-    most `close`.
+    """Raises Unequal if two frames have different rows (user_key, item_index) or probabilities.
+
+    Probabilities may differ by at most `close`. The error names the contender `name`, whose rows are
+    `actual`.
     """
     keys = ["user_key", "item_index"]
     both = expected.merge(actual, on=keys, suffixes=("", "_found"), validate="one_to_one")
     if not len(both) == len(actual) == len(expected):
-        raise Unequal(f"{name} scored {len(actual)} pairs, {len(both)} of the {len(expected)} expected ones")
+        raise Unequal(
+            f"{name} scored {len(actual)} pairs, {len(both)} of them among the {len(expected)} expected pairs"
+        )
     apart = (both.probability - both.probability_found).abs().max()
     if not apart <= close:
-        raise Unequal(f"{name} lies {apart} from the others' probabilities, {close} are allowed")
+        raise Unequal(
+            f"{name}: its probabilities are up to {apart} from the expected ones, only {close} are allowed"
+        )
 
 
 def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal unless the lists are the K best of `expected`. Items whose scores differ by `close` may
-    be swapped.
+    """Raises Unequal if the lists are not the K best items of each user.
 
     Args:
-        lists: user_id, position, item_id, score.
-        expected: user_key, item_id, probability of all pairs.
+        name: name of the contender for the message.
+        lists: the contender's lists: user_id, position, item_id, score.
+        expected: all pairs with their probabilities: user_key, item_id, probability.
+        close: largest allowed difference of a score. Items whose scores differ by at most `close` may be
+            swapped.
     """
     best = expected.sort_values(["user_key", "probability", "item_id"], ascending=[True, False, True])
     best["position"] = best.groupby("user_key").cumcount() + 1
@@ -141,11 +163,14 @@ def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, 
     listed_pairs = expected.merge(actual, on=["user_key", "item_id"], validate="one_to_one")
     if not len(places) == len(listed_pairs) == len(actual) == len(best):
         raise Unequal(
-            f"{name} lists {len(actual)} rows, {len(listed_pairs)} of them pairs; {len(best)} were expected"
+            f"{name}: its lists have {len(actual)} rows, {len(listed_pairs)} of them expected pairs; "
+            f"{len(best)} rows were expected"
         )
     apart = max(
         (places.probability - places.score).abs().max(),
         (listed_pairs.probability - listed_pairs.score).abs().max(),
     )
     if not apart <= close:
-        raise Unequal(f"{name}: scores lie {apart} from those of joined rows, {close} are allowed")
+        raise Unequal(
+            f"{name}: its scores differ from those of joined rows by up to {apart}, only {close} are allowed"
+        )

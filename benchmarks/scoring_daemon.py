@@ -1,4 +1,7 @@
-"""The worker daemon of the scoring benchmarks: Nightrank's own, with the benchmarks' architectures."""
+"""The worker daemon of the scoring benchmarks.
+
+It is Nightrank's own daemon, whose workers can also load the architectures of benchmarks/architectures.
+"""
 
 from __future__ import annotations
 

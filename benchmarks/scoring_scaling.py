@@ -1,9 +1,9 @@
-"""Measures how score_lists scales with users and candidates: its cost and its memory, each size in its own
-process tree.
+"""Measures how the time and memory of score_lists grow with the number of users and candidates.
 
-The claim is that seconds a pair and peak memory stay within 15% from one size to the next. `ratios` holds
-both. The first size is small and includes the fixed cost of a run, which later sizes make negligible. Items
-are the same for all sizes.
+A size is a number of users and a number of candidates per user. Each size is measured in processes of its
+own. Its ratios are the seconds per pair, the CPU seconds per pair and the peak memory, divided by those of
+the previous size. Each ratio should be within 15% of 1. All sizes have the same items. At the first and
+smallest size, the fixed time of a run is the largest share of the time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Task:
-    """One size: the task of its process."""
+    """A number of users and of candidates, which is measured in a process of its own.
+
+    Attributes:
+        users: number of users.
+        candidates: number of candidates of each user.
+        items: number of items.
+        most_rows: largest number of ids of a column.
+        cores: number of cores that the process may use.
+    """
 
     users: int
     candidates: int
@@ -50,7 +58,7 @@ class Task:
 
 
 class SizeFailed(Exception):
-    """The process of one size failed or passed its time limit."""
+    """The process that measures one number of users and candidates failed or reached its time limit."""
 
 
 def scaling(options: argparse.Namespace) -> int:
@@ -85,7 +93,10 @@ def scaling(options: argparse.Namespace) -> int:
 
 
 def run_size(task: Task) -> dict[str, Any]:
-    """Returns seconds and CPU seconds of the scoring after a warm-up, and peak memory of the process tree."""
+    """Runs the process of a task and returns its seconds, CPU seconds and peak memory.
+
+    The seconds do not include the start of the session and a first pass over a few users.
+    """
     settle(task.data(task.users).users)
     with tempfile.TemporaryDirectory() as folder:
         task_file, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
@@ -111,7 +122,10 @@ def facts_of(pairs: int, measured: Measured, began: float, ended: float) -> dict
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Returns each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
+    """Returns the figures of each size divided by those of the previous size.
+
+    The figures are the seconds per pair, the CPU seconds per pair and the peak memory.
+    """
     ratios = {}
     names = list(facts)
     for before, name in itertools.pairwise(names):
@@ -126,7 +140,7 @@ def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def main(task_file: str, report: str, folder: str) -> None:
-    """Runs one size in this process: a warm-up on a few users, then all users, timed."""
+    """Measures a task in this process: scores a few users to warm up, then all users, which is timed."""
     task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8")))
     spec = make_spec(task.most_rows)
     request = request_of(make_model(CACHE, "dlrm", spec))

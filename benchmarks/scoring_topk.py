@@ -1,4 +1,8 @@
-"""The pairs of both top-k contenders. Their scores are a hash of ids, computed by NumPy without a model."""
+"""Makes the input of row_number in the top-k benchmark: pairs of users and items that already have a score.
+
+The score is a hash of ids, computed by NumPy. score_lists computes the same scores with a model
+(benchmarks/architectures/null.py).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 
 
 def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
-    """Returns user_key, item_id and probability of all pairs."""
+    """Returns the columns user_key, item_id and probability of all pairs."""
     frames = [_scored(path, spec, items).to_pandas() for path in data.users]
     return pd.concat(frames, ignore_index=True).rename(
         columns={"user_id": "user_key", "score": "probability"}
@@ -30,9 +34,7 @@ def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
 
 
 def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
-    """Returns row_number over pairs on disk. Their files hold user_id, item_id and score, beside the files of
-    users.
-    """
+    """Returns row_number over a window as a contender. It reads files of pairs: user_id, item_id and score."""
 
     def frame(data: Data) -> Any:
         return top(spark.read.parquet(*pair_files(data, spec, items)), K)
@@ -41,7 +43,7 @@ def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
 
 
 def pair_files(data: Data, spec: FeatureSpec, items: str) -> list[str]:
-    """Returns the files of pairs, one for each file of users, written once."""
+    """Returns the files of pairs, one for each file of users. Writes those that do not exist."""
     paths = []
     for place, users in enumerate(data.users):
         path = Path(users).with_name(f"pairs-{place}.parquet")
@@ -66,7 +68,12 @@ def _scored(path: str, spec: FeatureSpec, items: str) -> pa.Table:
 
 
 def probability(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Returns what the architecture `null` with `returns: hash` computes for these ids."""
+    """Returns the probabilities that the architecture `null` with `returns: hash` computes for these ids.
+
+    Args:
+        first: the first id of each pair's user.
+        last: the last id of each pair's item.
+    """
     mixed = (first.astype(np.int64) * FIRST_FACTOR + last.astype(np.int64) * LAST_FACTOR) % MODULUS
     logits = torch.from_numpy(mixed).float() * (8 / MODULUS) - 4
     probabilities: NDArray[np.float32] = torch.sigmoid(logits).numpy()

@@ -1,9 +1,9 @@
-"""The input of the scoring benchmarks: users, items, candidates and joined rows of Criteo's width, and models
-for them.
+"""Makes the input of the scoring benchmarks: users, items, candidates, joined rows, and models.
 
-There are 26 columns of ids, C1 to C13 of the user and C14 to C26 of the item. Ids follow the published power
-law with capped cardinalities. All 13 dense features belong to the user. Each user has the same number of
-candidates, drawn without repeats.
+There are as many feature columns as in Criteo's log. Of the 26 columns of ids, C1 to C13 belong to the user
+and C14 to C26 to the item. Ids follow the published power law (criteo_shapes.py), and the cardinalities are
+limited. All 13 dense features belong to the user. Each user has the same number of candidates, drawn at
+random without repeats.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_spec(most_rows: int) -> FeatureSpec:
-    """Returns Criteo's layout with scopes. The first columns belong to the user."""
+    """Returns the FeatureSpec of Criteo's columns. Each feature has the scope `user` or `item`."""
     spec = spec_of(capped(most_rows))
     item = {f"C{place}" for place in range(USER_IDS + 1, 27)}
     features = tuple(
@@ -57,11 +57,14 @@ def make_spec(most_rows: int) -> FeatureSpec:
 
 @dataclass(frozen=True)
 class Data:
-    """Users and their pairs on disk. `joined` may be empty if no contender reads rows of pairs.
+    """Files of users and of their pairs with candidate items.
 
     Attributes:
-        users: Parquet files of user_key, the user's features, candidates and excluded.
-        joined: row groups of row_id, user_key, item_index and all features, one row a pair, sorted by user.
+        num_users: number of users.
+        candidates: number of candidates of each user.
+        users: Parquet files with the columns user_key, the user's features, candidates and excluded.
+        joined: row groups with the columns row_id, user_key, item_index and all features. They have one row
+            per pair, sorted by user. Empty if no contender reads joined rows.
     """
 
     num_users: int
@@ -79,7 +82,10 @@ class Data:
 
 
 def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
-    """Writes `candidate_items` as build_candidates does, in one file."""
+    """Returns the file of the table `candidate_items`, in the form that build_candidates writes.
+
+    Writes it if it does not exist.
+    """
     path = folder / f"items-{count}.parquet"
     if not path.exists():
         columns = _side(spec, "item", count, seed=1)
@@ -92,7 +98,7 @@ def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
 def make_data(
     folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
 ) -> Data:
-    """Returns `users` users with `candidates` candidates each, made once for each pair of numbers."""
+    """Returns the files of `users` users with `candidates` candidates each. Writes those that do not exist."""
     known = pq.read_table(items)
     draw = np.random.default_rng(2)
     columns = _side(spec, "user", users, seed=3)
@@ -121,7 +127,7 @@ def make_data(
 
 
 def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) -> pa.Table:
-    """Returns a row for each user and candidate."""
+    """Returns one row for each pair of a user and a candidate, with the features of both."""
     lists = users.column(CANDIDATES).combine_chunks()
     item = lists.flatten()
     lengths = lists.value_lengths().to_numpy()
@@ -138,7 +144,7 @@ def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) ->
 
 
 def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
-    """Returns the folder of a model of MODELS with initial weights, made once."""
+    """Returns the folder of a model in MODELS with its initial weights. Creates it if it does not exist."""
     path = folder / f"model-{name}-{sum(spec.cardinalities)}"
     if not (path / "model.json").exists():
         config = ModelConfig.model_validate(MODELS[name])
@@ -178,7 +184,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
+    """Reads the rows of all row groups as inputs of a model: dense (P, D) float32 and ids (P, W) int64."""
     table = pa.concat_tables(pq.read_table(group.path) for group in groups)
     dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)
     ids = np.stack([table.column(feature.name).to_numpy() for feature in spec.categorical], axis=1)

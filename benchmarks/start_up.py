@@ -1,11 +1,11 @@
-"""Compares the seconds of small jobs whose JVM loads classes from setup's archive with those that load them
-from jars.
+"""Measures how much faster small jobs run if their JVM loads classes from an archive instead of jars.
 
     .venv/bin/python benchmarks/start_up.py [--quick]
 
-spark-submit runs build_features and report with conf/spark/local.conf on a click log of 6,000 rows, where
-start-up is most of the time. Both variants take turns, and the median over turns counts. Ratios, ours over
-jars: `build_features`, `report`.
+`make setup` creates this archive of Spark's classes. spark-submit runs the jobs build_features and report
+with conf/spark/local.conf on a click log of 6,000 rows. On such a small log, most of the time is start-up.
+Runs with the archive and runs with jars take turns, and the medians are compared. The ratios `build_features`
+and `report` are the seconds with jars divided by the seconds with the archive.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def seconds_of(job: str, run_date: str, lake: Path, options: str) -> float:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{job} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"the job {job} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
     return time.perf_counter() - began
 
 
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one turn instead of five")
     turns = 1 if parser.parse_args(arguments).quick else 5
     if not ARCHIVE.exists():
-        raise SystemExit(f"{ARCHIVE} is not there: run make setup, and read what it says of the archive")
+        raise SystemExit(
+            f"{ARCHIVE} does not exist: run `make setup`, which creates this archive or prints why it cannot"
+        )
     times: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
     with tempfile.TemporaryDirectory(prefix="nightrank-start-up-") as folder:
         seconds_of("generate_clicks", FIRST, Path(folder) / "lake", "")

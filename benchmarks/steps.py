@@ -1,9 +1,8 @@
-"""Times training steps of several contenders in one process, in turns, so that all run under the same
-conditions.
+"""Times the training steps of several contenders in one process, in turns, under the same conditions.
 
-Contenders share threads, batches and device. In each turn every contender runs some steps. The order shifts
-by one from turn to turn, and the median over turns counts. The clock is read after the device has finished
-its queue.
+Contenders use the same number of threads, the same batches and the same device. In each turn, every contender
+runs some steps. The order of the contenders shifts by one from turn to turn. The figure of a contender is the
+median over turns. Before a time is read, the device finishes all its work.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ Step = Callable[[Batch], Any]
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has finished its queue."""
+    """Waits until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(step: Step, batches: Sequence[Batch], steps: int, device: torch.device) -> float:
-    """Returns the seconds of `steps` steps, which repeat the batches."""
+    """Returns the seconds of `steps` steps. The batches are used again and again."""
     wait_for(device)
     began = time.perf_counter()
     for batch in islice(cycle(batches), steps):
@@ -46,8 +45,11 @@ def alternate(
     turns: int,
     device: torch.device,
 ) -> dict[str, dict[str, float]]:
-    """Returns samples a second of each contender: `samples_per_s` is the median over turns, `lowest` and
-    `highest` the range.
+    """Runs the contenders in turns.
+
+    Returns:
+        For each contender, its samples per second: `samples_per_s` is the median over turns, `lowest` and
+            `highest` are the range.
     """
     for step in contenders.values():
         seconds_of(step, batches, warm_up, device)

@@ -1,23 +1,23 @@
-"""Compares the samples a second of our training step with a plain DLRM, with its own dense part, and over
-ranks.
+"""Compares our training step with a plain DLRM, with a step without tables, and with steps on several ranks.
 
     .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS]
         [--precision fp32 bf16] [--no-ranks]
 
-Ratios, each of samples a second, ours over the other's:
+All ratios are ratios of samples per second, ours divided by those of the other contender:
 
-* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16
-  compiles its dense part; the plain model runs under autocast. `plain_sgd_*` uses SGD for its tables, which
-  is less work than ours.
-* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py). Only noise can make it exceed
-  1.
-* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank, over the same rank's step on
-  batches in memory.
-* `scaling_N`: N ranks over one rank, each with one thread, per rank. The global batch stays the same.
-  `ours.ranks` holds the share of communication in a step.
+* `plain_fp32`, `plain_bf16`: compared with benchmarks/peers/plain_dlrm.py with Adagrad, in the same
+  precision. In bf16, our dense part is compiled, and the plain model runs under autocast. For
+  `plain_sgd_fp32` and `plain_sgd_bf16`, the plain model uses SGD for its tables, which is less work than our
+  optimizer.
+* `dense_limit`, `dense_limit_bf16`: compared with our own step without embedding tables
+  (benchmarks/dense_part.py). Except for noise, it cannot exceed 1.
+* `end_to_end`: a training of one rank with Petastorm, loader, prefetch, step and Horovod, compared with the
+  step of the same rank on batches in memory.
+* `scaling_N`: N ranks compared with one rank, divided by N. Each rank has one thread. The global batch stays
+  the same. In the JSON line, `ours.ranks` has the share of a step's time that is spent on communication.
 
-Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py). Ranks are Spark
-tasks.
+Contenders take turns in one process, with the same number of threads and the same batches
+(benchmarks/steps.py). Ranks are Spark tasks.
 """
 
 from __future__ import annotations
@@ -60,10 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="small tables and batches, few steps")
     parser.add_argument("--batch", type=int, help="rows of the global batch (default 4096; quick: 512)")
-    parser.add_argument("--most-rows", type=int, help="cap on a table's rows (default 200,000; quick: 5,000)")
+    parser.add_argument("--most-rows", type=int, help="most rows of a table (default 200,000; quick: 5,000)")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--cores", type=int, default=2, help="threads of every contender (default 2)")
-    parser.add_argument("--no-ranks", action="store_true", help="leave out Horovod, and with it Spark")
+    parser.add_argument(
+        "--no-ranks",
+        action="store_true",
+        help="do not measure trainings on ranks, which need Horovod and Spark",
+    )
     options = parser.parse_args(arguments)
     options.batch = options.batch or (512 if options.quick else 4096)
     options.most_rows = options.most_rows or (5_000 if options.quick else 200_000)
@@ -84,19 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def dlrm() -> ModelConfig:
-    """Returns the published preset."""
+    """Returns the configuration of the published DLRM."""
     return ModelConfig.model_validate(yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text()))
 
 
 def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
-    """Returns the training settings of both halves of this benchmark. bf16 compiles the dense part."""
+    """Returns the training settings. With bf16, the dense part is compiled."""
     reduced = {} if precision == "fp32" else {"precision": precision, "compile": True}
     return Train.model_validate({"num_ranks": ranks, "global_batch_size": batch, "device": "cpu", **reduced})
 
 
 def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Returns contender → samples a second. Precisions run one after the other, because a pair of models is
-    large.
+    """Returns a dict that maps each contender to its samples per second.
+
+    Precisions are measured one after the other, because the models of one precision need much memory.
     """
     cardinalities = capped(options.most_rows)
     batches = make_batches(4, options.batch, cardinalities)
@@ -142,7 +147,10 @@ def _step(trainer: Trainer) -> Step:
 
 
 def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Returns `end_to_end`, one rank with all cores, and `ranks_N`, N ranks of one thread each."""
+    """Returns the figures of trainings on ranks.
+
+    The key `end_to_end` is one rank with all cores. The key `ranks_N` is N ranks with one thread each.
+    """
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
     from spark.session import build_session, read_profile
@@ -172,7 +180,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
 def ratios_of(
     speeds: Mapping[str, Mapping[str, float]], ranks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float | None]:
-    """Returns the ratios that the module describes. Null if a contender did not run."""
+    """Returns the ratios that the module's docstring describes; None if a contender did not run."""
 
     def ratio(ours: str, other: str) -> float | None:
         if ours not in speeds or other not in speeds:
@@ -198,14 +206,14 @@ def ratios_of(
 
 
 def verdict(name: str, ratio: float | None) -> str:
-    """Returns a line about one ratio, for people."""
+    """Returns a line about one ratio and its target."""
     if ratio is None:
         return f"{name}: not measured"
     target = TARGETS.get(name)
     if target is None:
         return f"{name}: {ratio:.3f}"
     met = "met" if ratio >= target else "MISSED"
-    wins = "" if ratio >= 1 or name == "end_to_end" else f" (it wins, by {1 / ratio:.2f})"
+    wins = "" if ratio >= 1 or name == "end_to_end" else f" (the peer is {1 / ratio:.2f} times as fast)"
     return f"{name}: {ratio:.3f}{wins}, target {target}: {met}"
 
 

@@ -1,4 +1,4 @@
-"""Feature files of Criteo's layout for the loader, and a filter for the batches that are timed."""
+"""Feature files with Criteo's columns for the loader, and a filter for the batches that are timed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ from training.data.sharding import DataFile
 def write_files(
     folder: Path, rows: int, files: int, cardinalities: Sequence[int], *, row_ids: bool = False
 ) -> list[DataFile]:
-    """Writes feature files as build_features does, once for each size. With `row_ids` each file is one row
-    group and numbers its rows.
+    """Returns feature files like those of build_features. Writes those that do not exist in the folder.
+
+    Args:
+        folder: folder of the files.
+        rows: number of rows of all files together.
+        files: number of files.
+        cardinalities: cardinality of each categorical feature.
+        row_ids: True if each file has a column `row_id` and is one row group.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(cardinalities)
@@ -44,7 +50,9 @@ def write_files(
 
 
 def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
-    """Yields the batches without padding. The last batch of an epoch may be shorter, but its step costs as
-    much.
+    """Yields only batches without padding.
+
+    The last batch of an epoch may have fewer rows, but its step takes as long as any other. It would make the
+    rate too low.
     """
     return (batch for batch in batches if batch.global_weight == rows)

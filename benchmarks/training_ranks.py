@@ -1,4 +1,4 @@
-"""One rank of a measured training: loader, step and Horovod as in training, with timed collectives."""
+"""Measures a training on ranks: loader, training step and Horovod, with the time of collectives."""
 
 from __future__ import annotations
 
@@ -37,8 +37,19 @@ _EPOCHS = 10_000  # more than any measurement consumes
 
 @dataclass(frozen=True)
 class Measurement:
-    """The task of a rank: `turns` times `steps` steps on batches in memory, and as many on batches from the
+    """What each rank measures.
+
+    In each turn, a rank runs `steps` steps on batches in memory, and then `steps` steps on batches from the
     loader.
+
+    Attributes:
+        model: configuration of the model.
+        train: training settings.
+        cardinalities: cardinality of each categorical feature.
+        files: feature files.
+        threads: number of threads of a rank.
+        steps: number of steps in a turn.
+        turns: number of turns.
     """
 
     model: ModelConfig
@@ -51,7 +62,10 @@ class Measurement:
 
 
 class TimedCollectives:
-    """Collectives that count the seconds of their calls, which include waiting for other ranks."""
+    """Collectives that measure the seconds of their calls.
+
+    The seconds include the time in which a rank waits for other ranks.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -73,7 +87,7 @@ class TimedCollectives:
 
 
 def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str, Any]:
-    """Returns the figures of rank 0. All ranks run the same steps."""
+    """Runs the measurement on all ranks and returns the figures of rank 0."""
     ranks = measurement.train.num_ranks
     results: list[dict[str, Any]] = horovod.spark.run(
         run_rank, args=(measurement,), num_proc=ranks, use_gloo=True, env={"PYTHONPATH": str(ROOT)}, verbose=0
@@ -82,12 +96,13 @@ def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str,
 
 
 def run_rank(measurement: Measurement) -> dict[str, Any]:
-    """Measures in the process of a rank.
+    """Runs the measurement in the process of a rank.
 
     Returns:
-        `step` and `end_to_end` are samples a second of the global batch, medians over turns.
-        `communication_share` is a share of the seconds of `step`, `loader_wait_share` of the seconds end to
-        end.
+        `step` and `end_to_end` are samples per second of the global batch: on batches in memory, and on
+        batches from the loader. Both are medians over turns. `communication_share` is the share of the time
+        of `step` that is spent in collectives. `loader_wait_share` is the share of the time of `end_to_end`
+        in which the rank waits for the loader.
     """
     torch.set_num_threads(measurement.threads)
     hvd.init()

@@ -23,18 +23,20 @@ class AllItems(Strict):
 
 
 class Popular(Strict):
-    """The items with most clicks. Items with equally many clicks are ordered by their key."""
+    """The items with the most clicks. Items with the same number of clicks are ordered by their key."""
 
-    source: Literal["popular"] = Field(description="The items with most clicks.")
-    n: PositiveInt = Field(default=500, description="Number of items.")
+    source: Literal["popular"] = Field(description="The items with the most clicks.")
+    n: PositiveInt = Field(default=500, description="Largest number of items of this source for a user.")
     segment: str | None = Field(
         default=None,
-        description="A feature of scope `user` or a column of `user_attributes`. Clicks are counted among "
-        "users with the same value, and items that none of them clicked are left out. Null: "
-        "clicks of all users.",
+        description="Feature of scope `user`, or column of `user_attributes`. For each user, only the clicks "
+        "of users with the same value in this column are counted, and items without such a click are left "
+        "out. Null: the clicks of all users are counted.",
     )
     window_days: Days | None = Field(
-        default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
+        default=None,
+        description="Only clicks of this number of days, the last of which is the run date, are counted. "
+        "Null: the clicks of all days of `splits` are counted.",
     )
 
     @property
@@ -44,20 +46,27 @@ class Popular(Strict):
 
 
 class Covisitation(Strict):
-    """Items that were clicked by users who clicked the same items (docs/candidates.md has the formula)."""
+    """Items that are similar to those that the user clicked: often the same users clicked both.
 
-    source: Literal["covisitation"] = Field(description="Items clicked by users with the same clicks.")
-    n: PositiveInt = Field(default=100, description="Number of items.")
+    docs/candidates.md has the formula of the similarity.
+    """
+
+    source: Literal["covisitation"] = Field(
+        description="Items that were often clicked by the users who clicked the same items as this user."
+    )
+    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
-        default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
+        default=None,
+        description="Only clicks of this number of days, the last of which is the run date, are counted. "
+        "Null: the clicks of all days of `splits` are counted.",
     )
     clicks_per_user: PositiveInt = Field(
         default=50,
-        description="Number of a user's latest distinct items that are used. It limits the number of item "
-        "pairs of very active users.",
+        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
+        "limits the number of item pairs of very active users.",
     )
     neighbours: PositiveInt = Field(
-        default=100, description="Number of most similar items that are kept for each item."
+        default=100, description="For each item, only this number of items most similar to it are used."
     )
 
     @property
@@ -73,9 +82,9 @@ class Retrieval(Strict):
     """
 
     source: Literal["retrieval"] = Field(description="The items that a two-tower model finds.")
-    n: PositiveInt = Field(default=200, description="Number of items.")
+    n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The two-tower model: a section or the name of a file, as in the section `model`."
+        description="The two-tower model: a section with the keys of `model`, or the name of a model file."
     )
 
     @property
@@ -94,7 +103,7 @@ Source = Annotated[AllItems | Popular | Covisitation | Retrieval, Field(discrimi
 
 
 class UserAttributes(RawTable):
-    """Raw values of users, one row per user, for segments and filters."""
+    """A table of user attributes, one row per user, which segments and filters use."""
 
     key: str = Field(description="Column with the key of the user.")
 
@@ -105,12 +114,14 @@ class UserAttributes(RawTable):
 
 
 class NotAllowed(RawTable):
-    """Items that must not be shown to some users, depending on an attribute of the user."""
+    """A table of items that must not be shown to some users, depending on an attribute of the user."""
 
     filter: Literal["not_allowed"] = Field(description="Excludes items by an attribute of the user.")
-    item: str = Field(description="Column of the table with the item.")
-    value: str = Field(description="Column of the table with the value.")
-    attribute: str = Field(description="Column of `user_attributes`.")
+    item: str = Field(description="Column of this table with the key of the item.")
+    value: str = Field(
+        description="Column of this table with the value that is compared with the user's attribute."
+    )
+    attribute: str = Field(description="Column of `user_attributes` with the user's attribute.")
     rule: Literal["deny", "allow", "at_least"] = Field(
         description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: if "
         "the table has rows of an item, only users with one of these values may get the item. "
@@ -128,15 +139,18 @@ class NotAllowed(RawTable):
         _require_columns(self, [self.item, self.value])
         kinds = {column.name: column.type for column in self.columns}
         if self.rule == "at_least" and kinds[self.value] == "string":
-            raise ValueError(f"value={self.value!r} is a string column; rule=at_least compares numbers")
+            raise ValueError(
+                f"value={self.value!r} is a string column, but rule=at_least compares numbers: give the "
+                "column the type int or float, or use rule=allow or rule=deny"
+            )
         return self
 
 
 class OutOfStock(RawTable):
-    """Items that must not be shown to any user."""
+    """A table of items that must not be shown to any user."""
 
-    filter: Literal["out_of_stock"] = Field(description="Excludes the items of a table for all users.")
-    item: str = Field(description="Column of the table with the item.")
+    filter: Literal["out_of_stock"] = Field(description="Excludes the items of this table for all users.")
+    item: str = Field(description="Column of this table with the key of the item.")
 
     @property
     def name(self) -> str:
@@ -152,48 +166,50 @@ class OutOfStock(RawTable):
 Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 
 
-# Which items in the user's own rows may be offered to the user again: none, those without a click, or all.
+# Which items in a user's rows may be offered to the user again: none, those without a click, or all.
 Repeats = Literal["none", "unclicked", "all"]
 
 
 class Candidates(Strict):
-    """The items that are scored for each user: those of the sources, in order.
+    """The items that are scored for each user. They come from the sources, in order.
 
-    If several sources give the same item, it counts for the first of them.
+    If several sources give the same item to a user, the item counts as an item of the first of these sources.
     """
 
     sources: Annotated[list[Source], Field(min_length=1)] = Field(
         default=[AllItems(source="all_items")],
-        description="The sources of candidates, in order. Each gives at most its `n` items after the "
-        "exclusions.",
+        description="The sources of candidates, in order. Each source gives a user at most `n` items, not "
+        "counting the items that are excluded for the user.",
     )
     max: PositiveInt | None = Field(
         default=None, description="Largest number of candidates of a user over all sources. Null: no limit."
     )
     splits: Annotated[list[Split], Field(min_length=1)] = Field(
         default=["train"],
-        description="Splits whose clicks the sources count, and whose rows `active_days` examines.",
+        description="Splits whose clicks the sources count. `active_days` examines the rows of the same "
+        "splits.",
     )
     active_days: Days | None = Field(
         default=None,
-        description="Days up to the run date in which an item must have a row (shown or clicked). Null: any "
-        "item.",
+        description="An item can be a candidate only if it has a row (shown or clicked) in this number of "
+        "days, the last of which is the run date. Null: items need no such row.",
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),
-        description="Splits whose clicked items are not offered again to the user. Empty: none.",
+        description="Splits whose rows exclude their items for the user of the row. `repeats` decides which "
+        "of these rows exclude their item. Empty: no row does.",
     )
     repeats: Literal["auto", "none", "unclicked", "all"] = Field(
         default="auto",
-        description="Which items of a user's rows in the splits of `exclude_clicked` may be offered again. "
-        "`none`: no item. `unclicked`: items without a click, such as impressions. `all`: every "
-        "item, for logs in which users choose the same items again. `auto`: `none` if the log records "
-        "choices (with `negatives` or `label.positive_at_least`), otherwise `unclicked`.",
+        description="Which items of a user's rows in the splits of `exclude_clicked` may be offered to the "
+        "user again. `none`: no item. `unclicked`: items that the user was shown but did not click. `all`: "
+        "every item, for logs in which users choose the same items again. `auto`: `none` if the log records "
+        "only what users chose (`negatives` or `log.label.positive_at_least` is set), otherwise `unclicked`.",
     )
     user_attributes: UserAttributes | None = Field(
         default=None, description="Table of user attributes for segments and filters. Null: none."
     )
-    filters: list[Filter] = Field(default=[], description="Further exclusions, by tables.")
+    filters: list[Filter] = Field(default=[], description="Tables that exclude further items.")
 
     @property
     def retrieval(self) -> Retrieval | None:
@@ -202,7 +218,7 @@ class Candidates(Strict):
 
     @property
     def counts_days(self) -> list[str]:
-        """The keys of the configuration that limit days. They need rows with a date."""
+        """The keys of the configuration that count only some days. Such keys need rows with a date."""
         windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
@@ -211,13 +227,13 @@ class Candidates(Strict):
         names = [source.name for source in self.sources]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"sources names {repeated} twice")
+            raise ValueError(f"sources contains {repeated} twice: remove one of the two")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
             raise ValueError("sources: all_items gives every item, so remove the other sources and max")
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:
-            raise ValueError(f"filters names {again} twice")
+            raise ValueError(f"filters contains {again} twice: merge the two tables into one")
         for rule in self.filters:
             if isinstance(rule, NotAllowed):
                 self._require_attribute(rule)
@@ -233,7 +249,8 @@ class Candidates(Strict):
         kinds = {column.name: column.type for column in known.columns}
         if rule.rule == "at_least" and kinds[rule.attribute] == "string":
             raise ValueError(
-                f"filters: attribute={rule.attribute!r} is a string column; rule=at_least compares numbers"
+                f"filters: attribute={rule.attribute!r} is a string column of user_attributes, but "
+                "rule=at_least compares numbers: give the column the type int or float"
             )
 
 
@@ -244,4 +261,4 @@ def _window_days(source: AllItems | Popular | Covisitation | Retrieval) -> int |
 def _require_columns(table: RawTable, names: list[str]) -> None:
     missing = [name for name in names if name not in table.names]
     if missing:
-        raise ValueError(f"columns must contain {missing}; it has {table.names}")
+        raise ValueError(f"columns must contain {missing}, but contains only {table.names}")

@@ -12,7 +12,7 @@ EPOCH = date(1970, 1, 1)
 
 
 def iso_date(value: Any) -> str:
-    """Returns the date as YYYY-MM-DD; YAML reads an unquoted date as a `date`.
+    """Returns the date as YYYY-MM-DD. `value` is a text, or the `date` that YAML makes of an unquoted date.
 
     Raises:
         ValueError: the value is not a date of this form, or its year is out of range.
@@ -27,7 +27,7 @@ def iso_date(value: Any) -> str:
 
 
 def days_since_epoch(day: str | date) -> int:
-    """Days from 1970-01-01 to a day, which is a date or an ISO date."""
+    """Number of days from 1970-01-01 to `day`, which is a `date` or an ISO date."""
     parsed = date.fromisoformat(day) if isinstance(day, str) else day
     return (parsed - EPOCH).days
 

@@ -1,4 +1,4 @@
-"""The typed configuration of the delivery of lists: limits that stop a publish, and sinks."""
+"""The typed configuration of the delivery of lists: limits above which lists are not published, and sinks."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Stop(Strict):
-    """How far the lists of a day may differ from the last published lists.
+    """Limits on the new lists and on their differences from the last published lists.
 
-    If the lists exceed a limit, they are not published.
+    If the new lists exceed a limit, they are not published.
     """
 
     max_churn: Share | None = Field(
         default=None,
-        description="Largest mean share of a user's items that were not in the user's list before. Null: no "
-        "limit.",
+        description="Largest share of the items in a user's list that were not in the user's last published "
+        "list, averaged over users. Null: no limit.",
     )
     min_coverage: Share | None = Field(
-        default=None, description="Smallest share of the items that occur in a list. Null: no limit."
+        default=None,
+        description="Smallest share of all items that occur in at least one list. Null: no limit.",
     )
     max_cold_share: Share | None = Field(
         default=None,
-        description="Largest share of list entries whose item nobody clicked in train. Null: no limit.",
+        description="Largest share of list entries whose item has no click in the train split. Null: no "
+        "limit.",
     )
     max_score_psi: Limit = Field(
         default=None,
-        description="Largest population stability index of the scores. An index that can be due to chance "
-        "is ignored. Null: no limit.",
+        description="Largest population stability index of the scores against those of the last published "
+        "lists. An index that can be due to chance is ignored. Null: no limit.",
     )
     max_users_lost_share: Share | None = Field(
-        default=None, description="Largest share of the former users that have no list now. Null: no limit."
+        default=None,
+        description="Largest share of the users in the last published lists that have no new list. Null: no "
+        "limit.",
     )
 
 
@@ -50,8 +54,14 @@ class Secret(Strict):
     Exactly one of `env` and `file` must be given.
     """
 
-    env: str | None = Field(default=None, description="Name of the environment variable. Null: see `file`.")
-    file: str | None = Field(default=None, description="Path of the file that contains it. Null: see `env`.")
+    env: str | None = Field(
+        default=None, description="Name of the environment variable. Null: `file` is used instead."
+    )
+    file: str | None = Field(
+        default=None,
+        description="Path of a file that contains only the user name or the password. Null: `env` is used "
+        "instead.",
+    )
 
     @model_validator(mode="after")
     def _one_place(self) -> Secret:
@@ -61,22 +71,25 @@ class Secret(Strict):
 
 
 class JdbcSink(Strict):
-    """A PostgreSQL table of lists, replaced one date at a time in one transaction."""
+    """A PostgreSQL table of lists. Each delivery replaces the rows of one date in one transaction."""
 
     kind: Literal["jdbc"] = Field(description="A PostgreSQL table.")
     name: PlainText = Field(description="Name of the sink in logs and manifests.")
     url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
     table: str = Field(
-        description="[schema.]table. If the table is missing, it is created; the schema must exist."
+        description="Name of the table, as table or schema.table. If the table is missing, it is created; "
+        "the schema must exist."
     )
     user: Secret = Field(description="Where to read the name of the database user.")
     password: Secret = Field(description="Where to read the password.")
     keep_dates: PositiveInt = Field(
-        default=2, description="Number of dates in the table. Older ones are deleted."
+        default=2, description="Number of dates that the table keeps. The lists of older dates are deleted."
     )
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
-        default=None, description="Path of the driver's jar. Null: it is on Spark's class path (--packages)."
+        default=None,
+        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class path, "
+        "for example by the option --packages of spark-submit.",
     )
 
     @field_validator("url")
@@ -91,21 +104,22 @@ class JdbcSink(Strict):
     def _identifier(cls, value: str) -> str:
         if not _TABLE.fullmatch(value):
             raise ValueError(
-                "a table must be [schema.]name of lower-case letters, digits and _; "
+                "write a table as name or schema.name, with lower-case letters, digits and _; "
                 "the name may have at most 30 characters"
             )
         return value
 
 
 class JsonLinesSink(Strict):
-    """Files with one JSON object per user, and a manifest at `path`/dt=… as for the tables of the lake.
+    """Files with one JSON object per user. They are published by a manifest, like the tables of the lake.
 
-    The files are in the folder `_data` next to the last folder of `path`.
+    The manifest of a date is in the folder `path`/dt=…. The files themselves are in a folder `_data` next to
+    the last folder of `path`.
     """
 
     kind: Literal["json_lines"] = Field(description="Files of JSON lines.")
     name: PlainText = Field(description="Name of the sink in logs and manifests.")
-    path: LakeRoot = Field(description="Folder of the lists, a local path or a URI.")
+    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
     compression: Literal["none", "gzip"] = Field(default="gzip", description="Compression of the files.")
     users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
 
@@ -149,5 +163,5 @@ class Deliver(Strict):
         names = [sink.name for sink in self.sinks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"several sinks have the same name: {repeated}")
+            raise ValueError(f"several sinks have the same name: {repeated}; give each sink another name")
         return self

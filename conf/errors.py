@@ -1,4 +1,4 @@
-"""The errors that end a job. Their exit codes say whether a retry can help."""
+"""The errors that end a job. The exit code of an error says whether a retry can help."""
 
 import re
 
@@ -57,10 +57,10 @@ _RAISED = re.compile(
 
 
 def raised_in(traceback: str) -> NightrankError | None:
-    """The error of this project that ended another process, parsed from its traceback.
+    """Returns the NightrankError that ended another process, parsed from the traceback of that process.
 
-    Returns None if the traceback contains no such error. Spark returns only the text of the traceback, not
-    the exception.
+    Returns None if the traceback contains no NightrankError. This is needed because Spark returns only the
+    text of a worker's traceback, not the exception.
     """
     match = _RAISED.search(traceback)
     if match is None:

@@ -22,20 +22,24 @@ class FeatureGroup(Strict):
         description="`dense`: a number. `categorical`: one id. `multi_hot`: a list of ids."
     )
     ops: list[OperatorEntry] = Field(
-        description="Operators in order. Each is `name` or `{name: {parameter: value}}`; docs/operators "
-        "describes them."
+        description="Operators in order. Each operator is written as `name` or `{name: {parameter: value}}`; "
+        "docs/operators describes all operators."
     )
 
 
 class Scopes(Strict):
-    """The side of a (user, item) pair that a feature depends on. All other features have the scope `pair`."""
+    """What each feature depends on: on the user, on the item, or on neither (the context).
+
+    A feature that is in none of the lists has the scope `pair`: its value may be different for every pair of
+    user and item.
+    """
 
     user: Names = Field(default=[], description="Features that depend only on the user.")
     item: Names = Field(default=[], description="Features that depend only on the item.")
     context: Names = Field(
         default=[],
-        description="Features that depend only on the time of the event, such as the hour of the day. For "
-        "scoring, `score.context` gives their values.",
+        description="Features that depend neither on the user nor on the item, such as the hour of the day "
+        "or the device. For lists, `score.context` gives the raw values of these features.",
     )
 
 
@@ -43,18 +47,19 @@ class SplitConfig(Strict):
     """How rows are divided over time into train, validation and test."""
 
     by: Literal["day", "fraction", "leave_last_out"] = Field(
-        description="`day`: for run date D the test days end on D, the validation days precede them, and "
-        "the train days precede those. `fraction`: one partition is divided by event time, or by "
-        "the order of its valid rows if the log has no time. `leave_last_out`: for each user, the "
-        "test rows begin with the latest positive row, and the validation rows begin with the "
-        "positive row before it."
+        description="`day`: each split consists of whole days. The last test day is the run date; the "
+        "validation days precede the test days, and the train days precede the validation days. `fraction`: "
+        "all rows of the log are divided by event time, or by the order of the valid rows if the log has no "
+        "event time. `leave_last_out`: for each user, the test rows begin with the latest positive row, and "
+        "the validation rows begin with the positive row before it."
     )
     train_days: Days = Field(default=7, description="Number of train days (by=day).")
     validation_days: Days = Field(default=1, description="Number of validation days (by=day).")
     test_days: Days = Field(default=1, description="Number of test days (by=day).")
     min_train_days: Days = Field(
         default=1,
-        description="Smallest number of train days with a log (by=day). Days without a log are left out.",
+        description="Smallest number of train days that have a log (by=day). Train days without a log are "
+        "left out.",
     )
     train: Share = Field(default=0.8, description="Share of the rows that are train (by=fraction).")
     validation: Share = Field(
@@ -78,13 +83,15 @@ class WorkflowConfig(Strict):
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
         description="`sql` parses lines and looks up ids with Spark expressions and joins, which RAPIDS can "
-        "run on a GPU. `arrow` does both in Python workers on Arrow batches, which is faster on CPUs. "
-        "`auto` chooses by profile and size. Both engines give the same rows.",
+        "run on a GPU. `arrow` parses lines and looks up ids in Python workers on Arrow batches, which is "
+        "faster on CPUs. `auto` is `sql` if the Spark profile has the RAPIDS plugin, and for looking up ids "
+        "also if the vocabularies together have more than `output.broadcast_max_rows` rows. Otherwise `auto` "
+        "is `arrow`. Both engines give the same rows.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
-        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's "
-        "workflow with new values appended. `apply`: the champion's workflow, unchanged. `retrain`: "
-        "`extend`, or `fit` if there is no champion yet or `train.retrain` asks for a fresh start. "
-        "`auto`: `apply`, or `fit` in the same two cases.",
+        description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "
+        "new train days are added to the champion's workflow. `apply`: the champion's workflow is used "
+        "unchanged. `retrain`: as `extend`, but as `fit` if there is no champion yet or if `train.retrain` "
+        "requires a fresh start. `auto`: as `apply`, but as `fit` if there is no champion yet.",
     )

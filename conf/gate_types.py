@@ -13,44 +13,52 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Drift(Strict):
-    """Limits on how much a challenger's data and scores may differ from what is expected.
+    """Limits on how much the test day's data and the challenger's scores may differ from what is expected.
 
-    If a figure is above its limit `_warn`, it is logged and marked in the report. If it is above its limit
-    `_hold`, the champion remains. Columns in `quality.exempt` are ignored.
+    Each figure has two limits. If a figure is above its limit `…_warn`, the gate logs a warning, and the
+    report marks the figure. If a figure is above its limit `…_hold`, the champion remains. Columns in
+    `quality.exempt` are ignored.
     """
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this population stability index of the challenger's probabilities against "
-        "the champion's, on the same test rows. Null: no limit.",
+        description="Warns above this population stability index (PSI) of the challenger's probabilities "
+        "against the champion's probabilities, on the same test rows. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
-        default=None, description="The champion remains above this value of the same index. Null: no limit."
+        default=None,
+        description="The champion remains if the PSI of the probabilities is above this value. Null: no "
+        "limit.",
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this population stability index of a raw column, test day against train "
-        "days. The column with the largest index counts; indexes that can be due to chance are ignored. "
-        "Null: no limit.",
+        description="Warns above this PSI of a raw column, test day against train days. Only the column with "
+        "the largest PSI counts; a PSI that can be due to chance is ignored. Null: no limit.",
     )
     feature_psi_hold: Limit = Field(
-        default=None, description="The champion remains above this value of the same index. Null: no limit."
+        default=None,
+        description="The champion remains if the largest PSI of a raw column is above this value. Null: no "
+        "limit.",
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Warns above this relative change of the share of clicks, test day against train days. "
+        description="Warns above this relative change of the click rate, test day against train days. "
         "Null: no limit.",
     )
     click_rate_change_hold: Limit = Field(
-        default=None, description="The champion remains above this value of the same change. Null: no limit."
+        default=None,
+        description="The champion remains if the relative change of the click rate is above this value. "
+        "Null: no limit.",
     )
     oov_share_warn: Limit = Field(
         default=0.5,
-        description="Warns above this share of a feature's ids on the test day that are missing in the "
-        "challenger's vocabulary. The feature with the largest share counts. Null: no limit.",
+        description="Warns above this share of a feature's values on the test day that are missing in the "
+        "challenger's vocabulary. Only the feature with the largest share counts. Null: no limit.",
     )
     oov_share_hold: Limit = Field(
-        default=None, description="The champion remains above this value of the same share. Null: no limit."
+        default=None,
+        description="The champion remains if the largest share of missing values is above this value. Null: "
+        "no limit.",
     )
 
     @model_validator(mode="after")
@@ -66,38 +74,42 @@ class Drift(Strict):
 class Gate(Strict):
     """When a challenger replaces the champion; docs/retraining.md explains how to choose these values.
 
-    The challenger must not be worse by more than `margin`: the confidence interval of its AUC minus the
-    champion's AUC, on the same test rows, must begin above -`margin`. The interval is computed by resampling
-    users, or rows if the log has no keys. The first model is always promoted.
+    The challenger must not be worse than the champion by more than `margin`. The gate computes a confidence
+    interval of the difference between the two AUCs (challenger minus champion) on the same test rows. This
+    interval must begin above -`margin`. The interval is computed by resampling users, or rows if the log has
+    no keys. The first model is always promoted.
     """
 
     margin: Annotated[float, Field(ge=0)] = Field(
-        default=0.002, description="Largest loss of AUC that is accepted."
+        default=0.002, description="Largest decrease of the AUC that is accepted."
     )
     log_loss_margin: Limit = Field(
         default=None,
         description="Largest increase of the log loss that is accepted. Null: the log loss is ignored.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.95, description="Confidence of the interval."
+        default=0.95, description="Confidence of the interval of the difference."
     )
     replicates: Annotated[int, Field(ge=100, lt=2**31)] = Field(
         default=1000, description="Number of resamples."
     )
     seed: Seed = Field(default=0, description="Seed of the resamples.")
     min_rows: PositiveInt = Field(
-        default=1000, description="Smallest number of rows in the test split. With fewer, the champion stays."
+        default=1000,
+        description="Smallest number of rows in the test split. With fewer rows, the champion remains.",
     )
     min_users: PositiveInt = Field(
-        default=50, description="Smallest number of users in the test split. With fewer, the champion stays."
+        default=50,
+        description="Smallest number of users in the test split. With fewer users, the champion remains.",
     )
     calibration_low: Positive = Field(
         default=0.8,
-        description="Lower limit of predicted clicks divided by observed clicks. Outside of the two limits, "
-        "a challenger is promoted only if the champion's value is further away from 1.",
+        description="Lower limit of the challenger's ratio of predicted clicks to observed clicks. If this "
+        "ratio is below `calibration_low` or above `calibration_high`, the challenger is promoted only if "
+        "the champion's ratio is further away from 1.",
     )
     calibration_high: Positive = Field(
-        default=1.25, description="Upper limit of predicted clicks divided by observed clicks."
+        default=1.25, description="Upper limit of the challenger's ratio of predicted to observed clicks."
     )
     drift: Drift = Field(default=Drift(), description="Limits on the drift of data and scores.")
 

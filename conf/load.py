@@ -1,4 +1,4 @@
-"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides. Errors name the key."""
+"""Reads a configuration file, the files that it names, and `--set` overrides. Errors name the wrong key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Section = TypeVar("Section", bound=Strict)
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """The Config of a YAML file.
 
-    If the file has the key `extends`, the file that it names is read first, and both are merged key by key.
-    If `model` names a file, it is replaced by the mapping in that file, also in the sources of `candidates`.
-    Paths are relative to the file that names them. Then each override `a.b=value` is set; conf/overrides.py
-    describes how its value is read. An override of `model` is set before the model's file is read, and an
-    override of `model.a` after that.
+    If the file has the key `extends`, the file that this key names is read first, and both are merged key by
+    key. If a key `model` names a file, the mapping in that file replaces the name. This applies to `model`
+    itself and to the sources of `candidates`. Paths are relative to the file that names them. Then each
+    override `a.b=value` is set; conf/overrides.py describes how its value is read. An override of `model` is
+    set before the model file is read, and an override of `model.a` after that.
 
     Raises:
         ConfigError: a file is missing or is not YAML, a key is unknown, or a value breaks its rule.
@@ -36,11 +36,11 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
             read_models(values, Path(path))
         set_override(values, override, Config)
     read_models(values, Path(path))
-    return read_section(Config, values, f"{path}: ", "correct these keys in the file or in --set")
+    return read_section(Config, values, f"{path}: ", "correct these keys in this file or in --set")
 
 
 def parse_date(text: str) -> str:
-    """Returns an ISO date unchanged; raises ConfigError for other texts."""
+    """Returns the value of --run-date unchanged; raises ConfigError if it is not an ISO date."""
     try:
         return iso_date(text)
     except ValueError as error:
@@ -53,8 +53,8 @@ def read_section(
     """Checks the values of a section and returns them as an object of its type.
 
     Args:
-        intro, fix: beginning of the error message, and its remedy.
-        path: keys above the section, so that the error names the full key, as in the file.
+        intro, fix: the beginning of the error message, and the remedy.
+        path: the keys above the section. The error names a key of the section with these keys before it.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value breaks its rule. The error names all such keys.
@@ -80,7 +80,10 @@ def _describe(error: Any) -> str:
 
 
 def config_digest(config: Config, *sections: str) -> str:
-    """Hex digest of the named sections, or of all sections if none is named. Equal values, equal digest."""
+    """Hex digest of the named sections, or of all sections if none is named. Equal values give equal digests.
+
+    The digest depends only on the values, not on the file or the overrides in which they were written.
+    """
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values
     return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from conf.raw_types import Days, PositiveInt, Strict
 
 
 class StopAt(Strict):
-    """When a training ends before its last planned step. The weights of the step at which it ends are kept.
+    """Ends a training before its last planned step. The model gets the weights of the step at which it ends.
 
     The metric is measured on the validation split every `train.evaluate_every_steps` steps.
     """
@@ -24,19 +24,22 @@ class StopAt(Strict):
     )
     patience: PositiveInt | None = Field(
         default=None,
-        description="The training ends after this number of evaluations in a row without a new best value. "
-        "Null: no limit.",
+        description="The training ends after this number of consecutive evaluations without a new best value "
+        "of the metric. Null: no limit.",
     )
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> StopAt:
         if self.value is None and self.patience is None:
-            raise ValueError("stop_at needs value, patience, or both")
+            raise ValueError("stop_at needs the key value, the key patience, or both")
         return self
 
 
 class Profile(Strict):
-    """Steps that torch.profiler records. A trace is written to `<checkpoints of the model>.profile`."""
+    """Training steps that torch.profiler records.
+
+    The trace is written to `<lake>/checkpoints/<model version>.profile`.
+    """
 
     first_step: PositiveInt = Field(default=10, description="First recorded step, counted from 1.")
     steps: PositiveInt = Field(default=5, description="Number of recorded steps.")
@@ -48,49 +51,54 @@ class Profile(Strict):
 class Reading(Strict):
     """How a rank reads feature tables.
 
-    Rows are shuffled in buffer pools, and then divided into batches. Row groups are decoded before a pool
-    needs them, up to `read_ahead_mib`. If the lake is on an object store, a rank first copies its files to a
-    local folder, one row group at a time. It deletes a copy after reading it.
+    Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
+    needs them; `read_ahead_mib` limits how many. If the lake is on an object store, the rank first copies
+    each row group to a local folder. It deletes this copy after reading the row group.
     """
 
     pool_rows: PositiveInt = Field(
         default=131_072,
-        description="Rows of the buffer pools of all ranks together. A pool has at least 4 batches.",
+        description="Number of rows in one buffer pool of every rank, added over all ranks. A pool has at "
+        "least 4 batches.",
     )
     read_ahead_mib: PositiveInt = Field(
         default=1024,
-        description="MiB of decoded row groups that may wait for a pool. One more row group is always "
-        "allowed.",
+        description="Largest size, in MiB, of the decoded row groups that wait for a pool. One more row "
+        "group is always allowed.",
     )
     staging_folder: str | None = Field(
         default=None,
-        description="Folder for copies of row groups. Each rank uses a folder in `nightrank-<user id>` "
-        "below it. Null: the folder of temporary files.",
+        description="Local folder for copies of row groups. Each rank creates its own folder in the "
+        "subfolder `nightrank-<user id>`. Null: the folder of temporary files ($TMPDIR, or /tmp).",
     )
     staging_mib: PositiveInt = Field(
         default=16_384,
-        description="MiB of copies that may wait to be read. The copy that is being read and the one that is "
-        "being written are not counted.",
+        description="Largest size, in MiB, of the copies of row groups that wait to be read. The copy that "
+        "is being read and the copy that is being written are not counted.",
     )
 
 
 class Retrain(Strict):
-    """How a retraining starts."""
+    """Which weights and vocabularies a retraining starts from."""
 
     start: Literal["auto", "warm", "fresh"] = Field(
         default="auto",
-        description="`warm`: from the weights of the champion, with its vocabularies extended by new values. "
-        "If that is not possible, the job fails and names the reason. `fresh`: from random weights, "
-        "with vocabularies fitted only to the window. `auto`: `warm` if possible, otherwise `fresh`.",
+        description="`warm`: from the weights of the champion; new values are added to the champion's "
+        "vocabularies. If that is not possible, the job fails and says why. `fresh`: from random weights, "
+        "with vocabularies that are fitted only to the train days. `auto`: `warm` if possible, otherwise "
+        "`fresh`.",
     )
     fresh_every_days: Days | None = Field(
         default=None,
-        description="Number of days after which a retraining with start=auto is fresh again, so that the "
-        "model forgets values and habits that are no longer in the window. Null: no such limit.",
+        description="With start=auto, a retraining is also fresh if the last fresh one was this number of "
+        "days ago or more. The model then forgets values that no longer occur in the train days. Null: no "
+        "such limit.",
     )
 
     @model_validator(mode="after")
     def _only_auto_has_a_period(self) -> Retrain:
         if self.start != "auto" and self.fresh_every_days is not None:
-            raise ValueError(f"fresh_every_days={self.fresh_every_days} needs start=auto, not {self.start}")
+            raise ValueError(
+                f"fresh_every_days={self.fresh_every_days} needs start=auto, but start={self.start} is set"
+            )
         return self

@@ -1,4 +1,4 @@
-"""The typed configuration of monitoring."""
+"""The typed configuration of monitoring: Prometheus metrics and the price of a run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
 class Watch(Strict):
     """Prometheus metrics and the price of a run (docs/operations.md).
 
-    The records in `runs/dt=…` and the event logs need no setting.
+    Run records in `<lake>/runs/dt=…` and Spark's event logs are written without any of these keys.
     """
 
     textfile_folder: str | None = Field(
         default=None,
-        description="Local folder of node_exporter's textfile collector. Each job atomically replaces its "
-        "file in this folder. Null: no file.",
+        description="Local folder of node_exporter's textfile collector. At its end, each job atomically "
+        "replaces a file with its metrics in this folder. Null: no file.",
     )
     push_gateway: str | None = Field(
         default=None,
-        description="Address of a Prometheus push gateway, http(s)://host:port, which gets the same "
-        "metrics. Null: none.",
+        description="Address of a Prometheus push gateway, http(s)://host:port. Each job also sends its "
+        "metrics there. Null: metrics are not sent.",
     )
     core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Price of one hour of one core, in `currency`. Null: costs are given only in core "
-        "seconds.",
+        description="Price of one hour of one core, in `currency`. Null: the cost of a run is reported only "
+        "in core seconds.",
     )
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field(
-        default="EUR", description="Currency of the price, three letters."
+        default="EUR", description="Currency of `core_hour_price`: three capital letters."
     )
 
     @field_validator("textfile_folder")

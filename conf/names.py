@@ -1,4 +1,4 @@
-"""Rules for text in a configuration: names of folders and columns, paths, and the root of the lake.
+"""Rules for texts in a configuration: names of folders and columns, paths, and the root of the lake.
 
 A rule is a function that returns the text or raises ValueError, as pydantic's validators do.
 """
@@ -40,9 +40,9 @@ def column_name(name: str) -> str:
     """Checks the name of a column or feature, which may become part of a file name."""
     if not 1 <= len(name) <= _LONGEST_COLUMN or "/" in name or "\\" in name or not is_printable(name):
         raise ValueError(
-            f"a column name must have 1 to {_LONGEST_COLUMN} characters, "
-            "without /, \\ and control characters; "
-            "choose another name, and give the name in the file as `source`"
+            f"a column name must have 1 to {_LONGEST_COLUMN} characters and must not contain /, \\ or "
+            "control characters; choose another name. For a raw column, write this other name as `name`, and "
+            "the name in the raw files as `source`"
         )
     return name
 

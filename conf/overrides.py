@@ -1,4 +1,4 @@
-"""Applies one `--set a.b=value`. If the type of the key is text, the value is text, otherwise YAML."""
+"""Applies one `--set a.b=value`. The value is read as text if the key's type is text, otherwise as YAML."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _QUOTES = ("'", '"')
 
 
 def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
-    """Sets one key in the values of a section. Creates the sections above the key if they are missing.
+    """Sets the key that an override names in the values of a section. Creates missing subsections.
 
-    If the type of the key is text, the value is used unchanged: `log.path={data}/*.gz` needs no quotes. YAML
-    quotes around it are removed. If the key may be null, the value `null` means null and not the text.
+    If the type of the key is text, the value is used unchanged: `log.path={data}/*.gz` needs no quotes. If
+    the value begins with a quote, it is read as YAML, which removes the quotes. If the key may be null, the
+    value `null` means null and not the text "null".
 
     Args:
+        values: the section, which is changed.
+        override: a text `a.b=value`.
         kind: the type of the section.
 
     Raises:
-        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is not a
-            section.
+        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key before the
+            last one is not a section.
     """
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
@@ -40,7 +43,7 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
         if not isinstance(target, dict):
             raise ConfigError(
                 f"--set {override!r}: {parent} is {target!r}, not a section",
-                "name a key of an existing section",
+                f"remove the keys after {parent}, or write a key of a section",
             )
     target[last] = value
 
@@ -52,12 +55,18 @@ def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
         return yaml.safe_load(text)
     except NOT_YAML as error:
         raise ConfigError(
-            f"--set {override!r}: the value is not YAML: {yaml_problem(error)}", "quote the value"
+            f"--set {override!r}: the value is not YAML: {yaml_problem(error)}",
+            "write the value as in a YAML file; text with special characters needs quotes",
         ) from error
 
 
 def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
-    """The types that the value of a key may have; empty if the key is unknown."""
+    """The types that the value of a key may have; empty if the key is unknown.
+
+    Args:
+        kind: the type of the section in which the first of the keys is.
+        keys: the parts of the key's path, such as `["train", "epochs"]`.
+    """
     types = _members(kind)
     for key in keys:
         below: list[Any] = []

@@ -29,7 +29,7 @@ def printable(value: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Returns a text of several lines: as `printable`, but line feeds stay and tabs become four spaces."""
+    """Returns a text as `printable` does, but keeps line feeds and replaces tabs by four spaces."""
     return _ANY_BUT_NEWLINE.sub(_escaped, text.replace("\t", "    "))
 
 

@@ -1,4 +1,4 @@
-"""The typed configuration of raw data: its paths, its format, and the meaning of its columns."""
+"""The typed configuration of raw data: paths, format, and the meaning of columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
 def expand_range(name: str) -> list[str]:
-    """`C{1..3}` → `[C1, C2, C3]`; a name without a range → a list of only this name."""
+    """Expands a range in a name: `C{1..3}` becomes `[C1, C2, C3]`, and `C1` becomes `[C1]`."""
     match = _RANGE.search(name)
     if match is None:
         return [name]
@@ -52,7 +52,7 @@ class Strict(BaseModel):
 
 
 class Column(Strict):
-    """One raw column, or several columns of one type by a range such as `C{1..26}` in `name`."""
+    """One raw column, or several columns of the same type if `name` has a range such as `C{1..26}`."""
 
     name: ColumnName = Field(
         description="Name of the column in the configuration. A range such as `C{1..26}` declares several "
@@ -62,12 +62,14 @@ class Column(Strict):
         description="Type of the values: `int` has 64 bits, `float` is a double, `string` is UTF-8 text."
     )
     source: PlainText | None = Field(
-        default=None, description="Name in a CSV header or a Parquet schema. Null: it is `name`."
+        default=None,
+        description="Name of the column in the CSV header or Parquet schema of the raw files, if it differs "
+        "from `name`. Null: the name is the same.",
     )
 
     @property
     def source_name(self) -> str:
-        """Name in a CSV header or a Parquet schema."""
+        """Name of the column in the CSV header or Parquet schema of the raw files."""
         return self.source or self.name
 
 
@@ -75,18 +77,23 @@ class RawTable(Strict):
     """Where raw rows are and how they are laid out."""
 
     path: RawLocation = Field(
-        description="Path or URI of the files. It may contain globs, `{lake}`, `{data}` and, for a log with "
-        "files by day, `{date}` (YYYY-MM-DD). Files that end in .gz are decompressed."
+        description="Path or URI of the files. It may contain globs. `{lake}` and `{data}` are replaced by "
+        "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD). "
+        "Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
     format: Literal["tsv", "csv", "parquet"] = Field(
         description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line "
-        "and quotes by RFC 4180. A value must not contain a line break; a line that breaks this rule "
-        "is quarantined with the reason `quote`. `parquet`: columns are matched by name."
+        "and quotes by RFC 4180; a value must not contain a line break, not even in quotes, otherwise its "
+        "lines are quarantined with the reason `quote` or `field_count`. `parquet`: columns are matched by "
+        "name."
     )
     separator: str = Field(
-        default="\t", description="Character between two fields of a line. The default is a tab."
+        default="\t", description="Character between two fields of a line. The default `\\t` is a tab."
     )
-    columns: list[Column] = Field(description="The columns. For tsv, they are in the order of the file.")
+    columns: list[Column] = Field(
+        description="The columns. With `tsv`, list all columns of the files, in their order. With `csv` and "
+        "`parquet`, list only the columns to read, in any order."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -112,9 +119,8 @@ class RawTable(Strict):
             proposal = unfit[0].strip("_*").replace(".", "_").replace("`", "")
             raise ValueError(
                 f"columns names {unfit}: a name must not be empty or '*', must not contain a dot or a "
-                "backtick, and must not begin with an underscore; choose another name, and give the name in "
-                "the file as source: "
-                f"{{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
+                "backtick, and must not begin with an underscore; write another name as `name`, and the "
+                f"name in the raw files as `source`: {{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
             )
         return self
 
@@ -132,16 +138,21 @@ class RawTable(Strict):
 
 
 class Label(Strict):
-    """The click: 0 or 1, or a number that is compared with `positive_at_least`."""
+    """The column that says whether a row is a click.
+
+    The column holds 0 or 1, or a number that is compared with `positive_at_least`, such as a rating.
+    """
 
     column: str = Field(description="Column of the log with the label.")
     positive_at_least: float | None = Field(
-        default=None, description="Smallest value that counts as a click. Null: the column must hold 0 or 1."
+        default=None,
+        description="A row is a click if the value in the column is at least this number. Null: the column "
+        "must hold 0 or 1.",
     )
 
 
 class EventTime(Strict):
-    """The column with the time of an event, an integer since 1970-01-01 UTC."""
+    """The column with the time of an event: an integer, counted from 1970-01-01 00:00 UTC."""
 
     column: str = Field(description="Column of the log with the time.")
     unit: Literal["s", "ms", "us"] = Field(
@@ -152,17 +163,18 @@ class EventTime(Strict):
 class Log(RawTable):
     """The click log.
 
-    Without `event_time`, rows are assumed to be in order of time, by file name and then by position.
+    Without `event_time`, the order of the rows must be their order in time: first by file name, then by the
+    position in the file.
     """
 
-    label: Label = Field(description="How a click is defined.")
+    label: Label = Field(description="The column that says whether a row is a click.")
     event_time: EventTime | None = Field(
-        default=None, description="When an event happened. Null: the log has no such column."
+        default=None, description="The column with the time of the event. Null: the log has no such column."
     )
 
     @property
     def by_day(self) -> bool:
-        """Whether the log has files by day."""
+        """Whether the files of the log are stored by day: its path contains `{date}`."""
         return "{date}" in self.path
 
 
@@ -174,7 +186,7 @@ class Keys(Strict):
     group: str | None = Field(
         default=None,
         description="Column that identifies a group. The rows of a group competed for one click, such as "
-        "the ads of one display. If it is given, evaluate_model measures the ranking in each group. "
+        "the ads of one display. With this key, evaluate_model also measures the ranking in each group. "
         "Null: there are no groups.",
     )
 
@@ -188,22 +200,28 @@ class Keys(Strict):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are named."""
+        """The columns that this section names: user, item and, if there is one, group."""
         return [self.user, self.item, *([self.group] if self.group else [])]
 
 
 class JoinedTable(RawTable):
-    """Attributes of users or of items, joined with the log by the key column of users or items."""
+    """A table of attributes of users or of items.
+
+    The table is joined with the log by the column that `keys.user` or `keys.item` names.
+    """
 
 
 class Negatives(Strict):
-    """Unobserved items, added as negatives to logs that record only what users chose.
+    """Adds rows with label 0 to a log that records only what users chose.
 
-    For each positive row, items are drawn by a hash of (row, draw, seed) from the items of its split and of
-    earlier splits. If the user has a row with the drawn item in these splits, the draw is skipped. If the log
-    has files by day (split.by=day), only the rows of the same day are used. An added row has the user, the
-    time and the split of its positive row.
+    For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of the
+    row's split and of earlier splits. Each drawn item gives a new row with label 0 and with the user, the
+    time and the split of the positive row. If the user already has a row with the item in these splits, no
+    row is added. If the log is divided by days (split.by=day), only the rows of the same day are used.
     """
 
-    per_positive: PositiveInt = Field(description="Number of items that are drawn for each positive row.")
+    per_positive: PositiveInt = Field(
+        description="Number of items that are drawn for each positive row: the largest number of rows that "
+        "are added for it."
+    )
     seed: Seed = Field(default=0, description="Seed of the draws.")

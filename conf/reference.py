@@ -17,10 +17,11 @@ _HUGE = (
 
 
 def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -> str:
-    """The table of a model's fields.
+    """The table of the fields of a pydantic model.
 
     Args:
-        links: name of a model → text that a cell shows instead of the type `section`.
+        kind: the model.
+        links: maps the name of a model to the text that a cell shows instead of the type `section`.
     """
     schema = kind.model_json_schema()
     rows = ["| key | type | default | description |", "|---|---|---|---|"]
@@ -41,7 +42,7 @@ def default_text(field: Schema) -> str:
 
 
 def type_text(schema: Schema, definitions: Mapping[str, Schema], links: Mapping[str, str]) -> str:
-    """The type of a field and its limits, in words."""
+    """The type of a field and the limits of its values, in words."""
     texts = [_single_type(member, definitions, links) for member in alternatives(schema)]
     return _cell(" or ".join(dict.fromkeys(texts)))
 
@@ -77,7 +78,7 @@ def _single_type(schema: Schema, definitions: Mapping[str, Schema], links: Mappi
 
 
 def _word(kind: str) -> str:
-    """A type of JSON schemas as a word of YAML."""
+    """The name in YAML of a type in a JSON schema, such as `list` for `array`."""
     return _WORDS.get(kind, kind)
 
 

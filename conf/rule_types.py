@@ -19,11 +19,11 @@ class Attribute(Strict):
     """
 
     path: RawLocation = Field(
-        description="A file or a folder of files. It may contain `{data}`, `{lake}` and `{date}`."
+        description="Path of a file or of a folder of files. It may contain `{data}`, `{lake}` and `{date}`."
     )
     format: Literal["parquet", "csv"] = Field(description="Format of the files. A csv file has a header.")
     key: PlainText = Field(description="Column with the id of the item, as in the log.")
-    column: PlainText = Field(description="Column with the value.")
+    column: PlainText = Field(description="Column with the value of the attribute.")
 
 
 class Boost(Strict):
@@ -35,10 +35,12 @@ class Boost(Strict):
     attribute: str = Field(description="Name of an attribute in `attributes`.")
     by: Literal["factor", "log_odds"] = Field(
         default="factor",
-        description="`factor` multiplies the probability for the ranking. `log_odds` adds to its log-odds.",
+        description="`factor`: for the ranking, the probability is multiplied by the number in `values`. "
+        "`log_odds`: the number in `values` is added to the log-odds of the probability.",
     )
     values: Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)] = Field(
-        description="Value of the attribute → factor or log-odds. Items with other values are not moved."
+        description="Maps each value of the attribute to its factor or log-odds. Items with other values are "
+        "not moved."
     )
 
     @model_validator(mode="after")
@@ -48,7 +50,7 @@ class Boost(Strict):
             raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
         wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
         if self.by == "log_odds" and wrong:
-            raise ValueError(f"log-odds must be within ±{_MOST_LOG_ODDS}: {wrong}")
+            raise ValueError(f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}: {wrong}")
         return self
 
 
@@ -56,43 +58,55 @@ class MaxPerCategory(Strict):
     """Limits how many items of a list have the same value of an attribute."""
 
     attribute: str = Field(description="Name of an attribute in `attributes`.")
-    max: PositiveInt = Field(description="Largest number of items with one value.")
+    max: PositiveInt = Field(description="Largest number of items in a list that have the same value.")
 
 
 class Exploration(Strict):
     """The last ceil(share × k) positions of a list get items that are drawn from the user's other candidates.
 
-    The draw is a hash of seed, user, item and run date: a rerun draws the same items, and other days draw
-    other items.
+    Items are drawn by a hash of seed, user, item and run date. So a rerun draws the same items, and other run
+    dates draw other items.
     """
 
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="Share of the positions.")
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        description="Share of the k positions that get drawn items."
+    )
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
 
 class ListRules(Strict):
-    """Business rules after the ranking, in this order: boost, maximum per category, exploration."""
+    """Business rules, applied after the ranking in this order: boost, maximum per category, exploration."""
 
     attributes: dict[str, Attribute] = Field(
-        default={}, description="Name → attribute of items that a rule uses."
+        default={}, description="Maps a name to an attribute of items. Rules refer to it by this name."
     )
-    boost: Boost | None = Field(default=None, description="Moves items by an attribute. Null: none.")
+    boost: Boost | None = Field(
+        default=None,
+        description="Moves items up or down by the value of an attribute. Null: no item is moved.",
+    )
     max_per_category: MaxPerCategory | None = Field(
-        default=None, description="Limits items with the same attribute. Null: none."
+        default=None,
+        description="Limits the number of items in a list with the same value of an attribute. Null: no "
+        "limit.",
     )
     exploration: Exploration | None = Field(
-        default=None, description="Draws items for the last positions. Null: none."
+        default=None,
+        description="Draws items for the last positions of a list. Null: no items are drawn.",
     )
 
     @model_validator(mode="after")
     def _attributes_are_used(self) -> ListRules:
         used = {rule.attribute for rule in (self.boost, self.max_per_category) if rule is not None}
         if unknown := sorted(used - set(self.attributes)):
-            raise ValueError(f"attributes {unknown} are not defined; known: {sorted(self.attributes)}")
+            raise ValueError(
+                f"attributes {unknown} are not defined: define them under `attributes`, or use one of "
+                f"{sorted(self.attributes)}"
+            )
         if idle := sorted(set(self.attributes) - used):
             raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
         if not used and self.exploration is None:
             raise ValueError(
-                "the section contains no rule: add boost, max_per_category or exploration, or remove rules"
+                "the section contains no rule: add boost, max_per_category or exploration, or remove the "
+                "section"
             )
         return self

@@ -1,4 +1,4 @@
-"""The typed configuration of written tables, scoring, measurement and the generator of click logs."""
+"""The typed configuration of output files, scoring, measures of the lists, and the click log generator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from conf.train_types import Kernels
 
 
 class Output(Strict):
-    """The size of files in written tables, and related limits."""
+    """Limits for the tables that jobs write: size of files, age of unused files, and size of broadcasts."""
 
     row_group_rows: PositiveInt = Field(
         default=1_000_000, description="Largest number of rows of a Parquet file. A file is one row group."
     )
     grace_hours: Annotated[float, Field(ge=0)] = Field(
-        default=24.0, description="Hours after which files that no manifest names are deleted."
+        default=24.0,
+        description="Age in hours at which a data file is deleted if no manifest names it, such as a file of "
+        "a killed job.",
     )
     broadcast_max_rows: PositiveInt = Field(
         default=2_000_000,
@@ -30,42 +32,48 @@ class Output(Strict):
 
 
 class Score(Strict):
-    """The daily top-k lists, and the probabilities of feature rows."""
+    """How score_daily makes the top-k lists, and how score_rows computes the probabilities of rows."""
 
     k: PositiveInt = Field(default=10, description="Number of items in a user's list.")
     context: dict[str, str | int | float] = Field(
-        default={}, description="Raw value of every feature of scope `context`, for the lists of the run."
+        default={},
+        description="The raw values with which lists are scored: maps each raw column of the features of "
+        "scope `context` to one value.",
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,
-        description="Number of (user, item) pairs or feature rows that go through the model at once. It is "
-        "halved if the memory of the device is too small. Null: as many as fit into the caches of a CPU "
-        "or the free memory of a GPU.",
+        description="Number of (user, item) pairs or feature rows that go through the model at once. The "
+        "number is halved if the memory of the device is too small. Null: as many as fit into the caches of "
+        "a CPU or into the free memory of a GPU.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
-        description="Precision of matrix products over pairs or rows. Probabilities are always float32. "
-        "docs/scoring.md lists the resulting errors.",
+        description="Precision of the matrix products that are computed for each (user, item) pair or row. "
+        "Probabilities are always float32. docs/scoring.md lists the rounding errors of each precision.",
     )
     rows_split: Split = Field(
-        default="test", description="Split whose feature rows get a probability from score_rows."
+        default="test", description="Split of the feature rows for which score_rows computes probabilities."
     )
     embeddings: Literal["stored", "int8"] = Field(
         default="stored",
-        description="Format of embedding tables while scoring. `int8`: one byte per number and one scale per "
-        "row, which needs a quarter of the memory of float32. The manifest says how much this changes "
-        "the probabilities of a sample. `stored`: the format of the model file.",
+        description="Format of embedding tables while scoring. `stored`: the format of the model file. "
+        "`int8`: one byte per number and one scale per row, which needs about a quarter of the memory of "
+        "float32. With `int8`, the manifest of the lists or probabilities says how much this format changes "
+        "the probabilities of a sample.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device that computes the scores. `auto`: a GPU if there is one."
     )
-    kernels: Kernels = Field(default="auto", description="Kernels of a GPU, as `train.kernels`.")
+    kernels: Kernels = Field(
+        default="auto",
+        description="Kernels for scoring on a GPU. The values have the same meaning as for `train.kernels`.",
+    )
     rules: ListRules | None = Field(
-        default=None, description="Business rules, applied after the ranking. Null: none."
+        default=None, description="Business rules that change lists after the ranking. Null: no rules."
     )
     stop: Stop = Field(
         default=Stop(),
-        description="Limits on the change of the lists. If the lists exceed a limit, they are not published.",
+        description="Limits on the new lists. If the lists exceed a limit, they are not published.",
     )
 
     @model_validator(mode="after")
@@ -76,35 +84,37 @@ class Score(Strict):
 
 
 class Measure(Strict):
-    """The clicks that recommendations and groups are compared with."""
+    """How measure_recommendations measures the lists, and the k of the ranking measures of evaluate_model."""
 
     against: Literal["next_day", "test_split"] = Field(
         default="next_day",
-        description="`next_day`: the clicks of the day after the run date. `test_split`: the positives of "
-        "the test split.",
+        description="The clicks that the lists are compared with. `next_day`: the clicks of the day after "
+        "the run date. `test_split`: the positive rows of the test split.",
     )
     group_k: PositiveInt = Field(
         default=12,
-        description="The k of MAP@k and NDCG@k for the groups of keys.group (evaluate_model).",
+        description="The k of MAP@k and NDCG@k, which evaluate_model computes over the groups of "
+        "`keys.group`.",
     )
 
 
 class Generate(Strict):
-    """The generator of click logs: sizes, rates and the seed. etl/synthetic describes how clicks arise.
+    """The generator of click logs. etl/synthetic describes how it draws clicks.
 
-    The rows of a day depend on all of these keys except `days`, `first_date`, `layout` and `compression`. The
-    layout `outbrain` is a different log (etl/synthetic/outbrain): each display has several ads, which are the
-    items.
+    The rows of a day depend on all of these keys except `days`, `first_date` and `compression`. The layouts
+    `criteo` and `named` give the same rows. The layout `outbrain` gives a different log
+    (etl/synthetic/outbrain): each display has several ads, and the ads are the items.
     """
 
     days: Days = Field(default=11, description="Number of days that are written.")
     first_date: IsoDate = Field(
         default="2026-01-01",
-        description="First generated day, for jobs that run the chain over the whole log. generate_clicks "
-        "itself begins with its run date.",
+        description="First day of the generated log, for the demo. generate_clicks does not read this key: "
+        "it begins with its run date.",
     )
     rows_per_day: PositiveInt = Field(
-        default=60_000, description="Rows of a day. With the layout `outbrain` the number is approximate."
+        default=60_000,
+        description="Number of rows of a day. With the layout `outbrain` the number is approximate.",
     )
     users: PositiveInt = Field(default=4_000, description="Number of users.")
     items: PositiveInt = Field(
@@ -119,11 +129,12 @@ class Generate(Strict):
     files_per_day: PositiveInt = Field(default=2, description="Number of files of a day.")
     compression: Literal["none", "gzip"] = Field(default="none", description="Compression of the files.")
     missing_share: Share = Field(
-        default=0.02, description="Probability that a field other than a key is empty."
+        default=0.02, description="Probability that a field is empty, for all fields other than the keys."
     )
     malformed_share: Share = Field(default=0.002, description="Share of the rows that are malformed.")
     cold_share: Share = Field(
-        default=0.02, description="Share of users and of items that are replaced by new ones each day."
+        default=0.02,
+        description="Share of the users, and of the items, that are replaced by new ones each day.",
     )
 
     @model_validator(mode="after")

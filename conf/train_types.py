@@ -14,31 +14,35 @@ Kernels = Literal["auto", "triton", "torch"]
 
 
 class MultiHot(Strict):
-    """How a feature that is a list of ids enters a model."""
+    """How a model reads features that are lists of ids."""
 
     pooling: Literal["sum", "mean"] = Field(
         default="mean", description="How the vectors of the ids are combined. An empty list gives zeros."
     )
     max_length: PositiveInt = Field(
         default=32,
-        description="Number of ids of a list that are used in training and scoring: the first ones. A batch "
-        "reserves memory for this number of ids in every row.",
+        description="Largest number of ids of a list that training and scoring use. Of a longer list, only "
+        "the first ids are used. A batch reserves memory for this number of ids in every row.",
     )
-    lengths: dict[str, PositiveInt] = Field(default={}, description="Feature → its `max_length`.")
+    lengths: dict[str, PositiveInt] = Field(
+        default={},
+        description="Maps the name of a feature to the `max_length` of its lists. All other features have "
+        "the `max_length` above.",
+    )
 
 
 class ModelConfig(Strict):
     """An architecture and its settings.
 
-    All keys except those below are settings of the architecture (docs/models.md). They are checked at the
-    beginning of every job.
+    All keys except those below are settings of the architecture (docs/models.md). Every job checks these
+    settings when it starts.
     """
 
     model_config = ConfigDict(extra="allow")
 
     architecture: str = Field(description="Name of a module in training/models.")
     multi_hot: MultiHot = Field(
-        default=MultiHot(), description="How features that are lists of ids enter the model."
+        default=MultiHot(), description="How the model reads features that are lists of ids."
     )
     embedding_storage: EmbeddingStorage = Field(
         default="fp32",
@@ -54,16 +58,16 @@ class ModelConfig(Strict):
 
 
 class Elastic(Strict):
-    """If ranks are lost during a training, the other ranks continue from the last checkpoint.
+    """Elastic training: if ranks are lost, the other ranks continue from the last checkpoint.
 
-    If Spark restarts ranks, or has resources for more of them later, the new ranks join at a checkpoint, up
-    to `train.num_ranks`.
+    If Spark starts the lost ranks again, or later has resources for more ranks, the new ranks join the
+    training at a checkpoint, up to `train.num_ranks` ranks.
     """
 
     min_ranks: PositiveInt = Field(
         default=1,
         description="Smallest number of ranks. If there are fewer, the training waits "
-        "`train.start_timeout_s` for more ranks, and fails if they do not start.",
+        "`train.start_timeout_s` seconds for more ranks, and fails if they do not start.",
     )
 
 
@@ -72,10 +76,11 @@ class Embeddings(Strict):
 
     Placement does not change results, except for rounding.
 
-    With `placement: auto`, every rank holds the tables of up to `replicated_max_bytes`. The rows of a larger
-    table are distributed over all ranks in two cases: its bytes are above `row_wise_share` of the average
-    bytes of a rank, or a rank would otherwise hold more than `rank_max_bytes`. Each other table is on one
-    rank. The bytes of a table include the state of its optimizer.
+    With `placement: auto`, every rank holds all tables of at most `replicated_max_bytes`. For the larger
+    tables, let b be their bytes divided by the number of ranks. The rows of a larger table are distributed
+    over all ranks if the table has more than `row_wise_share` × b bytes, or if a rank would otherwise hold
+    more than `rank_max_bytes`. Each other table is on one rank. The bytes of a table include the state of its
+    optimizer.
     """
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
@@ -90,39 +95,44 @@ class Embeddings(Strict):
         "feature. A single rank holds all tables.",
     )
     replicated_max_bytes: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=4 * 2**20, description="Largest table in bytes that every rank holds (placement=auto)."
+        default=4 * 2**20,
+        description="Largest size, in bytes, of a table that every rank holds (placement=auto).",
     )
     row_wise_share: Annotated[float, Field(gt=0)] = Field(
         default=0.5,
-        description="Share of a rank's average bytes; the rows of a larger table are distributed over all "
-        "ranks (placement=auto).",
+        description="The rows of a table are distributed over all ranks if its bytes exceed this share of "
+        "the average bytes per rank of all tables that are not replicated (placement=auto).",
     )
     rank_max_bytes: PositiveLong | None = Field(
         default=None,
-        description="Largest number of bytes of tables on a rank. If the tables do not fit, the job fails. "
-        "Null: no limit.",
+        description="Largest number of bytes of embedding tables on a rank. If the tables do not fit, the "
+        "job fails. Null: no limit.",
     )
 
 
 class Train(Strict):
     """The training loop. Batch sizes and learning rates are global: they do not depend on `num_ranks`.
 
-    Both learning rates rise linearly over the first `warmup_share` of all steps. They stay constant until
-    `decay_start_share` of all steps. Then they fall to `decay_end_factor` times their value. Their distance
-    from this final value is proportional to the share of remaining steps to the power of `decay_power`.
+    Both learning rates rise linearly during the first `warmup_share` of all steps. They stay constant until
+    `decay_start_share` of all steps is done. Then they fall to `decay_end_factor` times the constant value.
+    The difference from this final value is proportional to r ^ `decay_power`. Here r falls from 1 to 0: it is
+    the number of remaining steps, divided by the number of all steps of the decay.
     """
 
     num_ranks: PositiveInt = Field(default=2, description="Number of training processes.")
     elastic: Elastic | None = Field(
-        default=None, description="How a training continues if ranks are lost. Null: it fails."
+        default=None,
+        description="How a training continues if ranks are lost. Null: the training fails if a rank is lost.",
     )
     num_shards: PositiveInt = Field(
         default=16,
-        description="Number of logical shards of the data, a multiple of `num_ranks`. Results depend on this "
-        "number, but not on the number of ranks.",
+        description="Number of shards into which the rows are divided. It must be a multiple of `num_ranks`, "
+        "because every rank reads the same number of shards. Results depend on the number of shards, but not "
+        "on the number of ranks.",
     )
     global_batch_size: PositiveInt = Field(
-        default=4096, description="Rows of a step over all ranks, a multiple of `num_shards`."
+        default=4096,
+        description="Number of rows of a step, over all ranks. It must be a multiple of `num_shards`.",
     )
     epochs: PositiveInt = Field(default=1, description="Number of passes over the train rows.")
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -138,12 +148,15 @@ class Train(Strict):
         default=0.05, description="Share of all steps over which the learning rates rise from 0."
     )
     decay_start_share: Share = Field(
-        default=0.6, description="Share of all steps after which the learning rates fall."
+        default=0.6, description="Share of all steps after which the learning rates begin to fall."
     )
     decay_power: Annotated[float, Field(gt=0)] = Field(
         default=2.0, description="Exponent of the decay of the learning rates."
     )
-    decay_end_factor: Share = Field(default=0.0, description="Factor of the learning rates at the last step.")
+    decay_end_factor: Share = Field(
+        default=0.0,
+        description="Final value of the learning rates, divided by their value before the decay.",
+    )
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         description="Largest Euclidean norm of the vector of all dense gradients of a step. Null: no limit.",
@@ -173,32 +186,39 @@ class Train(Strict):
     )
     evaluate_every_steps: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=0,
-        description="Steps between two evaluations on the validation split. 0: none during the training.",
+        description="Number of steps between two evaluations on the validation split. 0: no evaluation "
+        "during the training.",
     )
     stop_at: StopAt | None = Field(
-        default=None, description="When the training ends before its last step. Null: never."
+        default=None,
+        description="Condition that ends the training before its last step. Null: the training does all "
+        "steps.",
     )
     profile: Profile | None = Field(
         default=None, description="Steps that torch.profiler records. Null: none."
     )
-    checkpoint_every_steps: PositiveInt = Field(default=500, description="Steps between two checkpoints.")
+    checkpoint_every_steps: PositiveInt = Field(
+        default=500, description="Number of steps between two checkpoints."
+    )
     keep_checkpoints: PositiveInt = Field(
         default=2,
-        description="Number of newest checkpoints to keep. If the last one is damaged, a restart uses an "
-        "earlier one.",
+        description="Number of newest checkpoints to keep. If the newest checkpoint is damaged, a restarted "
+        "training uses an earlier one.",
     )
-    log_every_steps: PositiveInt = Field(default=20, description="Steps between two log messages.")
+    log_every_steps: PositiveInt = Field(default=20, description="Number of steps between two log messages.")
     seed: Seed = Field(default=0, description="Seed of initial weights, order of rows and dropout.")
     baselines: list[str] = Field(
         default=[], description="Architectures that are trained and measured in addition to the model."
     )
-    retrain: Retrain = Field(default=Retrain(), description="How a retraining starts.")
+    retrain: Retrain = Field(
+        default=Retrain(), description="Which weights and vocabularies a retraining starts from."
+    )
     reading: Reading = Field(default=Reading(), description="How a rank reads feature tables.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device of the ranks. `auto`: a GPU if there is one."
     )
     start_timeout_s: PositiveInt = Field(
-        default=180, description="Seconds that the training waits for all ranks to start."
+        default=180, description="Number of seconds that a training waits for all ranks to start."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The typed configuration: every key of a YAML file, with its default, its unit and its rule.
+"""The typed configuration: every key of a configuration file, with its type, default and rule.
 
 An unknown key is an error. One file configures all jobs of one log; a job reads the sections that it needs.
 """
@@ -109,49 +109,63 @@ RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label"
 class Config(Strict):
     """The configuration of all jobs of one log.
 
-    The filters in `prepare` run before its other operators, even if they follow them in the list, and read
-    only columns of the log.
+    The operators `filter` in `prepare` run before the other operators in `prepare`, whatever their positions
+    in the list. They read only columns of the log.
     """
 
-    name: FolderName = Field(description="Name of the configuration. It becomes a folder of the lake.")
+    name: FolderName = Field(
+        description="Name of the configuration. Folders of the lake have this name, such as `models/<name>`."
+    )
     lake: LakeRoot = Field(
         default="lake",
         description="Root of the lake: a path that every node mounts, or a URI such as s3a://bucket/folder.",
     )
     data: RawLocation = Field(
-        default="data", description="Folder of raw data. `{data}` in paths is replaced by it."
+        default="data", description="Folder of raw data. `{data}` in a path is replaced by this value."
     )
     log: Log = Field(description="The click log.")
     users: JoinedTable | None = Field(
-        default=None, description="Attributes of users, joined by the key of the user. Null: none."
+        default=None,
+        description="Table of attributes of users, joined with the log by the key of the user. Null: no "
+        "table.",
     )
     items: JoinedTable | None = Field(
-        default=None, description="Attributes of items, joined by the key of the item. Null: none."
+        default=None,
+        description="Table of attributes of items, joined with the log by the key of the item. Null: no "
+        "table.",
     )
     negatives: Negatives | None = Field(
-        default=None, description="Unobserved items that are added as negatives. Null: none."
+        default=None,
+        description="Rows with label 0 that are added to a log which records only what users chose. Null: no "
+        "rows are added.",
     )
     keys: Keys | None = Field(
         default=None,
-        description="Columns that identify users and items. Null: the log has none, and there are no lists.",
+        description="Columns that identify users and items. Null: the log has no such columns, so no lists "
+        "are made.",
     )
     prepare: list[OperatorEntry] = Field(
         default=[],
-        description="Operators over rows, in order: filter, dropna, difference_lag, groupby "
-        "(docs/operators/rows.md).",
+        description="Operators that are applied to the rows of the log before features are computed, in "
+        "order: filter, dropna, difference_lag, groupby (docs/operators/rows.md).",
     )
     features: Annotated[list[FeatureGroup], Field(min_length=1)] = Field(
         description="Groups of features, in order."
     )
     scopes: Scopes = Field(
-        default=Scopes(), description="Features that depend only on the user, on the item or on the time."
+        default=Scopes(),
+        description="Features that depend only on the user, only on the item, or on neither of them.",
     )
     split: SplitConfig = Field(description="How rows are divided into train, validation and test.")
     workflow: WorkflowConfig = Field(
-        default=WorkflowConfig(), description="How build_features gets the fitted workflow."
+        default=WorkflowConfig(),
+        description="Whether build_features fits a new workflow or uses the champion's, and which engine "
+        "applies it.",
     )
-    quality: Quality = Field(default=Quality(), description="Limits on the log of a day.")
-    output: Output = Field(default=Output(), description="Size of files in written tables.")
+    quality: Quality = Field(
+        default=Quality(), description="How much the log of a day may differ from its train days."
+    )
+    output: Output = Field(default=Output(), description="Limits for the tables that jobs write.")
     model: ModelConfig = Field(description="The model: a section, or the name of a file with its keys.")
     train: Train = Field(default=Train(), description="The training loop.")
     gate: Gate = Field(default=Gate(), description="When a challenger replaces the champion.")
@@ -159,9 +173,11 @@ class Config(Strict):
         default=Candidates(), description="The items that are scored for each user."
     )
     score: Score = Field(default=Score(), description="The daily lists and the probabilities of rows.")
-    deliver: Deliver = Field(default=Deliver(), description="Where lists are delivered.")
-    measure: Measure = Field(default=Measure(), description="Clicks that recommendations are compared with.")
-    watch: Watch = Field(default=Watch(), description="Metrics and the price of a run.")
+    deliver: Deliver = Field(
+        default=Deliver(), description="The sinks to which deliver_recommendations copies the lists."
+    )
+    measure: Measure = Field(default=Measure(), description="The clicks that the lists are compared with.")
+    watch: Watch = Field(default=Watch(), description="Prometheus metrics, and the price of a run.")
     generate: Generate | None = Field(
         default=None, description="The generator of click logs. Null: the log is not generated."
     )
@@ -204,14 +220,14 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """The items of a user's rows to offer again: `candidates.repeats`, with the value `auto` resolved."""
+        """The value of `candidates.repeats`; `auto` is replaced by the value that it means for this log."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
 
     def _check_reserved(self) -> None:
-        """Refuses raw columns that have the name of an internal column of feature tables."""
+        """Raises ValueError if a raw column has the name of an internal column of feature tables."""
         event_time = self.log.event_time.column if self.log.event_time else None
         for section, table in (("log", self.log), ("users", self.users), ("items", self.items)):
             allowed = (
@@ -223,7 +239,7 @@ class Config(Strict):
             if taken:
                 raise ValueError(
                     f"{section}.columns names {taken}, but feature tables have internal columns with these "
-                    "names: choose another name, and give the name in the file as source: "
+                    "names; write another name as `name`, and the name in the raw files as `source`: "
                     f"{{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
 
@@ -231,22 +247,29 @@ class Config(Strict):
         dated = self.split.by == "day" or self.log.event_time is not None
         if self.candidates.counts_days and not dated:
             raise ValueError(
-                f"candidates: {self.candidates.counts_days} limit days, but rows have no date: "
-                "set split.by=day or log.event_time"
+                f"candidates: {self.candidates.counts_days} count only some days, but rows have no date: "
+                "set split.by=day or log.event_time, or remove these keys"
             )
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
                 f"candidates.splits={self.candidates.splits} must not contain test with "
-                "measure.against=test_split: lists would be measured on clicks that they were computed from"
+                "measure.against=test_split, because the lists would be measured on clicks that they were "
+                "computed from"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
-        """Refuses a table of attributes without the key, or with a column of the log."""
+        """Raises ValueError if a table of attributes lacks the key, or has another column of the log."""
         if key not in table.names:
-            raise ValueError(f"{side}s.columns must contain the key {key!r}; it has {table.names}")
+            raise ValueError(
+                f"{side}s.columns must contain the key {key!r}, but contains only {table.names}: add the "
+                f"column that keys.{side} names"
+            )
         again = sorted((set(table.names) & set(self.log.names)) - {key})
         if again:
-            raise ValueError(f"{side}s.columns and log.columns both name {again}: rename one with `source`")
+            raise ValueError(
+                f"{side}s.columns and log.columns both name {again}: in one of the two, write another name "
+                "as `name`, and the name in the raw files as `source`"
+            )
 
 
 def _reject_unknown(where: str, names: list[str], known: set[str]) -> None:
@@ -258,4 +281,4 @@ def _reject_unknown(where: str, names: list[str], known: set[str]) -> None:
 def _reject_repeated(where: str, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"{where} names columns twice: {repeated}")
+        raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")

@@ -1,4 +1,4 @@
-"""Reads YAML files of configurations, with `extends` and model files: a mapping, or ConfigError."""
+"""Reads configuration files and model files in YAML, and resolves `extends`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionErro
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping of a file, merged key by key over that of the file it `extends`.
+    """The mapping of a file. If the file `extends` another file, the mappings of both are merged key by key.
 
     Raises:
         ConfigError: see `read_yaml`; or a file extends itself, directly or through other files.
@@ -25,9 +25,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def read_models(values: dict[str, Any], path: Path) -> None:
-    """If a `model` names a file (relative to `path`), replaces it by the mapping in that file.
+    """Replaces the name of a model file by the mapping in that file, in `model` and in sources of candidates.
 
-    This applies to the key `model` itself and to the sources of candidates.
+    Args:
+        values: the mapping of the configuration file, which is changed.
+        path: the configuration file. The names of model files are relative to it.
     """
     for section in _with_models(values):
         if isinstance(section.get("model"), str):
@@ -35,7 +37,7 @@ def read_models(values: dict[str, Any], path: Path) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping of one file.
+    """The mapping in one YAML file.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, or contains no mapping.
@@ -94,7 +96,11 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """The path of a file that the key of another file names, relative to that other file."""
+    """The path of the file that `named` names, relative to the folder of `path`.
+
+    Raises:
+        ConfigError: `named`, the value of `key` in the file `path`, is not the name of a file.
+    """
     if not isinstance(named, str) or not named or "\0" in named:
         raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
     return path.parent / named

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The entry point of our images. Spark on Kubernetes passes the argument `executor`, or `driver` in cluster mode, and gives the rest in
-# environment variables. Any other arguments are run as a command.
+# The entry point of our images. Spark on Kubernetes passes the argument `executor`, or `driver` in cluster mode, and sets further values
+# in environment variables. Any other arguments are run as a command.
 set -euo pipefail
 
 case "${1:-}" in
@@ -16,7 +16,7 @@ executor)
         options+=("${!name}")
         number=$((number + 1))
     done
-    # The order of the class path: the folder of Spark settings if the pod has one, what the profile adds, Spark's jars.
+    # The order of the class path: the folder of Spark settings if the pod has one, the entries of the Spark profile, Spark's jars.
     class_path="${SPARK_CONF_DIR:+$SPARK_CONF_DIR:}${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$SPARK_HOME/jars/*"
     set -- "$JAVA_HOME/bin/java" "${options[@]}" "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" \
         -cp "$class_path" org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \

@@ -1,7 +1,7 @@
 """The job build_features as a library function.
 
-`build` publishes, in this order: quarantine, data report, workflow, feature partitions, users and items, and
-dataset.
+`build` publishes, in this order: quarantine, data report, workflow, feature partitions, the tables of users
+and items, and the dataset.
 """
 
 from __future__ import annotations
@@ -44,7 +44,15 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The published dataset of a run, its workflow, the row counts of the run's days, and the data report."""
+    """The results of one run of build_features.
+
+    Attributes:
+        dataset: the published dataset.
+        workflow: the workflow that computed the features.
+        counts: row counts of each day.
+        features: manifest of each day's feature partition.
+        quality: the data report.
+    """
 
     dataset: Dataset
     workflow: FittedWorkflow
@@ -56,9 +64,10 @@ class BuildResult:
 def raw_days(
     config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> dict[Split, list[RawFiles]]:
-    """Returns the raw days of each split. If the log is a table without dates, all splits are in one day.
+    """Returns the raw days of each split. If `split.by` is not `day`, all splits have the same single day.
 
-    `recorder` records these days, and later all data that is read with them, as inputs of the run.
+    `recorder` records as inputs of the run the raw files of these days, and later all data that is read with
+    these files.
 
     Raises:
         DataError: a required day has no raw log.
@@ -81,11 +90,12 @@ class CheckedDays:
     """The raw days of a run after quarantine and data report.
 
     Attributes:
-        splits: split → its raw days.
+        splits: the raw days of each split.
         in_order: all raw days, oldest first.
-        passes: the two passes, if Python workers can read the text; otherwise None.
-        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free their memory.
-        counts: day → counts of its rows.
+        passes: reads the raw text in two passes with Python workers (etl.text.two_passes); None if Spark
+            frames are necessary.
+        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of all days.
+        counts: row counts of each day.
         quality: the data report.
     """
 
@@ -98,11 +108,13 @@ class CheckedDays:
 
 
 def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
-    """Publishes quarantine and data report of a run date, and checks their limits. `build` calls it first.
+    """Publishes the quarantine of each day and the data report, and checks both against their limits.
+
+    `build` calls this function first.
 
     Raises:
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
-            limit stops the run.
+            figure is above its limit.
     """
     splits = raw_days(config, run_date, lake.recorder)
     by_date = {day.dt: day for days in splits.values() for day in days}
@@ -124,11 +136,12 @@ def build(
 
     Args:
         spark: the session.
-        config: of the run.
-        lake: to read from and publish to.
-        run_date: the last day of the window.
-        parent_version: workflow version of the champion before this run date; None if there is none.
-        phase: measures the time of a named part of the work.
+        config: configuration of the run.
+        lake: data lake that the run reads and writes.
+        run_date: the last day of the run's logs.
+        parent_version: workflow version of the champion (the model that serves) before this run date; None if
+            there is no champion.
+        phase: returns a context that measures the time of a named phase of the work.
 
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
@@ -164,7 +177,7 @@ def encode_split(
     split: Split,
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
-    """Returns the rows of one split of a run date, encoded by a workflow: `spec.table_columns`."""
+    """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow."""
     frames = []
     for raw in raw_days(config, run_date, recorder)[split]:
         rows = prepared_rows(spark, config, raw)
@@ -175,7 +188,7 @@ def encode_split(
 def quarantine_days(
     spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
 ) -> dict[str, DayCounts]:
-    """Publishes the quarantine of each day and returns day → counts of its rows.
+    """Publishes the quarantine of each day, and returns the row counts of each day.
 
     Raises:
         DataError: a day has no row, or too many of its rows cannot be parsed.
@@ -191,11 +204,16 @@ def quarantine_days(
 def _workflow(
     spark: SparkSession, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
-    """Returns (workflow, mode). The workflow is newly fitted, extended from the parent, or the parent."""
+    """Returns the workflow of the run, and the mode by which it was obtained.
+
+    The mode `fit` fits a new workflow, `extend` extends the parent by new training days, and `apply` uses the
+    parent unchanged.
+    """
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
         raise ConfigError(
-            f"workflow.mode={mode} needs a champion, and there is none", "set workflow.mode=fit"
+            f"workflow.mode={mode} uses the champion's workflow, but there is no champion",
+            "set workflow.mode=fit to fit a new workflow",
         )
     if mode == "auto":
         mode = "apply" if parent_version else "fit"
@@ -216,16 +234,18 @@ def _workflow(
 
 
 def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
-    """Returns days whose raw log has changed since the workflow, or one of its parents, counted it.
+    """Returns the days whose raw log has changed since its values were counted for the workflow.
 
-    Their features are computed from the new log. Their counts stay unchanged: adding the new log would count
-    their values twice.
+    The values of a training day are counted once, when this workflow version, or a version that it extends,
+    is fitted. If the raw log of the day changes later, features are computed from the new log. The counts
+    stay unchanged: adding the counts of the new log would count the day twice.
     """
     changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
     if changed:
         log.warning(
-            "the raw logs of %s changed after workflow %s counted them: their features are computed again, "
-            "but its statistics and vocabularies stay (workflow.mode=fit counts everything again)",
+            "the raw logs of %s have changed since workflow %s was fitted on them: the features of these "
+            "days are computed again, but the workflow's statistics and vocabularies stay unchanged "
+            "(workflow.mode=fit computes them again)",
             list(changed),
             workflow.version,
         )
@@ -235,7 +255,7 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 def _publish_features(
     config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
-    """Publishes the days' feature partitions, except those that exist for the same log and workflow."""
+    """Publishes the feature partition of each day, unless it exists for the same raw log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
@@ -257,7 +277,7 @@ def _publish_features(
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:
-    """The rules for rows of a feature table: ids in range, finite numbers, nulls only in lists."""
+    """Returns the rules for rows of a feature table: ids in range, finite numbers, nulls only in lists."""
     ranges: dict[str, tuple[float, float]] = {
         feature.name: (0, feature.cardinality or 0) for feature in workflow.spec.categorical
     }

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.build_candidates import run
 
 DESCRIPTION = (
-    "Users, items and past clicks → which items each user is scored against: `candidate_items` and "
-    "`candidates`."
+    "Selects the items that are scored for each user, from the tables of users and items and from past "
+    "clicks. Publishes `candidate_items` and `candidates`."
 )
 
 

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.build_features import run
 
 DESCRIPTION = (
-    "Raw click log → quarantine, data report, workflow, feature partitions, users and items, and the "
-    "dataset of the run date."
+    "Builds features from the raw click log. Publishes the quarantine, the data report, the workflow, "
+    "feature partitions, users, items, and the dataset of the run date."
 )
 
 

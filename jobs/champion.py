@@ -15,11 +15,11 @@ from training.registry.champion_history import Action
 from training.registry.overrides import OverrideRequest
 
 DESCRIPTION = (
-    "Shows which model serves on a run date, since when and why: every decision of the gate and of people "
-    "up to that date. --rollback takes the champion out, so that an earlier one serves from that run date "
-    "on; --pin makes one version serve whatever the gate says, until --release. Each is kept with who and "
-    "why; done again, it changes nothing. Lists that are published already stay: run nightly for the date "
-    "again."
+    "Shows which model serves on a run date, since when and why, with all decisions of the gate and of "
+    "people up to that date. --rollback withdraws the champion: from the run date on, the previous "
+    "champion serves again. --pin lets one version serve until --release, whatever the gate decides. "
+    "The history records who made each change and why. To repeat a change has no effect. Lists that are "
+    "already published do not change: run nightly for the date again."
 )
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _action(arguments: argparse.Namespace) -> Action | None:
-    """The override that the options ask for; None if only the history is shown."""
+    """The override that the options request; None if there is none, so that only the history is shown."""
     if arguments.rollback:
         return "rollback"
     if arguments.pin is not None:
@@ -52,25 +52,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = job_parser("champion", DESCRIPTION)
     override = parser.add_mutually_exclusive_group()
     override.add_argument(
-        "--rollback", action="store_true", help="withdraw the champion: the one before it serves again"
+        "--rollback", action="store_true", help="withdraw the champion: the previous champion serves again"
     )
     override.add_argument(
-        "--pin", metavar="VERSION", help="let this version serve whatever the gate says, until --release"
+        "--pin", metavar="VERSION", help="let this version serve until --release, whatever the gate decides"
     )
     override.add_argument("--release", action="store_true", help="end the pin: the gate decides again")
     parser.add_argument(
         "--to",
         metavar="VERSION",
-        help="with --rollback: go back to this version, and withdraw every champion since",
+        help="with --rollback: go back to this version, and withdraw all champions after it",
     )
     parser.add_argument(
-        "--why", default="", metavar="TEXT", help="the reason, for the history; needed for a change"
+        "--why", default="", metavar="TEXT", help="reason of a change, for the history; required for a change"
     )
     parser.add_argument(
         "--by",
         default=_user(),
         metavar="NAME",
-        help="who decided (default: the user of this process)",
+        help="who made the change (default: the user of this process)",
     )
     return parser
 

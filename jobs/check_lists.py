@@ -6,9 +6,9 @@ from jobs.runner import run_job
 from jobs.stages.check_lists import run
 
 DESCRIPTION = (
-    "The published lists of a run date, looked at as a reader would: every file whole, of the champion, "
-    "and of the tables that are there now. Changes nothing and needs no Spark session; what is wrong ends "
-    "it with exit code 3."
+    "Checks the published lists of a run date: every file must be complete, and the lists must come from "
+    "the current champion and from the tables that are published now. Changes nothing and needs no Spark "
+    "session. Ends with exit code 3 if a check fails."
 )
 
 

@@ -6,9 +6,9 @@ from jobs.runner import run_job
 from jobs.stages.check_quality import run
 
 DESCRIPTION = (
-    "Raw click log → quarantine and data report alone: whether a day's log may be built on, as "
-    "build_features asks first of all. What it publishes is what build_features would, which then leaves "
-    "it as it is. Past a limit of the section `quality` it ends with exit code 3."
+    "Checks whether the raw log of a day can be used. build_features begins with the same checks. "
+    "Publishes the quarantine and the data report, which build_features then does not change. Ends with "
+    "exit code 3 if the log exceeds a limit of the section `quality`."
 )
 
 

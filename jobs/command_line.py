@@ -15,7 +15,7 @@ from storage.run_context import RunContext
 
 
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
-    """The options that every job has; `date_option` is another name of --run-date."""
+    """A parser of the options that every job has. `date_option` is a second name for --run-date."""
     parser = argparse.ArgumentParser(
         prog=f"{name}.py",
         description=description,
@@ -26,14 +26,14 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
         "--config",
         required=True,
         metavar="YAML",
-        help="configuration of the log, e.g. conf/datasets/generated.yaml",
+        help="configuration file, e.g. conf/datasets/generated.yaml",
     )
     parser.add_argument(
         *dict.fromkeys([date_option, "--run-date"]),
         required=True,
         dest="run_date",
         metavar="YYYY-MM-DD",
-        help="the logical day to work on",
+        help="run date: the day whose raw log the run processes",
     )
     parser.add_argument(
         "--set",
@@ -67,7 +67,7 @@ def run_without_session(
     except NightrankError as error:
         return report_failure(f"{name} failed", error)
     except OSError as error:
-        return report_failure(f"{name} failed", error, "see that the lake can be reached; a retry may help")
+        return report_failure(f"{name} failed", error, "check that the lake can be reached, then retry")
     print(text)
     total = time.monotonic() - start
     print(summary.completed(name, context.run_date, context.phases, total).line())
@@ -75,7 +75,12 @@ def run_without_session(
 
 
 def report_failure(what: str, error: NightrankError | OSError, remedy: str = "") -> int:
-    """Writes the error that ends a job to standard error. Pass `remedy` for an OSError, which has none.
+    """Writes the error that ends a job to standard error.
+
+    Args:
+        what: the beginning of the message, such as `show failed`.
+        error: the error.
+        remedy: the remedy for an OSError. A NightrankError contains its own remedy.
 
     Returns:
         The exit code.

@@ -13,8 +13,8 @@ from jobs.command_line import report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Generates a click log, runs a few nights with retraining on it, measures the last night's "
-    "recommendations against the generated next day, and prints what came of it."
+    "Generates a click log, runs all stages with retraining for a few run dates, compares the last "
+    "lists with the generated clicks of the next day, and prints the results."
 )
 EXIT_MISSED = 1
 
@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="demo.py",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), "
-        "else that of the stage that failed.",
+        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), 2 bad configuration or "
+        "arguments, otherwise the exit code of the stage that failed.",
     )
     parser.add_argument(
         "--config",
@@ -49,13 +49,13 @@ def _parser() -> argparse.ArgumentParser:
         help="configuration with a section generate (default: %(default)s)",
     )
     parser.add_argument(
-        "--nights", type=int, default=3, metavar="N", help="nights with retraining (default: %(default)s)"
+        "--nights", type=int, default=3, metavar="N", help="number of run dates (default: %(default)s)"
     )
     parser.add_argument(
         "--out",
         default="demo_out",
         metavar="FOLDER",
-        help="emptied first; holds the lake (default: %(default)s)",
+        help="folder for the lake, which is emptied first (default: %(default)s)",
     )
     parser.add_argument(
         "--profile",
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="overrides",
         help="override one key of the configuration; may be given several times",
     )
-    parser.add_argument("--strict", action="store_true", help="end with exit code 1 when a target is missed")
+    parser.add_argument("--strict", action="store_true", help="end with exit code 1 if a target is missed")
     return parser
 
 

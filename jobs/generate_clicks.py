@@ -1,4 +1,4 @@
-"""Generates a click log: days of raw files, from the run date on."""
+"""Generates the raw files of a click log, for several days that begin with the run date."""
 
 from __future__ import annotations
 

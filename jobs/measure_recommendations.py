@@ -6,9 +6,9 @@ from jobs.runner import run_job
 from jobs.stages.measure_recommendations import run
 
 DESCRIPTION = (
-    "The lists of a date against the clicks that followed: hit rate, NDCG and coverage, beside those of "
-    "the most popular items; and what the candidates held of these clicks. Users without a row in train "
-    "are measured apart: to the popular items and to the model alike they are cold."
+    "Compares the lists of a date with later clicks: hit rate, NDCG and coverage of the lists and of the "
+    "most popular items, and the recall of the candidates. Users without a row in the train split are "
+    "measured separately, because the model was not trained on any row of theirs."
 )
 
 

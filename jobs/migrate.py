@@ -13,9 +13,9 @@ from storage.migration import migrate, survey
 from storage.paths import Lake
 
 DESCRIPTION = (
-    "Lists the format versions of all files of a lake and says which ones this release would rewrite. It "
-    "changes nothing without --apply. Let no job work on the lake while --apply runs. A run that was "
-    "interrupted goes on when it is started again."
+    "Lists the format versions of all files of a lake, and which files this release would rewrite. Nothing "
+    "is changed without --apply. No other job may use the lake while migrate runs with --apply. If migrate "
+    "is interrupted, start it again: it continues where it stopped."
 )
 
 
@@ -55,14 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="migrate.py",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 2 bad arguments, 3 files that are damaged or of a newer release, "
-        "4 infrastructure (worth a retry). The last line on standard output is one JSON object.",
+        epilog="Exit codes: 0 done, 2 bad arguments, 3 some files are damaged or were written by a newer "
+        "release, 4 infrastructure (worth a retry). The last line on standard output is one JSON object.",
     )
     parser.add_argument(
-        "--lake", required=True, metavar="PATH", help="folder or URI of the lake, as in the configuration"
+        "--lake", required=True, metavar="PATH", help="the value of the key lake in the configuration"
     )
     parser.add_argument(
-        "--apply", action="store_true", help="rewrite the files; without it, nothing is changed"
+        "--apply", action="store_true", help="rewrite the files; without this option, nothing is changed"
     )
     return parser
 

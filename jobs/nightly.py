@@ -16,11 +16,14 @@ from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Runs the stages of one night as spark-submit processes: build_features, build_candidates, "
-    "score_daily, measure_recommendations of the day before, report; deliver_recommendations behind "
-    "score_daily where the config names sinks; with --retrain also train_model, train_retriever where "
-    "candidates are retrieved, and evaluate_model. Stops at the first failure with that stage's exit "
-    "code, after the report. Each stage's output goes to <lake>/logs/dt=<run date>/<stage>.log."
+    "Runs the stages of one run date in order, each as a spark-submit process: build_features, "
+    "build_candidates, score_daily, deliver_recommendations (if deliver.sinks is not empty), "
+    "measure_recommendations (if there are lists whose clicks have arrived) and report. If the "
+    "configuration has no section keys, score_rows runs instead of build_candidates and score_daily. "
+    "With --retrain, train_model, train_retriever (if the candidates have a source retrieval) and "
+    "evaluate_model run after build_features. If a stage fails, nightly still writes the report, and "
+    "ends with the exit code of that stage. The output of each stage is written to "
+    "<lake>/logs/dt=<run date>/<stage>.log."
 )
 
 
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--retrain",
         action="store_true",
-        help="train a challenger on a fitted or extended workflow and let the gate decide which model serves",
+        help="also train a new model (the challenger); the gate decides whether it replaces the champion",
     )
     return parser
 

@@ -6,9 +6,9 @@ from jobs.runner import run_job
 from jobs.stages.plan_night import run
 
 DESCRIPTION = (
-    "What a scheduler must know before a night begins: whether the day's raw log is there, which steps "
-    "the night has, and whether its lists are published already. Writes nothing, and needs no Spark "
-    "session unless the log lies on HDFS."
+    "Reports what a scheduler must know before a run: whether the raw log of the day has arrived, which "
+    "steps the run has, and whether its lists are published already. Writes nothing, and needs no Spark "
+    "session unless the log is on HDFS."
 )
 
 

@@ -41,12 +41,12 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 @dataclass
 class _Sessions:
-    """Builds the Spark session of a run, and saves the Java stack traces that Spark logs to the lake."""
+    """Builds the Spark session of a run, and saves in the lake the Java stack traces that Spark logs."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
-        """The session. Attaches the error log before and after building it, because building can fail."""
+        """Builds the session. The error log is attached before and after that, because building can fail."""
         self.error_log.attach()
         session = build_session(
             f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
@@ -55,7 +55,7 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of the log and of this error. Returns the path; None if there are none."""
+        """Saves the stack traces of Spark's log and of `error`. Returns the path; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 
@@ -100,13 +100,13 @@ def _run(
         summary.line()  # raises an error for a value that is not JSON, before the run counts as successful
         exit_code = EXIT_OK
         if stacks := sessions.keep_stacks(context):
-            log.info("Spark logged errors that did not end the job; their stacks are in %s", stacks)
+            log.info("Spark logged errors that did not end the job; their stack traces are in %s", stacks)
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _log_failure(context, error, sessions)
     except BaseException as error:  # a bug or an interruption: it is raised again
         failure = error
         if stacks := sessions.keep_stacks(context):
-            log.error("%s failed; what Spark logged is in %s", name, stacks)
+            log.error("%s failed; Spark's stack traces are in %s", name, stacks)
         raise
     finally:
         observer.look_at(context.started_spark)
@@ -133,7 +133,7 @@ def _log_failure(context: RunContext, error: Exception, sessions: _Sessions) -> 
     if raised is not None:
         log.error("%s failed in a Spark worker: %s%s", context.name, without_frames(str(raised)), where)
         return raised, raised.exit_code
-    advice = "correct the cause if it is one of yours, such as a full disk; otherwise run the job again"
+    advice = "if you can remove the cause, such as a full disk, do that first; then run the job again"
     log.error(
         "%s failed in Spark or the system around it: %s\n  what to do: %s%s",
         context.name,

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.score_daily import run
 
 DESCRIPTION = (
-    "The champion's top-k items for every user: users × candidates scored in Spark workers, published as "
-    "`recommendations`."
+    "Scores the candidates of every user with the champion, in Spark workers, and publishes the top-k "
+    "lists as `recommendations`."
 )
 
 

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.score_rows import run
 
 DESCRIPTION = (
-    "A click probability for every feature row of one split of the run date, by the champion: published "
-    "as `scores`."
+    "Computes the champion's click probability for every feature row of one split of the run date, and "
+    "publishes the probabilities as `scores`."
 )
 
 

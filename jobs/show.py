@@ -10,10 +10,11 @@ from jobs.stages.show import run
 
 DESCRIPTION = (
     "Shows the published list of one user: position, item, score (the model's probability), reason "
-    "(ranked, boost:<value> or explore) and how often the user clicked the item before; the features of "
-    "user and items, ids as the values they stand for; which model and workflow made it and when; and the "
-    "user's clicks in the log's window (of at most five million rows). Ends with 3 where the date has no "
-    "lists, the user is unknown or had no candidates, and says which."
+    "(ranked, boost:<value> or explore) and how often the user clicked the item before. Also shows the "
+    "features of the user and of the items (ids as raw values), which model and workflow made the list, "
+    "when it was made, and the user's clicks in the newest rows of the dataset (at most about five "
+    "million rows). Ends with exit code 3 if the date has no lists, the user is unknown, or the user had "
+    "no candidates."
 )
 
 

@@ -34,7 +34,8 @@ def separate_output() -> Callable[[str], None]:
         return _separated(SparkContext._jvm)
     except Py4JError as error:
         log.warning(
-            "this JVM does not let logs be sent to standard error, they are in standard output: %s", error
+            "this JVM does not let logs be sent to standard error, so standard output also has logs: %s",
+            error,
         )
         return _print
 

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.train_model import run
 
 DESCRIPTION = (
-    "Trains the model of a run date on its dataset, from the champion before it on where that fits: the "
-    "new challenger."
+    "Trains a new model, the challenger, on the dataset of the run date. The training starts from the "
+    "weights of the champion if that is possible, otherwise from random weights."
 )
 
 

@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.train_retriever import run
 
 DESCRIPTION = (
-    "Trains the two-tower model that retrieves candidates (a source retrieval of the section candidates), "
-    "on the run date's dataset."
+    "Trains the two-tower model that retrieves candidates (the source `retrieval` in the section "
+    "`candidates`), on the dataset of the run date."
 )
 
 

@@ -1,7 +1,7 @@
 """`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log, and makes lists of a day.
 
-Airflow then keeps running. One folder has all state, and the next start continues with this state. Ctrl-C
-ends Airflow and all processes that it started.
+Airflow then keeps running. Its state is kept in one folder, and the next start continues with this state.
+Ctrl-C ends Airflow and all processes that it started.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
-    """Starts Airflow, runs the DAGs for one day unless its lists exist, and waits for Ctrl-C."""
+    """Starts Airflow, runs the DAGs for one day unless the lists of this day exist, and waits for Ctrl-C."""
     folder = Path(arguments.folder).resolve()
     airflow_environment = environment()
     overrides = [*SMALL_LOG, f"lake={folder}/lake"]

@@ -30,7 +30,7 @@ class Home:
         folder: AIRFLOW_HOME, with the database, the logs and a link to the DAGs.
         port: port of the API server and UI on 127.0.0.1.
         variable: the JSON value of the Variable `nightrank`.
-        connections: connection id → its JSON value.
+        connections: maps each connection id to the JSON value of the connection.
         database: SQLAlchemy address of a PostgreSQL database; None for an SQLite file in the folder.
         options: further environment variables, such as AIRFLOW__CORE__….
     """

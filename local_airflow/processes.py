@@ -1,4 +1,4 @@
-"""Starts the four processes of Airflow. Ends them, and all processes that they started."""
+"""Starts the four processes of Airflow. Later ends these processes and all processes that they started."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DAGS = ("daily_recommendations", "weekly_training", "backfill_recommendations")
 
 
 def airflow(environment: Path, home: Home, *words: str) -> None:
-    """Runs one command of Airflow's CLI. Its output goes to <home>/logs/<command>.log.
+    """Runs one command of Airflow's CLI. The command's output goes to a log file in <home>/logs.
 
     Raises:
-        SetupError: the command failed. The message has the end of the command's output.
+        SetupError: the command failed. The message contains the end of the command's output.
     """
     log = home.folder / "logs" / f"{words[0]}-{words[1]}.log"
     with log.open("wb") as output:

@@ -48,7 +48,7 @@ class Api:
         return self._json("PATCH", f"/api/v2{path}", body)
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
-        """Starts a run of a DAG with these Params. Returns its run id."""
+        """Starts a run of a DAG with the Params `conf`. Returns the run id."""
         asked: dict[str, Any] = {"logical_date": None, "conf": dict(conf)}
         if partition_key:
             asked["partition_key"] = partition_key
@@ -62,7 +62,7 @@ class Api:
         """Waits for the end of a run. Returns `success` or `failed`.
 
         Raises:
-            SetupError: the run has not ended in time; the message has the states of its tasks.
+            SetupError: the run has not ended in time. The message contains the states of its tasks.
         """
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -74,7 +74,7 @@ class Api:
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
-        """task_id → the current task instance, as the API returns it.
+        """Returns the current task instances of a run, by task id, as the API describes them.
 
         The id of a mapped task includes its index, as in night[0].
         """

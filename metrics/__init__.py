@@ -1,4 +1,4 @@
-"""Measures of predictions on NumPy arrays with one value per row, computed in float64."""
+"""Quality measures of predictions, such as AUC, on NumPy arrays with one value per row, in float64."""
 
 from metrics.clicks import auc, log_loss, normalized_entropy, summarize
 from metrics.ranking import map_at_k, ndcg_at_k

@@ -1,4 +1,4 @@
-"""Checks of the arguments that all measures share."""
+"""Checks of the arguments that all measures of this package have in common."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def vectors(
     if not np.isfinite(score).all():
         raise DataError(
             f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
-            "look for infinite feature values, or for a model whose training diverged",
+            "check whether features have infinite values, or whether the training diverged",
         )
     return label, score, weight

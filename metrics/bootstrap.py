@@ -1,17 +1,18 @@
 """Confidence interval of the difference between two models: a bootstrap over users of distributed rows.
 
 Each replicate draws a weight from Poisson(1) for every user. This approximates drawing users with replacement
-(N. Chamandy et al., Estimating Uncertainty for Massive Data Streams, Google 2012). All rows of a user share a
-weight, because the clicks of one user are not independent.
+(N. Chamandy et al., Estimating Uncertainty for Massive Data Streams, Google 2012). All rows of a user have
+the same weight, because the clicks of one user are not independent.
 
-A weight is computed from the seed, the replicate and the user's hash. So both models use the same resamples,
-although their rows are in different frames and ranges. No rows are joined and no weights are stored.
+A weight is computed from the seed, the number of the replicate and the user's hash. So both models use the
+same resamples, although their rows are in different frames and in different ranges (see below). No rows are
+joined and no weights are stored.
 
-A range contains the rows whose scores are in an interval (scoring.evaluation.prediction_quality). A task
-reduces one range. The AUC of a replicate is exact: sums are integers, and for two rows in different ranges
-the order of the ranges says which score is higher. A task computes one replicate after the other. It needs a
-few vectors of the length of its range, and returns four integers per replicate. Time grows with rows ×
-replicates.
+The rows of a model are divided into ranges of scores: a range contains the rows whose scores are in one
+interval (scoring.evaluation.prediction_quality). A task computes the sums of one range, one replicate after
+the other. The AUC of a replicate is exact: the sums are integers, and for two rows in different ranges the
+order of the ranges says which score is higher. A task needs a few vectors of the length of its range, and
+returns four integers per replicate. The time is proportional to rows × replicates.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Resample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a difference, challenger minus champion.
+    """A confidence interval of the difference of a measure, challenger minus champion.
 
     Attributes:
         difference: the difference on the original rows, without resampling.
         low, high: bounds of the interval.
-        confidence: such as 0.95.
-        replicates: number of replicates in which the difference is defined: both classes have a positive
-            weight.
+        confidence: the confidence of the interval, such as 0.95.
+        replicates: number of replicates in which the difference is defined, because both classes have a
+            positive weight.
     """
 
     difference: float
@@ -61,7 +62,7 @@ class Interval:
 
 
 def _poisson_table() -> NDArray[np.uint8]:
-    """(65536,) quantiles of Poisson(1) at (i + 1/2) / 65,536."""
+    """(65536,) entry i is the quantile of Poisson(1) at (i + 1/2) / 65,536."""
     cumulative = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(12)])
     return np.searchsorted(cumulative, (np.arange(2**16) + 0.5) / 2**16).astype(np.uint8)
 
@@ -70,10 +71,11 @@ _POISSON = _poisson_table()
 
 
 def draw_weights(units: Ints, resample: Resample) -> Iterable[NDArray[np.uint8]]:
-    """Yields the (m,) weights of m hashed units for each replicate, in order.
+    """Yields, for each replicate in order, the (m,) weights of m units.
 
-    The hash is the finaliser of SplitMix64 (G. Steele et al., Fast Splittable Pseudorandom Number Generators,
-    2014).
+    A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The weights are
+    computed from these hashes with the finaliser of SplitMix64 (G. Steele et al., Fast Splittable
+    Pseudorandom Number Generators, 2014).
     """
     base = _mixed(units.view(np.uint64) ^ _mixed(np.array([resample.seed], np.int64).view(np.uint64)))
     for first in range(0, resample.replicates, _DRAWS_A_HASH):
@@ -93,12 +95,12 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def reduce_replicates(
     units: Ints, click: NDArray[np.bool_], score: Floats, loss_units: Ints, resample: Resample
 ) -> dict[str, list[int]]:
-    """The sums of one range of n rows in each replicate: name in SUMS → one integer per replicate.
+    """The sums of one range of n rows in each replicate. Maps each name in SUMS to one integer per replicate.
 
     Args:
         units: (n,) hash of the row's user. Rows with equal hashes are resampled together.
-        click, score, loss_units: (n,) label, probability, and loss as a multiple of a small unit.
-        resample: replicates and seed.
+        click, score, loss_units: (n,) label, probability, and loss as an integer multiple of a small number.
+        resample: number of replicates, and seed.
     """
     distinct, unit_of_row = np.unique(units, return_inverse=True)  # (m,), (n,)
     by_score = np.argsort(score, kind="stable")
@@ -122,18 +124,20 @@ def reduce_replicates(
 
 
 def _sums_by_unit(values: Ints, unit_of_row: Ints, units: int) -> Ints:
-    """(units,) sums of the (n,) values by unit."""
+    """(units,) entry u is the sum of the values of the rows whose unit is u."""
     order = np.argsort(unit_of_row, kind="stable")
     first = np.searchsorted(unit_of_row[order], np.arange(units))
     return np.add.reduceat(values[order], first)
 
 
 def combine_replicates(ranges: Iterable[Mapping[str, Any]], units_of_loss: int) -> dict[str, Floats]:
-    """(B,) AUC and log loss of B replicates. A value is NaN if its replicate lacks a class or has no rows.
+    """The (B,) AUC and (B,) log loss of B replicates, from the sums of all ranges.
+
+    The AUC is NaN if the replicate lacks a class, and the log loss is NaN if it has no rows.
 
     Args:
-        ranges: sums of the ranges (reduce_replicates), in ascending order of their scores.
-        units_of_loss: number of units in a loss of 1.0 (losses are summed as integer multiples of a unit).
+        ranges: the results of reduce_replicates for all ranges, in ascending order of scores.
+        units_of_loss: the integer that stands for a loss of 1.0 in `loss_units`.
     """
     total: dict[str, Any] = dict.fromkeys(SUMS, 0)
     for range_sums in ranges:
@@ -162,7 +166,7 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
     Args:
         difference: the difference on the original rows.
         ours, theirs: (B,) the measure of each model in the replicates, NaN if it is undefined.
-        confidence: share of the replicates between the bounds.
+        confidence: share of the replicates whose difference is between the bounds.
 
     Returns:
         None if the difference is undefined in more than a tenth of the replicates, because a class has too

@@ -13,7 +13,9 @@ from metrics.partial_sums import EPSILON, combine, count_scores, sum_deciles, su
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Area under the ROC curve: share of (positive, negative) pairs in the right order; a tie counts half.
+    """Area under the ROC curve: the share of (positive, negative) pairs whose scores are in the right order.
+
+    A pair with equal scores counts half.
 
     Args:
         labels: (N,) 0 or 1.
@@ -21,7 +23,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
         weights: (N,) non-negative; None means 1 for each row.
 
     Raises:
-        DataError: one class has no weight, so the area is undefined, or a score is not finite.
+        DataError: the weights of a class sum to 0, so the area is undefined; or a score is not finite.
     """
     label, score, weight = vectors(labels, scores, weights)
     positive, negative = weight * label, weight * (1 - label)
@@ -58,12 +60,11 @@ def normalized_entropy(
 ) -> float:
     """Log loss divided by the log loss of always predicting the click rate.
 
-    A value below 1 is better than this constant prediction.
-
-    The measure is defined by X. He et al., ADKDD 2014, section 3.
+    A value below 1 means that the model is better than this constant prediction. The measure is defined by X.
+    He et al., ADKDD 2014, section 3.
 
     Raises:
-        DataError: one class has no weight, so the divisor is 0.
+        DataError: the weights of a class sum to 0, so the divisor is 0.
     """
     label, _, weight = vectors(labels, probabilities, weights)
     rate = float(np.average(label, weights=weight)) if weight.sum() else 0.0
@@ -78,7 +79,9 @@ def normalized_entropy(
 
 
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
-    """All measures of some rows, as partial_sums.combine returns them; an undefined measure is None.
+    """AUC, log loss, normalised entropy and calibration of some rows; an undefined measure is None.
+
+    The result has the keys that `partial_sums.combine` documents.
 
     Raises:
         DataError: lengths differ, or a probability is not finite.

@@ -1,9 +1,9 @@
-"""Bins that are the same for every day and column, so that the histograms of several days can be added.
+"""Histogram bins that are the same for every day and column, so that histograms of several days can be added.
 
-The bins are log-linear, as in HdrHistogram (G. Tene): each power of two is divided into 16 equal parts, on
-both sides of zero, and zero has its own bin. A bin is at most 1/16 as wide as the number it starts at;
-each integer between -31 and 31 has its own bin. Keys are computed from the bits of the number and not by a
-logarithm, so they are equal on every machine.
+The bins are log-linear, as in HdrHistogram (G. Tene): the range from each power of two to the next is divided
+into 16 equal bins. Negative numbers have the mirrored bins, and zero has its own bin. The width of a bin is
+at most 1/16 of the number at which it starts. Each integer between -31 and 31 has its own bin. The key of a
+bin is computed from the bits of a number and not by a logarithm, so it is equal on every machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of 
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(n,) finite numbers → (n,) keys, in the order of the numbers: negative below 0, and 0 for zero.
+    """The (n,) keys of the bins of (n,) finite numbers.
 
-    There are at most 2 × 2,098 × 16 keys besides 0: two signs, 2,098 powers of two, 16 parts.
+    Keys have the same order as the numbers: they are negative for numbers below 0, and 0 for zero. There are
+    at most 2 × 2,098 × 16 keys other than 0: two signs, 2,098 powers of two, and 16 bins for each of them.
     """
     mantissa, exponent = np.frexp(np.abs(values))  # |value| = mantissa * 2**exponent, mantissa in [1/2, 1)
     part = ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
@@ -29,9 +30,11 @@ def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def bin_bounds(key: int) -> tuple[float, float]:
-    """The bounds of the numbers with this key: [low, high) if it is positive, (low, high] if it is negative.
+    """The bounds (low, high) of the bin with a key.
 
-    Key 0 contains only zero. The highest bin ends at infinity, and the lowest begins at minus infinity.
+    If the key is positive, the bin contains the numbers in [low, high). If the key is negative, it contains
+    those in (low, high]. Key 0 contains only zero. The highest bin ends at infinity, and the lowest begins at
+    minus infinity.
     """
     if key == 0:
         return 0.0, 0.0

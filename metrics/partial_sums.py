@@ -1,8 +1,8 @@
 """Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.
 
-Rows with equal scores are combined into one entry with counts. Each range is reduced to a few sums. The AUC
-is exact. For two rows in different ranges, the order of the ranges says which score is higher. The pairs
-within a range are counted by the process that has all rows of the range.
+Within a range, rows with equal scores are combined into one entry with counts. Then the range is reduced to a
+few sums. The AUC is exact: pairs of rows within a range are counted by the process that has all rows of the
+range, and for two rows in different ranges, the order of the ranges says which score is higher.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class ScoreCounts(NamedTuple):
 
 
 class RangeSums(NamedTuple):
-    """Sums of a range of scores, from which `combine` computes the measures of all rows.
+    """Sums over the rows of one range of scores, from which `combine` computes the measures of all rows.
 
     Attributes:
-        positives, negatives: clicks and non-clicks.
-        doubled_wins: twice the number of (click, non-click) pairs within the range in the right order; a tie
-            counts half a pair.
+        positives, negatives: number of clicks, and number of non-clicks.
+        doubled_wins: twice the number of (click, non-click) pairs within the range in which the click has the
+            higher score; a pair with equal scores counts as half a pair.
         loss: sum of the cross entropy of the rows, in nats.
         predicted: sum of the probabilities of the rows.
     """
@@ -55,7 +55,7 @@ class RangeSums(NamedTuple):
 
 
 def count_scores(labels: ArrayLike, probabilities: ArrayLike) -> ScoreCounts:
-    """Counts N rows, with labels 0 or 1, by their probability.
+    """Counts the clicks and non-clicks among N rows for each distinct probability. Labels are 0 or 1.
 
     Raises:
         DataError: lengths differ, or a probability is not finite.
@@ -70,7 +70,7 @@ def count_scores(labels: ArrayLike, probabilities: ArrayLike) -> ScoreCounts:
 
 
 def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
-    """The sum of the counts of several parts; a score may occur in more than one part."""
+    """Adds the counts of several sets of rows. A score may occur in more than one set."""
     scores, positives, negatives = (np.concatenate(column) for column in zip(*parts, strict=True))
     distinct, index = np.unique(scores, return_inverse=True)
     merged = np.zeros((2, len(distinct)), np.int64)
@@ -80,7 +80,7 @@ def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
 
 
 def sum_range(counts: ScoreCounts) -> RangeSums:
-    """The sums of one range."""
+    """The sums over the rows of one range."""
     below = np.cumsum(counts.negatives) - counts.negatives
     clipped = np.clip(counts.scores, EPSILON, 1 - EPSILON)
     losses = -(counts.positives * np.log(clipped) + counts.negatives * np.log1p(-clipped))
@@ -94,9 +94,10 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """The share of one range in the deciles of all rows by score: (10, 3) rows, clicks, sum of probabilities.
+    """What the rows of one range contribute to the ten deciles of all rows by score.
 
-    Rows with equal scores are in the same decile: the decile of the middle row among them.
+    Returns (10, 3): for each decile, the number of rows, the number of clicks, and the sum of the
+    probabilities. Rows with equal scores are in the same decile: the decile of the middle row among them.
 
     Args:
         counts: the counts of the range.
@@ -113,7 +114,7 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
     """The measures of all rows.
 
     Args:
-        ranges: the sums of all ranges, ascending by score.
+        ranges: the sums of all ranges, in ascending order of scores.
         deciles: (10, 3) the results of `sum_deciles`, summed over the ranges.
 
     Returns:
@@ -122,7 +123,7 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
 
         * `ratio`: predicted clicks divided by observed clicks.
         * `expected_error`: mean over the deciles, weighted by rows, of |mean probability − click rate|
-          (Naeini et al. 2015, section 2, with bins of equal size).
+          (Naeini et al. 2015, section 2, with bins that have equal numbers of rows).
         * `deciles`: a list of {rows, mean_probability, click_rate}.
     """
     positives, negatives = sum(sums.positives for sums in ranges), sum(sums.negatives for sums in ranges)

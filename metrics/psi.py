@@ -1,9 +1,10 @@
 """Population stability index (PSI): the distance of a day's distribution from that of the training window.
 
-A cell is one value of a column. For each of B bins, e is the bin's share of the cells in the training window,
-and a is its share of the cells on the day: PSI = Σ (a - e) ln(a / e). PSI is symmetric, zero for equal
-shares, and the sum of both Kullback-Leibler divergences. A PSI below 0.1 counts as stable; a PSI above 0.25
-counts as a shift that needs action (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
+A cell is one value of a column in one row. The cells are divided into B bins. For each bin, let e be its
+share of the cells in the training window, and a its share of the cells on the day. Then PSI is the sum over
+all bins of (a - e) ln(a / e). PSI is symmetric, it is zero for equal shares, and it is the sum of both
+Kullback-Leibler divergences. A PSI below 0.1 counts as stable; a PSI above 0.25 counts as a shift that needs
+action (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
 
 For samples of M and N cells from the same distribution, PSI is about (1/M + 1/N) χ² with B - 1 degrees of
 freedom (B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a day with few rows has
@@ -30,7 +31,12 @@ _Z_999 = 3.0902  # the normal distribution's 99.9% quantile
 
 @dataclass(frozen=True)
 class Binned:
-    """Cells per bin: labels (B,), counts of the training window (B,) and of the day (B,). Null has a bin."""
+    """The number of cells (values of a column) in each of B bins, one of which is for nulls.
+
+    Attributes:
+        labels: (B,) names of the bins.
+        train, day: (B,) number of cells of each bin in the training window, and on the day.
+    """
 
     labels: tuple[str, ...]
     train: tuple[int, ...]
@@ -45,7 +51,8 @@ class Drift:
         psi: the index.
         noise: the value that the index exceeds by chance on one day in a thousand.
         moved: label of the bin that contributes most to the index.
-        moved_train_share, moved_day_share: share of the cells in that bin.
+        moved_train_share, moved_day_share: the share of the cells that are in that bin, in the training
+            window and on the day.
     """
 
     psi: float
@@ -61,10 +68,11 @@ class Drift:
 
 
 def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
-    """The (B,) terms of the PSI from the (B,) counts of the training window and of the day.
+    """The (B,) terms of the PSI, one per bin, from the (B,) counts of the training window and of the day.
 
-    A term is at least 0, and it is 0 if the bin is empty in both. Shares are (count + 1/2) / (cells + B/2);
-    B counts only bins that are not empty in both.
+    A term is at least 0. It is 0 if the bin is empty both in the training window and on the day. The share of
+    a bin is (count + 1/2) / (cells + b/2). Here cells is the sum of all counts, and b is the number of bins
+    that are not empty in both.
 
     Raises:
         ValueError: the lengths differ, or the training window or the day has no cell.
@@ -81,12 +89,12 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
 
 
 def above_noise(psi: float, noise: float) -> float:
-    """The PSI if it is above its noise, otherwise 0. A day with few rows has a large PSI by chance."""
+    """The PSI if it is above `noise`, otherwise 0. A day with few rows can have a large PSI by chance."""
     return psi if psi > noise else 0.0
 
 
 def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
-    """The 99.9% quantile of the PSI of two samples from the same distribution, over `bins` bins.
+    """The 99.9% quantile of the PSI over `bins` bins of two random samples from the same distribution.
 
     The quantile of χ² is approximated by k (1 - 2/9k + z √(2/9k))³ (E. B. Wilson and M. M. Hilferty, 1931).
     """
@@ -98,7 +106,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
 
 
 def drift_of(binned: Binned) -> Drift | None:
-    """The drift over these bins; None if the training window or the day has no cell."""
+    """The PSI over these bins, and its noise; None if the training window or the day has no cell."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
         return None
@@ -124,8 +132,9 @@ def bin_names(
     """Bins of a text column: each frequent value of the training window, all other values, and null.
 
     Args:
-        top: (value, its cells in the training window, its cells on the day).
-        train_cells, day_cells: number of cells that are not null.
+        top: (value, number of its cells in the training window, number of its cells on the day) for each
+            frequent value.
+        train_cells, day_cells: number of cells that are not null, in the training window and on the day.
         train_nulls, day_nulls: number of null cells.
     """
     rest = (train_cells - sum(train for _, train, _ in top), day_cells - sum(day for _, _, day in top))
@@ -137,15 +146,16 @@ def bin_names(
 def bin_numbers(
     train_bins: Mapping[int, int], day_bins: Mapping[int, int], train_nulls: int, day_nulls: int
 ) -> Binned:
-    """Bins of a number column: about ten with equal shares of the training window, and three more.
+    """Bins of a column of numbers: about ten with equal shares of the training window, and three more.
 
-    The three are numbers below the training window's range, numbers above it, and null. A bin consists of
-    consecutive histogram keys (metrics.histogram). A key is assigned to the tenth that contains its first
-    cell, so a number that makes up several tenths has its own bin. The bins depend only on the training
-    window.
+    The three other bins are for numbers below all numbers of the training window, for numbers above them, and
+    for nulls. All other bins consist of consecutive histogram keys (metrics.histogram). The cells of the
+    training window, in ascending order, are divided into tenths. All cells of a key are in the tenth that
+    contains the first of them. So a number that makes up several tenths has its own bin, and there are fewer
+    than ten bins. The bins depend only on the training window.
 
     Args:
-        train_bins, day_bins: histogram key → number of cells.
+        train_bins, day_bins: map each histogram key to its number of cells.
         train_nulls, day_nulls: number of null cells.
     """
     keys = sorted(key for key, count in train_bins.items() if count)
@@ -174,5 +184,5 @@ def bin_numbers(
 
 
 def _interval(first: int, last: int) -> tuple[str, str]:
-    """Bounds of the histogram keys first to last, as text."""
+    """The lower bound of the key `first` and the upper bound of the key `last`, as text."""
     return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"

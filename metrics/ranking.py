@@ -3,7 +3,7 @@
 In each group, rows are ranked by descending score. Ties are broken to the disadvantage of the model: among
 rows with equal scores, rows without a click come first. So a model with a constant score gets the lowest
 possible value, and neither the order of rows nor the number of processes changes a measure. Groups without a
-click are left out of the mean, because every ranking of them is equally good.
+click are left out of the mean over groups, because every ranking of their rows is equally good.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from metrics.arrays import Vector, vectors
 
 
 class _Clicked(NamedTuple):
-    """The clicked rows among the first k of their groups, and all groups with a click.
+    """The M clicked rows among the first k of their groups, and the G groups that have a click.
 
     Attributes:
-        group: (M,) number of the group, from 0 over the groups with a click.
-        position: (M,) 1 for the best score of its group.
-        nth: (M,) number of clicks in its group up to this row, including the row itself.
-        clicks: (G,) clicks of each group, including clicks below position k.
+        group: (M,) index of the row's group among the groups that have a click.
+        position: (M,) position of the row in its group; 1 is the position of the highest score.
+        nth: (M,) number of clicks in the group up to this position, including the row itself.
+        clicks: (G,) number of clicks of each group, including clicks at positions after k.
     """
 
     group: NDArray[np.int64]
@@ -36,14 +36,16 @@ class _Clicked(NamedTuple):
 def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
     """Mean over groups of the average precision of their first k rows.
 
-    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks of the group, k), as in Kaggle's Outbrain
-    competition. For a group with one click it is 1 / position of that click, or 0 beyond position k.
+    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks, k), as in Kaggle's Outbrain competition. Here
+    precision(i) is the share of clicks among the first i rows, and clicks is the number of clicks in the
+    group. For a group with one click, AP@k is 1 / (position of the click), or 0 if the click is after
+    position k.
 
     Args:
         labels: (N,) 0 or 1.
         scores: (N,) finite numbers; a higher score means that a click is more likely.
         groups: (N,) the group of each row, of any type that can be sorted.
-        k: number of positions that count.
+        k: number of first positions that are measured.
 
     Raises:
         DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.
@@ -58,8 +60,8 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
     """Mean over groups of the normalised discounted cumulative gain of their first k rows.
 
-    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1), divided by that of a ranking with all clicks on top (Järvelin and
-    Kekäläinen 2002). Arguments and errors are those of `map_at_k`.
+    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1) is divided by the DCG@k of a ranking with all clicks first
+    (Järvelin and Kekäläinen 2002). Arguments and errors are those of `map_at_k`.
     """
     clicked = _clicked(labels, scores, groups, k)
     gains = 1 / np.log2(clicked.position + 1)
@@ -69,7 +71,7 @@ def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -
 
 
 def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> _Clicked:
-    """Ranks the groups; arguments and errors are those of `map_at_k`."""
+    """Ranks the rows of each group; arguments and errors are those of `map_at_k`."""
     if k < 1:
         raise ConfigError(f"k={k} is below 1", "measure at a k of 1 or more")
     label, score, _ = vectors(labels, scores)

@@ -1,8 +1,8 @@
 """Builds Horovod from its PyPI source archive for the torch in .venv, and keeps the wheel in the cache.
 
-The last release of Horovod is older than torch 2.1, which needs C++17. Its rendezvous server executes code
-from anybody who can reach its port (CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct
-both. The text at the beginning of each patch explains it:
+The last release of Horovod cannot be compiled for torch 2.1 or later, which needs C++17. Horovod's rendezvous
+server also executes code from anybody who can reach its port (CVE-2024-10190, CVE-2026-31234). The patches in
+setup/horovod correct both problems. The text at the beginning of each patch explains the patch:
 
     torch.patch             builds with a current torch; the wheel works in any environment
     interface.patch         process sets use the network interface that the launcher chooses
@@ -10,8 +10,8 @@ both. The text at the beginning of each patch explains it:
     command-lifetime.patch  horovod.spark.run no longer sleeps for 3 s at its end
 
 With a CUDA build of torch, Horovod's CMake needs a complete CUDA toolkit. The Python packages of torch and of
-requirements/build.in contain its files; this module arranges them as the compiler expects. Neither building
-nor importing Horovod needs a GPU or an installed CUDA.
+requirements/build.in contain the files of this toolkit; this module arranges them as the compiler expects.
+Neither building nor importing Horovod needs a GPU or an installed CUDA.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def digest_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """All inputs of the wheel. Their digest is the name of the wheel's folder in the cache."""
+    """Everything that Horovod's wheel depends on. The digest names the wheel's folder in the cache."""
 
     requirement: str  # Horovod's version and the hashes of its sdist
     torch: str  # with the local version part, such as 2.13.0+cu130
@@ -112,10 +112,12 @@ def compiler() -> str:
 
 
 def cached_wheel(venv: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """The wheel for this environment. If the cache does not have it, builds it (2 to 4 minutes on 2 cores).
+    """Returns Horovod's wheel for this environment, from the cache if possible.
+
+    If the cache does not have the wheel, it is built, which takes 2 to 4 minutes on 2 cores.
 
     Raises:
-        SetupError: the build failed; the message names the cause if it is known, and has the end of the log.
+        SetupError: the build failed. The message contains the cause, if it is known, and the end of the log.
     """
     inputs = inputs_of(venv, requirement_file)
     kept = cache_folder() / "horovod" / inputs.digest()
@@ -151,7 +153,7 @@ def pip_of(bootstrap: Path) -> list[str]:
 
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """Downloads the source archive, checks its hash and unpacks it. Returns its folder."""
+    """Downloads Horovod's source archive, checks its hash and unpacks it. Returns the folder of sources."""
     # pip builds the metadata of a source archive even if it only downloads it. The bootstrap environment has
     # the packages that this needs.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
@@ -162,7 +164,10 @@ def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path
 
 
 def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[str, str]:
-    """The environment variables of Horovod's build, without the user's own for Horovod, CUDA and NCCL."""
+    """Returns the environment variables for Horovod's build.
+
+    The user's own variables for Horovod, CUDA and NCCL are left out.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "CUDA", "NCCL"))
     }
@@ -181,7 +186,7 @@ def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[st
 
 
 def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
-    """Environment variables for a build with CUDA and NCCL. Arranges the files of both in `scratch`."""
+    """Returns environment variables for a build with CUDA and NCCL, and arranges their files in `scratch`."""
     nvidia = nvidia_packages(venv)
     toolkit = lay_out_toolkit(nvidia, scratch / "cuda")
     nccl = scratch / "nccl"

@@ -1,8 +1,9 @@
-"""Compiles the folders named `native` into the environment: loops that are too slow in Python.
+"""Compiles the C++ sources in the folders named `native`, and copies the libraries into an environment.
 
-It takes a few seconds and uses the same g++ as the build of Horovod. The cache has each library under a
-digest of its sources and flags. The libraries use only instructions that every 64-bit x86 processor has, so
-they run on every machine on which a packed environment can be installed.
+These sources contain loops that are too slow in Python. Compiling them takes a few seconds and needs the same
+g++ as the build of Horovod. The cache keeps each library under a digest of its sources and compiler flags.
+The libraries use only instructions that every 64-bit x86 processor has, so they run on every machine on which
+a packed environment can be installed.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def build(root: Path, venv: Path) -> list[Path]:
     """Compiles all libraries, copies them into an environment and returns their paths.
 
     Raises:
-        SetupError: a library does not compile; the message has the compiler's output.
+        SetupError: a library does not compile. The message contains the compiler's output.
     """
     return [_build(root, venv, folder, library) for folder, library in LIBRARIES.items()]
 
 
 def _build(root: Path, venv: Path, folder: str, library: Path) -> Path:
-    """Puts a library into an environment and returns its path."""
+    """Copies a library into an environment, after compiling it if necessary. Returns the library's path."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sources(root, folder):
         digest.update(source.name.encode() + source.read_bytes())
@@ -67,7 +68,7 @@ def _compile(sources: list[Path], kept: Path, folder: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SetupError(f"{compiler()} cannot be run: {error}\n  apt-get install g++") from error
+        raise SetupError(f"{compiler()} cannot be run: {error}\n  install it: apt-get install g++") from error
     if done.returncode != 0:
         raise SetupError(f"{folder} does not compile; {' '.join(command)} says:\n{done.stderr[-4000:]}")
     scratch.replace(kept)

@@ -1,10 +1,10 @@
 """Archives the JVM classes that Spark's drivers load, so that jobs start sooner (see JEP 350).
 
-The archive is valid only for one Java and for the paths of the jars, so it is part of the environment.
-setup/env.sh names it in SPARK_SUBMIT_OPTS. If a JVM cannot find or use the archive, it silently loads the
-classes from the jars.
+The archive is valid only for the Java and the paths of the jars with which it was made, so it is part of the
+environment. setup/env.sh sets the path of the archive in SPARK_SUBMIT_OPTS. If a JVM cannot find or use the
+archive, it loads the classes from the jars without a warning.
 
-spark-submit runs this file as a job. The classes that this job loads are archived.
+To make the archive, spark-submit runs this file as a job. The classes that this job loads are archived.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PATIENCE_S = 300
 
 
 def make(root: Path, venv: Path, java_home: Path) -> str | None:
-    """Writes the class archive venv/spark.jsa.
+    """Writes the class archive venv/spark.jsa. Returns None, or a description of the error.
 
-    Returns None, or a description of the error: some Java runtimes cannot write such archives.
+    An error is not raised, because some Java runtimes cannot write such archives.
     """
     archive = venv / NAME
     archive.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Runs the compilation of Horovod with its output in a log, and explains why it failed."""
+"""Runs the compilation of Horovod, writes the output to a log, and explains why a compilation failed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXPLANATIONS = (
 
 
 def compile_logged(command: Sequence[str | Path], environment: dict[str, str], log: Path) -> None:
-    """Runs the build, writes its output to the log, and prints the percentage that make reports."""
+    """Runs Horovod's build, writes its output to the log, and prints the percentages that make reports."""
     words = [str(word) for word in command]
     with (
         log.open("wb") as output,
@@ -72,6 +72,6 @@ def last_percentage(log: Path) -> int:
 def explain(log_text: str, log: Path) -> str:
     """The message for a failed build: the cause if it is known, the path of the log, and its last lines."""
     causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
-    cause = causes[0] if causes else "the cause is none of the known ones, so read the first error in the log"
+    cause = causes[0] if causes else "the cause is unknown, so read the first error in the log"
     tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])
     return f"Horovod did not compile: {cause}\n  the end of {log}:\n{tail}"

@@ -17,7 +17,9 @@ from setup.console import SetupError
 
 
 def add_compiled(site_packages: Path) -> None:
-    """Adds name.pyc for every name.py in the pyspark.zip of these packages. Does nothing if it has all.
+    """Adds name.pyc for every name.py in the pyspark.zip of a site-packages folder.
+
+    Does nothing if no name.pyc is missing.
 
     Raises:
         SetupError: pyspark.zip is missing, or a file in it does not compile.
@@ -51,7 +53,10 @@ def _compile(folder: Path, shown: str) -> None:
         workers=0,
     )
     if not done:
-        raise SetupError(f"{shown} does not compile: was it written for this version of Python?")
+        raise SetupError(
+            f"{shown} does not compile: it may be written for another version of Python; run `make setup` "
+            "with Python 3.11"
+        )
 
 
 def _pack(folder: Path, archive: Path) -> None:

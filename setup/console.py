@@ -31,7 +31,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-    """Runs a command and shows its output. Raises SetupError with the command if it fails."""
+    """Runs a command and shows its output. If the command fails, raises SetupError with the command."""
     words = [str(word) for word in command]
     status = subprocess.run(words, env=None if env is None else dict(env), cwd=cwd, check=False).returncode
     if status != 0:
@@ -39,7 +39,7 @@ def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd
 
 
 def capture(command: Sequence[str | Path], cwd: Path | None = None) -> str:
-    """The standard output of a command. Raises SetupError with its error output if it fails."""
+    """Returns the standard output of a command. If the command fails, raises SetupError with its errors."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode != 0:
@@ -69,7 +69,9 @@ def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise SetupError(f"the lock {path} cannot be opened: {error}\n  delete it, and try again") from error
+        raise SetupError(
+            f"the lock file {path} cannot be opened: {error}\n  delete this file, and try again"
+        ) from error
     try:
         _lock(file, path, patience_s)
         yield
@@ -87,7 +89,7 @@ def _lock(file: int, path: Path, patience_s: float) -> None:
             if time.monotonic() > end:
                 raise SetupError(
                     f"another process has held the lock {path} for {patience_s:.0f} s\n"
-                    f"  see which (fuser -v {path}); end it, or delete the file, and try again"
+                    f"  find it with `fuser -v {path}`; end it, or delete the lock file, and try again"
                 ) from error
         if not reported:
             say(f"    waiting for another process that holds {path}")

@@ -2,7 +2,8 @@
 
 nightrank-<version>/
     nightrank-<version>-py3-none-any.whl   our packages
-    environment.tar.gz                     all packages that these need, and Java; for --archives or each node
+    environment.tar.gz                     all packages that our packages need, and Java; for spark-submit
+                                           --archives, or to unpack on each node
     jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
     requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
     setup/env.sh docs/clusters.md …        the environment variables; documents

@@ -1,8 +1,9 @@
 """Builds the documentation site from the repository's Markdown: `python -m setup.docs_site`.
 
-`make docs` runs it. MkDocs reads one folder, so the documents are copied to a folder below build/. They keep
-their paths, so that their relative links remain valid. If a link leads to a file that is not a document, such
-as a configuration, that file is copied too. A link to a folder is replaced by its text.
+`make docs` runs this module. MkDocs reads one folder, so the documents are copied to a folder below build/.
+The documents keep their relative paths, so that links between them remain valid. If a link leads to a file
+that is not a document, such as a configuration, that file is copied too. A link to a folder is replaced by
+the text of the link.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Makes an environment that can be moved: locked packages, Horovod, our wheel and its compiled libraries.
 
-The interpreter in the environment is a symbolic link to the Python that created it, so every node must have
-that Python at the same path. No other file depends on the path of the environment. The part that depends only
-on the lock files is made once and kept in the cache; environments share its files by hard links.
+The interpreter in the environment is a symbolic link to the Python that created the environment, so every
+node must have that Python at the same path. No other file depends on the path of the environment. The locked
+packages are installed once into a folder in the cache; environments share the files of this folder by hard
+links.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ CHECK_IMPORTS = (
 
 
 def build_wheel(root: Path, out: Path) -> Path:
-    """Builds a wheel of our packages and their data files in the folder `out`. Equal sources, equal bytes."""
+    """Builds a wheel of our packages and their data files in the folder `out`.
+
+    Equal sources result in a wheel with equal bytes.
+    """
     scratch = out / "wheel-build"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs"):
@@ -75,7 +79,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
 
 
 def kept_packages() -> Path:
-    """The folder of the environment without our wheel. If the cache does not have it, it is made now."""
+    """Returns the folder of the environment without our wheel, which is made if it is not in the cache."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
         digest.update((ROOT / part).read_bytes())
@@ -106,7 +110,7 @@ def _make_packages(kept: Path) -> None:
 
 
 def _link_compiled(have: Path, want: Path) -> None:
-    """If two folders of packages share a source by a hard link, hard-links its compiled file as well."""
+    """If two package folders share a source file by a hard link, hard-links its compiled file as well."""
     for compiled in have.rglob("__pycache__/*.pyc"):
         source = compiled.parents[1] / f"{compiled.name.split('.')[0]}.py"
         twin, target = want / source.relative_to(have), want / compiled.relative_to(have)

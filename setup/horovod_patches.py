@@ -19,7 +19,7 @@ _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Change:
-    """One hunk of a diff: it replaces `old` by `new` in a file. If `old` is empty, it creates the file."""
+    """One hunk of a diff, which replaces `old` by `new` in a file. If `old` is empty, it creates the file."""
 
     file: str
     old: str
@@ -60,7 +60,10 @@ def _name(line: str) -> str:
 
 
 def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
-    """Old text, new text and index of the line after the hunk; `counts` are numbers of old and new lines."""
+    """Returns the old text, the new text and the index of the line after a hunk.
+
+    `counts` are the number of old lines and the number of new lines.
+    """
     old: list[str] = []
     new: list[str] = []
     while len(old) < counts[0] or len(new) < counts[1]:
@@ -75,7 +78,7 @@ def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
 
 
 def apply(source: Path, changes: list[Change]) -> None:
-    """Changes the sources in this folder.
+    """Applies the changes to Horovod's sources in the folder `source`.
 
     Raises SetupError if the patches were written for a different version of a file.
     """
@@ -83,13 +86,16 @@ def apply(source: Path, changes: list[Change]) -> None:
         path = source / change.file
         if not change.old:
             if path.exists():
-                raise SetupError(f"{change.file} of this Horovod is there already, and a patch adds it")
+                raise SetupError(
+                    f"a patch in setup/horovod creates {change.file}, but this version of Horovod already "
+                    "has this file: correct the patch"
+                )
             path.write_text(change.new, encoding="utf-8")
             continue
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if (count := text.count(change.old)) != 1:
             raise SetupError(
-                f"{change.file} of this Horovod is not the one to patch: "
-                f"{change.old.strip()!r} is in it {count} times"
+                f"a patch in setup/horovod does not fit {change.file} of this version of Horovod: "
+                f"{change.old.strip()!r} occurs in this file {count} times instead of once; correct the patch"
             )
         path.write_text(text.replace(change.old, change.new), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Makes .venv: the locked packages, our own folders on its path, and a Horovod built for its torch.
 
-Run it as `python -m setup.install` in the folder of the checkout. If the lock files and these scripts have
-not changed since .venv was made, it does nothing and ends in less than a second.
+Run this module as `python -m setup.install` in the folder of the checkout. If the lock files and the scripts
+in setup/ have not changed since .venv was made, it does nothing and ends in less than a second.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CHECK_IMPORTS = (
 
 
 def fingerprint(root: Path) -> str:
-    """Digest of all inputs of the environment.
+    """Returns the digest of all inputs of the environment.
 
-    The path of the checkout is one of them: installed scripts contain the absolute path of their interpreter,
-    so a checkout that was moved needs a new environment.
+    The path of the checkout is one of these inputs: installed scripts contain the absolute path of their
+    interpreter, so a checkout that was moved needs a new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -92,8 +92,8 @@ def install_packages() -> None:
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    It writes a .pth file. An editable install would list only the present packages, and would not find a
-    package that is added later.
+    The function writes a .pth file. An editable install would list only the present packages, and would not
+    find a package that is added later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
 
@@ -132,10 +132,10 @@ def install(root: Path) -> None:
 
 
 def archive_classes(root: Path) -> None:
-    """Makes the class archive. Jobs start faster with it, but they also work without it."""
+    """Makes the class archive. Jobs start faster with this archive, but they also work without it."""
     java_home = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
     if trouble := class_archive.make(root, VENV, Path(java_home)):
-        say(f"    left out, so jobs start 2 s later: {trouble}")
+        say(f"    the archive could not be made, so each job starts 2 s later: {trouble}")
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
 """`make jars`: fetches the jars of requirements/jars.lock from Maven Central into the cache.
 
-`make setup` does not fetch them, because not everybody needs them:
+`make setup` does not fetch the jars, because not everybody needs them. They are for:
 
-    RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of plans
+    RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of GPU plans
     S3 client (280 MB)           lakes and logs on object stores
-    small HDFS                   tests
+    small HDFS                   tests of logs on HDFS
     PostgreSQL driver            delivery of lists to PostgreSQL
 
 If Maven's local repository has a copy of a jar, that copy is used. Otherwise Ivy, which is part of pyspark,
@@ -38,7 +38,7 @@ _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d
 
 @dataclass(frozen=True)
 class Jar:
-    """One line of the lock file."""
+    """A jar, as one line of requirements/jars.lock describes it."""
 
     group: str
     artifact: str
@@ -119,9 +119,9 @@ def fetch(jar: Jar) -> None:
         actual = digest(downloaded)
         if actual != jar.sha256:
             raise SetupError(
-                f"the fetched file {jar.file_name} has the SHA-256 {actual}, requirements/jars.lock says "
+                f"the fetched file {jar.file_name} has the SHA-256 {actual}, but requirements/jars.lock says "
                 f"{jar.sha256}: the download is damaged, or the repository has another file; try again, or "
-                "check the repository"
+                "compare with the SHA-256 that the repository publishes"
             )
         os.replace(downloaded, jar.path)
     say(f"    {jar.path}")
@@ -188,8 +188,8 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
 def _advice(jar: Jar) -> str:
     return (
         f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; "
-        "on a machine that cannot reach "
-        f"it, put the file at {jar.path} by hand"
+        "on a machine that cannot reach Maven Central, "
+        f"copy the file to {jar.path} by hand"
     )
 
 

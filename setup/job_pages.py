@@ -1,6 +1,6 @@
 """Writes docs/jobs.md from the `--help` of every job: `python -m setup.job_pages docs/jobs.md`.
 
-`make docs` runs it.
+`make docs` runs this module.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def page(helps: Mapping[str, str]) -> str:
     """The page: a section for each job, with its help text.
 
     Args:
-        helps: name of the job, without `.py` → its help text.
+        helps: maps the name of each job, without `.py`, to its help text.
     """
     sections = [f"## {name}\n\n```text\n{text.strip()}\n```\n" for name, text in sorted(helps.items())]
     return "\n".join([_HEAD, *sections])

@@ -1,8 +1,8 @@
 """Packs an environment as .tar.gz quickly: all cores compress, and the locked packages are packed only once.
 
-Several gzip files in a row are a valid gzip file. Several tar files in a row are a valid tar file if only the
-last one has an end mark. So the packages are packed without an end mark and kept in the cache. Our few files
-are packed each time and appended.
+Concatenated gzip files are a valid gzip file. Concatenated tar files are a valid tar file if only the last
+one has an end mark. So the locked packages are packed without an end mark, and the result is kept in the
+cache. Our few files are packed each time and appended.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _BLOCK_BYTES = 16 * 1024 * 1024
 
 
 def packed_parts(folder: Path, base: Path, extra: Path) -> tuple[Path, Path]:
-    """Packs `folder` into two files. One after the other, they are a .tar.gz of the folder.
+    """Packs `folder` into two files. Concatenated, the two files are a .tar.gz of the folder.
 
     Args:
         folder: contains all files of `base`, and other files.
-        base: the folder that is packed into the first file. That file is kept next to it for the next time.
-        extra: path of the second file. It contains the files of `folder` that are not in `base`.
+        base: the folder that is packed into the first file. The first file is kept next to this folder, and
+            is used again the next time.
+        extra: path of the second file, with the files of `folder` that are not in `base`.
     """
     kept = base.with_name(f"{base.name}.tar.gz")
     if not kept.is_file():
@@ -41,7 +42,7 @@ def packed_parts(folder: Path, base: Path, extra: Path) -> tuple[Path, Path]:
 
 
 class Joined:
-    """A readable file that consists of several files in a row."""
+    """A readable file that consists of several concatenated files."""
 
     def __init__(self, *paths: Path) -> None:
         self.size_bytes = sum(path.stat().st_size for path in paths)
@@ -67,7 +68,7 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = True) -> None:
-    """Writes these entries of a folder as a compressed tar.
+    """Writes the entries `names` of a folder as a compressed tar file.
 
     With `ended=False` the tar has no end mark, so that another tar can follow.
     """

@@ -13,7 +13,7 @@ from setup.console import SetupError, cache_folder, capture, say
 
 
 def check_machine(root: Path, needed_bytes: int) -> None:
-    """Raises one SetupError that lists everything that is missing, so that it can be corrected at once."""
+    """Raises one SetupError that lists all unmet requirements, so that the user can correct all at once."""
     problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes)]
     if problems:
         raise SetupError(
@@ -50,7 +50,7 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
     problems = []
     if any(character.isspace() for character in str(root)):
         problems.append(
-            f"the path of the checkout contains white space, with which Spark's scripts fail: {str(root)!r}"
+            f"the path of the checkout contains white space, and then Spark's scripts fail: {str(root)!r}"
         )
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < needed_bytes:
@@ -62,8 +62,8 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
 def python_headers() -> Path | None:
     """A folder to add to the compiler's include path, or None if Python's headers are installed.
 
-    In Debian, Python's headers are in a separate package. If it is missing, its files are unpacked into the
-    cache. This needs no root rights and changes nothing else on the machine.
+    In Debian, Python's headers are in a separate package. If this package is not installed, its files are
+    unpacked into the cache. This needs no root rights and changes nothing else on the machine.
     """
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return None

@@ -3,7 +3,7 @@
 A release of the accelerator contains one *shim* for each patch release of Spark that it supports:
 `spark355` for Spark 3.5.5. Spark needs the class of the shim as `spark.shuffle.manager`, before any code of
 the accelerator runs. If a jar has no shim for the running Spark, the accelerator refuses to start, unless
-`spark.rapids.shims-provider-override` names a shim. No profile contains either setting:
+`spark.rapids.shims-provider-override` names a shim. No profile contains one of these two settings:
 `accelerator_settings` derives both from the jar for every session (spark/session.py).
 """
 
@@ -54,12 +54,13 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
     """The settings to add to a session that uses the accelerator; empty if the session does not use it.
 
     Args:
-        configured: returns the value of a setting, or None if neither profile nor command line sets it.
+        configured: returns the value of a Spark setting, or None if neither profile nor command line sets
+            it.
         spark_version: the version of the running Spark, such as `3.5.8`.
 
     Raises:
         ConfigError: no jar of the accelerator is on the driver's class path, the jar has no shim for this
-            Spark, or a configured class is not the one that the jar has for this Spark.
+            version of Spark, or one of the two settings names a class that does not fit the jar and Spark.
     """
     if PLUGIN not in [plugin.strip() for plugin in (configured("spark.plugins") or "").split(",")]:
         return {}
@@ -70,7 +71,7 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
     if manager is not None and manager.startswith(f"{_PACKAGE}.") and manager != shim.shuffle_manager:
         raise ConfigError(
             f"{SHUFFLE_MANAGER}={manager} does not fit {jar} on Spark {spark_version}, whose class is "
-            f"{shim.shuffle_manager}",
+            f"{shim.shuffle_manager} in this jar",
             f"leave out {SHUFFLE_MANAGER}: jobs derive it from the jar",
         )
     settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}
@@ -107,12 +108,12 @@ def shims_of(jar: Path) -> frozenset[Shim]:
 
 
 def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim of this Spark, or else of the newest earlier patch release.
+    """The shim for a version of Spark, or else the shim for the newest earlier patch release.
 
-    This is safe because patch releases do not change plans.
+    An earlier shim is safe because patch releases of Spark do not change query plans.
 
     Raises:
-        ConfigError: the jar has no shim for this Spark and none for an earlier patch release.
+        ConfigError: the jar has no shim for this version and none for an earlier patch release.
     """
     native = _native(spark_version)
     if native in shims:
@@ -130,14 +131,14 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
         known = ", ".join(sorted(shim.name for shim in shims)) or "none"
         raise ConfigError(
             f"{jar} has no shim for Spark {spark_version} or an earlier {major}.{minor}; its shims: {known}",
-            "use a release of the accelerator that supports this Spark (docs/gpu.md), "
-            "or run without the plugin",
+            "use a release of the accelerator that supports this version of Spark (docs/gpu.md), "
+            f"or remove {PLUGIN} from spark.plugins",
         )
     return of_line[max(earlier)]
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim that a setting names. Raises ConfigError if the jar does not contain it."""
+    """The shim whose provider class a setting names. Raises ConfigError if the jar does not contain it."""
     matching = [shim for shim in shims if shim.provider == provider]
     if not matching:
         raise ConfigError(
@@ -189,6 +190,6 @@ def _numbers(spark_version: str) -> tuple[int, int, int]:
         raise ConfigError(
             f"the Spark version {spark_version!r} does not consist of three numbers, so the accelerator's "
             "shim for it cannot be chosen",
-            f"name the shim of your Spark in {SHIM_OVERRIDE}",
+            f"set {SHIM_OVERRIDE} to the provider class of the shim for your Spark",
         )
     return int(match[1]), int(match[2]), int(match[3])

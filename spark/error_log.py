@@ -1,10 +1,11 @@
 """Saves the Java stack traces of a job to a file, instead of printing them. The job's error names the file.
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
-prints the first line of each message to standard error, and writes all lines to a temporary file. If that
-file contains stack traces when the job ends, it is moved to the lake's logs. The traceback of the error that
-ended the job is added to it. If the lake cannot be written, the file remains in the folder of temporary
-files. If the user has configured log4j2, that configuration is not changed.
+prints the first line of each message to standard error, and writes all lines to a temporary file. If the
+temporary file contains stack traces when the job ends, the traceback of the error that ended the job is added
+to it, and the file is moved to the folder of logs in the lake. If the lake cannot be written, the file
+remains in the folder of temporary files. If the user has configured log4j2, the messages on standard error
+stay as configured.
 """
 
 from __future__ import annotations
@@ -66,16 +67,16 @@ class SparkLog:
             log.warning("Spark's stack traces are printed and not saved to a file: %s", error)
 
     def end(self, logs: str, run_date: str, job: str, error: BaseException | None = None) -> str | None:
-        """Closes the file and saves it. Call this before the JVM ends.
+        """Closes the temporary file and saves it in the lake. Call this method before the JVM ends.
 
         Args:
-            logs: the folder of the lake's logs.
+            logs: the folder of logs in the lake.
             run_date: the run date of the job.
             job: the name of the job.
             error: the error that ended the job; its traceback is added to the file.
 
         Returns:
-            The path of the file; None if there is no stack trace.
+            The path of the saved file; None if there is no stack trace.
         """
         text = self._ended()
         if error is not None:
@@ -93,7 +94,7 @@ class SparkLog:
         return path
 
     def _ended(self) -> str:
-        """Stops logging to the file and returns its text."""
+        """Stops logging to the temporary file and returns its text."""
         with suppress(Py4JError, OSError):  # the JVM itself may have died
             self._detach()
         self._detach = lambda: None
@@ -126,12 +127,12 @@ class SparkLog:
 
 
 def _divert(jvm: Any, path: str) -> Any:
-    """Makes log4j write all lines to a file.
+    """Makes log4j write all lines of all messages to a file.
 
     If log4j has Spark's default configuration, standard error then gets only the first line of each message.
 
     Returns:
-        A function that ends the logging to the file.
+        A function that ends the logging to this file.
     """
     core = jvm.org.apache.logging.log4j.core
     context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
@@ -175,7 +176,7 @@ def without_frames(text: str) -> str:
 
 
 def root_cause(error: BaseException) -> str:
-    """The line of the original error, from a message that may contain Python and Java stack traces."""
+    """The line that names the original error, in a message that may contain Python and Java stack traces."""
     text = _CALLED.sub("", str(error).strip())
     raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
     if _TRACEBACK in text and raised:

@@ -1,4 +1,4 @@
-"""The settings of Spark's event log. Unless the profile says otherwise, every job logs to the lake."""
+"""The settings of Spark's event log. By default, every job writes its event log into the lake."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SETTINGS = {
 
 
 def event_log_settings(configured: Callable[[str], str | None], folder: str) -> dict[str, str]:
-    """The settings that the session needs to log its events. Settings of the profile are not changed.
+    """The settings that a Spark session needs to log its events. Settings of the profile are not changed.
 
     Args:
         configured: returns the value of a setting in the profile (spark-submit's properties), or None if the
             profile does not set it.
-        folder: the folder for event logs unless the profile names one. It is created, because Spark does not
-            start if the folder is missing.
+        folder: the folder for event logs if the profile names none. The function creates this folder, because
+            Spark does not start if it is missing.
     """
     if (configured(_ENABLED) or "true").strip().lower() != "true":
         return {}

@@ -1,8 +1,8 @@
 """HDFS for the driver: lists and reads raw files through the Hadoop client of the Spark session.
 
-So the configuration of the cluster applies (name services, Kerberos, encryption), and pyarrow needs no
-native Hadoop library. Spark itself reads the rows. This module is for folder listings, header lines and
-Parquet footers.
+With the Hadoop client, the configuration of the cluster applies (name services, Kerberos, encryption), and
+pyarrow needs no native Hadoop library. Spark itself reads the rows. This module is for folder listings,
+header lines and Parquet footers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Hdfs(fs.FileSystemHandler):
         return path
 
     def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
-        """Kind, size and time of each path."""
+        """Type, size and modification time of each path."""
         return [self._info(path) for path in paths]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
@@ -112,7 +112,7 @@ class _Stream(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Reads bytes from the position into a buffer. Returns their number, which is 0 at the end."""
+        """Reads bytes from the position into a buffer. Returns the number of bytes, which is 0 at the end."""
         length = max(0, min(len(buffer), self._size - self._at))
         if length:
             _called(lambda: self._stream.seek(self._at))
@@ -128,7 +128,7 @@ class _Stream(io.RawIOBase):
 
 
 def _name(status: Any) -> str:
-    """The path with the name node but without the scheme, as in the names of files that Spark reads."""
+    """The path of a file with the name node but without the scheme, such as `name:8020/raw/a.tsv`."""
     return str(status.getPath().toString()).split("://", 1)[1]
 
 

@@ -1,4 +1,4 @@
-"""Builds the SparkSession of a job. The profile (conf/spark/*.conf) sets where it runs and its resources."""
+"""Builds the SparkSession of a job. A profile (conf/spark/*.conf) sets where Spark runs and its resources."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def build_session(
     """The session of one job. Python workers run the interpreter of this environment.
 
     Args:
-        app_name: shown by Spark's pages.
+        app_name: the name that Spark's web pages show.
         settings: the settings of a profile, if the process was not started by spark-submit.
-        event_logs: the folder of Spark's event logs unless the profile names one; if it is None, only the
-            profile decides.
+        event_logs: the folder for Spark's event logs if the profile names none. None: events are logged only
+            if the profile says so.
 
     Raises:
-        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark; or
-            the profile names the Python daemon of an earlier release.
+        ConfigError: the RAPIDS accelerator is enabled, and its jar is missing or does not fit this version of
+            Spark; or the profile names the Python daemon of an earlier release.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
@@ -59,7 +59,7 @@ def build_session(
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Refuses a daemon module that this release does not have: no Python worker would start."""
+    """Raises ConfigError for a daemon module that no longer exists, because no Python worker would start."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -68,7 +68,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Reads a setting of the caller or of spark-submit, whose properties the JVM has."""
+    """Returns a function that reads a setting of `settings` or, if it is missing there, of spark-submit."""
     # If this process starts the JVM, the settings must be known before that.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -79,7 +79,7 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
 
 
 def read_profile(path: Path) -> dict[str, str]:
-    """The settings of a properties file, as spark-submit reads it."""
+    """The settings in a properties file, parsed as spark-submit parses it."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     return {key: value.strip() for key, value in pairs}

@@ -1,8 +1,8 @@
 """Runs Python functions over Arrow batches in Spark tasks.
 
-Spark runs a Python function in a worker process. `imports` names modules that this process has imported
-before Spark forks it (spark/worker_daemon.py). Pass the modules of one kind of work as one constant: Spark
-keeps one process to fork from for each different set.
+Spark runs a Python function in a worker process, which it forks from a daemon (spark/worker_daemon.py). The
+argument `imports` names modules that the daemon imports before it forks workers. Always pass the same modules
+for the same kind of work: Spark starts one daemon for each different value of `imports`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _RESULTS = "task int, result string"
 def map_batches(
     rows: DataFrame, function: Callable[[Batches], Batches], schema: Schema, imports: Sequence[str] = ()
 ) -> DataFrame:
-    """Applies `function` to the batches of each partition of `rows`; returns its batches as a frame.
+    """Applies `function` to the batches of each partition of `rows`; the frame has the returned batches.
 
     Args:
         function: called once per task. Spark pickles it, so it must not refer to the session or to a frame.
         schema: the schema of the returned batches.
-        imports: modules to import before the workers are forked. Only spark.worker_daemon imports them.
+        imports: modules to import before workers are forked. They are imported early only if the Spark
+            profile uses spark.worker_daemon.
     """
     if not imports:
         return rows.mapInArrow(function, schema)
@@ -54,10 +55,10 @@ def run_tasks(
     schema: Schema,
     imports: Sequence[str] = (),
 ) -> DataFrame:
-    """Runs `run(index)` for each index below `tasks`, one Spark task each; returns the batches as a frame.
+    """Runs `run(index)` in one Spark task for each index below `tasks`; the frame has the returned batches.
 
     The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one
-    task, and uses the batches of only one of them. If `run` writes files, it must therefore use new file
+    task, and uses the batches of only one attempt. If `run` writes files, it must therefore use new file
     names in each attempt, and return these names.
 
     Args:

@@ -1,17 +1,18 @@
-"""The process that Spark forks Python workers from (spark.python.daemon.module), with their modules imported.
+"""A daemon that forks Python workers for Spark (spark.python.daemon.module). It imports their modules first.
 
 With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. It imports
 pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
 first converts Python values to an array. pyspark imports distutils (or setuptools instead of it) when it
 first creates a type. After every task, the garbage collector examines the objects of all these modules.
-Before every task, the worker reads the table of contents of the archive again, and that of the jar next to it
+Before every task, the worker again reads the tables of contents of the archive and of the jar next to it
 (benchmarks/python_tasks.py).
 
 This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
 the garbage collector no longer examines them, and removes the archives from sys.path.
 
 Executors must have our packages on their path before a job starts. This is the case on one machine and with
-packed environments, but not with `--py-files`. Only profiles for the first two may name this module.
+packed environments, but not with `--py-files`. A profile for jobs with `--py-files` must not name this
+module.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ IMPORTED = (
 def without_archives(path: list[str]) -> list[str]:
     """sys.path without the archives of an installed pyspark: its sources, those of py4j, and a jar.
 
-    The installed packages contain the same modules, unpacked and compiled. Spark uses the real path of its
-    home. If the environment is reached by a symbolic link, its path differs from that.
+    The installed packages contain the same modules, unpacked and compiled. Symbolic links are resolved before
+    paths are compared, because Spark puts the real paths of its archives on sys.path.
     """
     folders = {Path(entry).resolve() for entry in path}
 

@@ -1,6 +1,7 @@
-"""Modules to import before Python workers are forked, in addition to those of spark.worker_daemon.
+"""Names of modules that the daemon imports before it forks Python workers, in addition to its own list.
 
-On the driver, spark.tasks puts the names of the modules into an environment variable. The daemon reads it.
+On the driver, spark.tasks puts the names of the modules into an environment variable. The daemon
+(spark.worker_daemon) reads this variable.
 Spark starts one daemon for each different set of environment variables. This module must not import pyspark,
 because the daemon first removes the archive of pyspark from sys.path.
 """

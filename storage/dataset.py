@@ -1,6 +1,6 @@
-"""The data manifest: the feature partitions of each split, as one run of build_features published them.
+"""The data manifest: it lists the feature partitions of each split that one run of build_features published.
 
-It is published as `datasets/dt=<run date>`. Training, evaluation and scoring begin with it.
+It is published as `datasets/dt=<run date>`. Training, evaluation and scoring read it first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _NAMED_DAYS = 7
 
 @dataclass(frozen=True)
 class Member:
-    """The part of one feature partition in a split.
+    """The rows of one feature partition that belong to one split.
 
     Attributes:
-        label: selects the files of the split; None selects all files.
-        clicks: number of rows with label 1; None if an earlier release published the dataset, because it
+        dt, digest: the date of the partition, and the digest of its manifest.
+        label: the label of the partition's files that belong to the split; None if all its files do.
+        clicks: number of rows with label 1; None if the dataset was published by an earlier release, which
             did not count clicks.
     """
 
@@ -50,12 +51,15 @@ class Dataset:
     Attributes:
         run_date: the day for which build_features ran.
         workflow_version: the version of the workflow that computed the features.
-        splits: split → feature partitions, in date order; no row is in two of them.
-        mode: whether that run fitted a workflow, extended one or applied one: `fit`, `extend` or `apply`.
-        parent_workflow: the version that `workflow_version` extends. Only an extension keeps the meaning of
-            ids. So a model may be warm-started only from a model of one of these two versions.
-        changed_days: days whose raw log changed after the workflow, or one of its parents, had counted their
-            values. The features of these days come from the new log, the counts from the old one.
+        splits: maps each split to its feature partitions, in date order. No row is in two splits.
+        mode: what build_features did: `fit` (fitted a new workflow), `extend` (added new values to an
+            existing workflow) or `apply` (used an existing workflow unchanged).
+        parent_workflow: the version from which `workflow_version` was extended; None if it was fitted from
+            scratch. Ids have the same meaning in both versions. So a training can start from the weights of
+            a model only if that model uses one of these two versions.
+        changed_days: days whose raw log has changed since their values were counted for the workflow's
+            statistics and vocabularies. The features of these days are computed from the new log, but the
+            counts still come from the old log.
     """
 
     run_date: str
@@ -82,7 +86,7 @@ class Dataset:
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>`, unless it is up to date. The last step of build_features."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date: the last step of build_features."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -139,7 +143,7 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
     """Refuses training rows that all have the same label: a model could only learn a constant from them.
 
     Args:
-        days: (day, rows, clicks) of the training rows.
+        days: (day, number of rows, number of clicks) for each day of the training rows.
 
     Raises:
         DataError: there are rows, but either all of them or none of them are clicks.
@@ -153,9 +157,9 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
     raise DataError(
         f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
         "and a model cannot learn from rows that all have the same label",
-        "look at the quarantine of these days and at log.label, then deliver the days again"
+        "check the quarantine of these days and the section log.label, then deliver the days again"
         if not clicks
-        else "look at log.label; if the log records only what users chose, add the section negatives",
+        else "check log.label; if the log records only what users chose, add the section negatives",
     )
 
 
@@ -195,7 +199,8 @@ def split_partitions(
 def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
     """The dataset with the current digests of its partitions, and the days replaced since its publication.
 
-    Use this to read the days in their current state, even if rows were replaced. A training must not use it.
+    Use this function to read the days in their current state, even if their rows were replaced. A training
+    must not use it: it must fail if rows were replaced.
 
     Raises:
         DataError: a partition is missing.

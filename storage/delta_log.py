@@ -1,9 +1,10 @@
 """Delta logs of tables on an object store, through which other tools read the published files.
 
-An object store has no hard links, and a listing shows the files of every attempt. So `<lake>/_data/<table>`
-is a Delta table with the partition column `dt`. Replacing a date is one transaction, which removes the old
-files of the date and adds the new ones. The manifest is replaced before that. If a job is killed between the
-two steps, other tools still see the old files until the next run of the job repairs the log.
+An object store has no hard links, and a listing of a folder shows the files of every attempt to write a
+table. So `<lake>/_data/<table>` is a Delta table with the partition column `dt`. One transaction replaces a
+date: it removes the old files of the date and adds the new ones. The manifest is replaced before this
+transaction. If a job is killed between the two steps, other tools still see the old files until the next run
+of the job repairs the Delta log.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ _loaded: dict[str, DeltaTable | None] = {}
 
 @dataclass(frozen=True)
 class Content:
-    """One date of a table: (path below the table, rows, bytes) per file, and (column, Arrow type) pairs."""
+    """The files and columns of one date of a table.
+
+    Attributes:
+        files: (path below the table's folder, number of rows, number of bytes) of each file.
+        schema: (name, Arrow type) of each column.
+    """
 
     files: Sequence[tuple[str, int, int]]
     schema: Sequence[tuple[str, str]]
@@ -69,7 +75,7 @@ class Content:
 
 
 def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Delta table can have these columns. Logs a warning if only their names forbid it."""
+    """Whether a Delta table can have these columns. Logs a warning if only a column's name prevents it."""
     if any(kind not in _TYPES for _, kind in schema):
         return False
     names = [name.casefold() for name, _ in schema]
@@ -84,7 +90,7 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 
 
 def says(table: str, dt: str, wanted: Content) -> bool:
-    """Whether the table's log has exactly these files of a date, as far as this process last read the log.
+    """Whether the table's log had exactly the files of `wanted` for a date when this process last read it.
 
     Raises:
         InfrastructureError: the log cannot be read.
@@ -96,11 +102,14 @@ def says(table: str, dt: str, wanted: Content) -> bool:
 
 
 def show(table: str, dt: str, now: Callable[[], Content]) -> None:
-    """Replaces the files of a date in the table's log, unless the log already has the right ones.
+    """Replaces the files of a date in the table's Delta log by those of the manifest.
+
+    If the log already has exactly these files, nothing changes.
 
     Args:
         table: URI of the table's folder.
-        now: reads the manifest and returns its content.
+        dt: the date.
+        now: reads the manifest of the date and returns its files and columns.
 
     Raises:
         DataError: the type of a column differs from its type in the table.
@@ -138,13 +147,13 @@ def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         raise InfrastructureError(
             f"the Delta log of {table} cannot be brought up to date for dt={dt}: {error}",
-            "the partition is published, but other tools still see the previous one: check the object store, "
-            "then rerun",
+            "the new files are published, but other tools still see the previous ones: check the object "
+            "store, then rerun",
         ) from error
 
 
 def _load(table: str) -> DeltaTable | None:
-    """The newest state of a table; None if it has no log."""
+    """The newest state of a Delta table; None if the table has no Delta log."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -156,7 +165,7 @@ def _load(table: str) -> DeltaTable | None:
 
 
 def _paths(table: DeltaTable | None, dt: str) -> set[str]:
-    """The files of a date, below the table."""
+    """The paths, below the table's folder, of the files of a date; empty if the table has no Delta log."""
     if table is None:
         return set()
     paths = (str(path) for path in table.get_add_actions().column("path").to_pylist())
@@ -195,7 +204,7 @@ def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
 
 
 def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
-    """The columns of the table, followed by the new columns."""
+    """The columns of the table, followed by those of `columns` that the table does not have yet."""
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
     known = {field["name"]: field["type"] for field in fields}
     for column in columns:

@@ -30,15 +30,18 @@ FILE_NAME = "feature_spec.json"
 
 
 def raw_keys(keys: Keys | None) -> dict[str, str]:
-    """Key column of a feature table → the raw column whose values it holds as strings, in table order."""
+    """Maps each key column of a feature table, in order, to the raw column whose values it has as strings."""
     return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One model input.
+    """One input of a model: a column of a feature table.
 
-    `cardinality` counts embedding rows, reserved ids included; None for dense features.
+    Attributes:
+        scope: whether the feature depends only on the user, only on the item, on neither, or on the pair.
+        cardinality: the number of embedding rows, including those of the reserved ids; None for dense
+            features.
     """
 
     name: str
@@ -50,15 +53,15 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Ordered features, keys and the version of their workflow.
+    """The features and key columns of a feature table, in order, and the workflow version that computed them.
 
     A feature table has these columns:
 
     * `row_id`: int64, the position of the row in its day's raw log, unique in its partition. With the section
       `negatives` it is that position times (per_positive + 1), plus the number of the draw (0 for a row of
       the log).
-    * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the configuration names them.
-    * `event_time`: int64, µs UTC; only if the configuration names it.
+    * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` names them.
+    * `event_time`: int64, µs UTC; only if the configuration has `log.event_time`.
     * `label`: float32, 0 or 1.
     * one column per feature. Only lists of ids may be null; a null list is an empty list.
     """
@@ -88,19 +91,22 @@ class FeatureSpec:
 
     @property
     def embedded(self) -> tuple[Feature, ...]:
-        """The features with embedding tables, in their order: first those with one id per row, then lists."""
+        """The features with embedding tables: first those with one id per row, then lists of ids."""
         return (*self.categorical, *self.multi_hot)
 
     @property
     def cardinalities(self) -> list[int]:
-        """Number of embedding rows of each feature in `embedded`, in order."""
+        """The number of embedding rows of each feature in `embedded`, in order."""
         return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
-        """The number of ids of each list that a model uses, in the order of `multi_hot`.
+        """The largest number of ids that a model uses of a list, for each feature that is a list of ids.
+
+        Args:
+            multi_hot: the section `model.multi_hot` of the configuration.
 
         Raises:
-            ConfigError: `lengths` names a feature that is not a list of ids.
+            ConfigError: `multi_hot.lengths` names a feature that is not a list of ids.
         """
         names = [feature.name for feature in self.multi_hot]
         require_lists(multi_hot, names)
@@ -143,8 +149,8 @@ class FeatureSpec:
             )
         raise DataError(
             f"{mine} and {theirs} have different features: {difference}",
-            "use features and a model of the same workflow version: run build_features with the version of "
-            "the model",
+            "use features and a model of the same workflow version: run build_features with the workflow "
+            "version of the model",
         )
 
 
@@ -163,14 +169,15 @@ def loads(text: str, path: str) -> FeatureSpec:
 
 
 def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
-    """Raises ConfigError if `lengths` names a feature that is not a list of ids.
+    """Raises ConfigError if `multi_hot.lengths` names a feature that is not a list of ids.
 
     Args:
+        multi_hot: the section `model.multi_hot` of the configuration.
         names: the features that are lists of ids.
     """
     unknown = sorted(set(multi_hot.lengths) - set(names))
     if unknown:
         raise ConfigError(
             f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {list(names)}",
-            "name these, or give the feature kind: multi_hot",
+            "name only features that are lists of ids, or write `kind: multi_hot` for the feature",
         )

@@ -1,9 +1,9 @@
-"""File systems of paths, and small files on them: read, list, and replace atomically.
+"""Finds the file system of a path, and reads, lists and atomically replaces small files.
 
 On a local file system a file is replaced by a rename, and on an object store by one upload, which becomes
 visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if there is none at its path. HDFS is read through the Hadoop client of a Spark session, which the
-job passes to `read_hdfs_through`.
+file only if there is none at its path. HDFS is read through the Hadoop client of a Spark session; the job
+passes a function that opens this client to `read_hdfs_through`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _hdfs: Callable[[], fs.FileSystem] | None = None
 
 
 def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
-    """Sets the function that opens hdfs:// in this process. It is called when the first HDFS path is read."""
+    """Sets the function that opens hdfs:// in this process. It is called only when an HDFS path is read."""
     global _hdfs
     _hdfs = hdfs
 
@@ -64,7 +64,7 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def s3_place() -> tuple[str, str]:
-    """(endpoint, region) from AWS's environment variables; empty if these are not set."""
+    """(endpoint, region) of S3 from AWS's environment variables; a text is empty if no variable is set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
@@ -90,7 +90,7 @@ def exists(path: str) -> bool:
 
 
 def sizes(paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file; None for a file that does not exist. All files must be on one file system."""
+    """The number of bytes of each file; None for a missing file. All files must be on one file system."""
     if not paths:
         return []
     files = filesystem(paths[0])[0]
@@ -150,7 +150,7 @@ def read_json(path: str) -> Any:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """Entries below a folder, sorted by path; empty if the folder does not exist."""
+    """The files and folders in a folder, sorted by path; empty if the folder does not exist."""
     files, inner = filesystem(path)
     infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
     return sorted(infos, key=lambda info: info.path)
@@ -176,12 +176,12 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Writes a small JSON file as `replace_text` does."""
+    """Replaces a small JSON file atomically, as `replace_text` does."""
     replace_text(path, _dump(value))
 
 
 def create_json(path: str, value: Any) -> bool:
-    """Writes a small file unless it exists already. Returns whether the file holds `value` afterwards.
+    """Writes a small JSON file unless it exists already. Returns whether it contains `value` afterwards.
 
     Readers see the complete file or no file. On a local file system exactly one of several concurrent callers
     gets True.
@@ -266,5 +266,5 @@ def _write_scratch(path: Path, text: str) -> Path:
 
 
 def utc_now() -> str:
-    """The time of day in UTC, to the second, as ISO 8601."""
+    """The current date and time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,9 @@
 """Versions of the formats on disk. Each JSON file contains its version, and readers refuse newer versions.
 
 The version of a format is increased if readers of the previous version would misread the file. It is not
-increased for an additional key that they can ignore. Release 0.1.0 wrote no versions: a file without the key
-has version 1. Readers accept every version up to the current one; `jobs/migrate.py` rewrites older files.
+increased for an additional key that these readers can ignore. Release 0.1.0 wrote no versions: a file without
+the key `format_version` has version 1. Readers accept every version up to the current one; `jobs/migrate.py`
+rewrites older files.
 """
 
 from __future__ import annotations
@@ -19,36 +20,37 @@ FIRST = 1
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file. `version` is the version that this release writes, and the newest that it reads."""
+    """The format of one kind of file. `version` is what this release writes, and the newest that it reads."""
 
     name: str
     version: int = FIRST
 
     def stamp(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a file with the version that this release writes."""
+        """Adds the version that this release writes to the values of a file."""
         return {KEY: self.version, **values}
 
     def version_of(self, values: Any, path: str) -> int:
         """The version of a file's parsed JSON.
 
         Raises:
-            DataError: the file holds no JSON object, or its version is not a positive integer.
+            DataError: the file contains no JSON object, or its version is not a positive integer.
         """
         if not isinstance(values, Mapping):
             raise DataError(
-                f"{path} is no {self.name}: it holds a JSON {type(values).__name__}, not an object",
+                f"{path} is not a valid {self.name}: it contains a JSON {type(values).__name__}, "
+                "not an object",
                 "delete the damaged file and rerun the job that writes it",
             )
         version = values.get(KEY, FIRST)
         if not isinstance(version, int) or isinstance(version, bool) or version < FIRST:
             raise DataError(
-                f"{path} is no {self.name}: {KEY} is {version!r}, not a positive integer",
+                f"{path} is not a valid {self.name}: {KEY} is {version!r}, not a positive integer",
                 "delete the damaged file and rerun the job that writes it",
             )
         return version
 
     def check(self, values: Any, path: str) -> dict[str, Any]:
-        """The values of a file without its version.
+        """The values of a file without its version, if this release can read that version.
 
         Raises:
             DataError: the file is damaged, or a newer release wrote it.

@@ -1,8 +1,8 @@
 """Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
 Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
-no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. This is
-also true if the process is killed in between; the next run repairs the links.
+no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. If the
+process is killed while it changes the links, that file remains, and the next run repairs the links.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EML
 
 
 def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
-    """Replaces the links in a partition's folder by the wanted ones. Names that begin with `_` or `.` stay.
+    """Replaces the hard links in a partition's folder by those for the files of the manifest.
+
+    Files whose names begin with `_` or `.` are not changed.
 
     Args:
         folder: the folder of the partition, with its manifest.
-        data: the folder of its data files. A process locks it while it changes the links.
-        wanted: names of the links. If exactly these exist, nothing changes.
-        targets: reads the manifest and returns name of a link → path of its file.
+        data: the folder of its data files. A process locks this folder while it changes the links.
+        wanted: names of the links for the manifest. If the folder has exactly these links, nothing changes.
+        targets: reads the manifest and returns a mapping from the name of each link to the path of its file.
 
     Raises:
         InfrastructureError: the links could not be made.
@@ -101,7 +103,7 @@ def _remove(path: Path) -> None:
 
 
 def _link(folder: Path, targets: Mapping[str, str]) -> None:
-    """Links all targets. If the file system has no hard links, it links none, and the folder has no files."""
+    """Creates a link for each target, or none at all if the file system has no hard links."""
     for name, target in targets.items():
         try:
             os.link(target, folder / name)

@@ -18,15 +18,16 @@ _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output
 
 @dataclass(frozen=True)
 class JobSummary:
-    """The summary of one run of one job. A value that is None is left out of the line.
+    """The summary of one run of one job. It is written as one line of JSON, without the values that are None.
 
     Attributes:
         output: path of the table, model or file that the job published.
-        rows_in, rows_out: rows read and published.
-        dropped: reason → rows left out.
-        facts: further JSON values of this job; they have the same level in the line as the other keys.
-        job, run_date: filled in by the runner.
-        seconds: phase → seconds, `total` for the whole run; filled in by the runner.
+        rows_in, rows_out: number of rows read, and number of rows published.
+        dropped: maps each reason for leaving out rows to the number of rows.
+        facts: further JSON values of this job. In the line, their keys are next to the other keys.
+        job, run_date: the name of the job and its run date; filled in by the runner.
+        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run; filled in by
+            the runner.
     """
 
     output: str | None
@@ -41,17 +42,17 @@ class JobSummary:
     def completed(
         self, job: str, run_date: str | None, phases: Mapping[str, float], seconds: float
     ) -> JobSummary:
-        """The same summary with the job, the run date, and the seconds of its phases and in total."""
+        """A copy with the job, the run date, the seconds of each phase, and the seconds of the whole run."""
         return replace(self, job=job, run_date=run_date, seconds={**phases, "total": round(seconds, 2)})
 
     def values(self) -> dict[str, Any]:
-        """The keys and values of the line, in its order."""
+        """The keys and values of the JSON line, in order."""
         values = ((key, getattr(self, key)) for key in _KEYS)
         reported = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
         return {**{key: value for key, value in reported.items() if value is not None}, **self.facts}
 
     def line(self) -> str:
-        """The line itself, without line break.
+        """The summary as one line of JSON, without line break.
 
         Raises:
             ValueError: a value is not JSON, such as NaN.

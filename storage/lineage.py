@@ -1,4 +1,4 @@
-"""Which datasets a run reads and publishes: facts for manifests and for the record of the run.
+"""Records which datasets a run reads and publishes, for manifests and for the run record.
 
 `Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
 recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
@@ -35,12 +35,13 @@ FACETS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """One partition, model or raw day as it was read or published. Numbers that are not known are None.
+    """One partition, model or day of a raw log as it was read or published.
 
     Attributes:
-        path: its folder, or the pattern of its files.
+        path: the folder, or the glob pattern of the raw files.
         version: digest of the content.
-        schema: (column, type) in order.
+        rows, bytes: number of rows and bytes; None if the number is not known.
+        schema: (name, type) of each column, in order.
     """
 
     path: str
@@ -67,9 +68,11 @@ class LineageRecorder:
         """Records an output that has no manifest, such as a model."""
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
-        """Records that a digest was computed from the digests of these parts.
+        """Records that a digest was computed from other digests.
 
-        The digest of a part such as `train 0123…` is its last word.
+        Args:
+            digest: the computed digest.
+            parts: the other digests. Words may precede a digest, as in `train 0123…`.
         """
 
     def record_publication(
@@ -93,7 +96,8 @@ class RunLineage(LineageRecorder):
     records these reads.
 
     Attributes:
-        combined: combined digest → the digests that it was computed from.
+        inputs, outputs: map the path of each dataset to the version that the run has read or published.
+        combined: maps each digest that was computed from other digests to these other digests.
     """
 
     job: str
@@ -121,7 +125,7 @@ class RunLineage(LineageRecorder):
         self.outputs[path] = DatasetVersion(path, version, rows, size_bytes)
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
-        """Records that a digest was computed from the digests of these parts."""
+        """Records that a digest was computed from other digests, as in the base class."""
         self.combined[digest] = frozenset(part.rsplit(" ", 1)[-1] for part in parts)
 
     def record_publication(
@@ -129,8 +133,9 @@ class RunLineage(LineageRecorder):
     ) -> Mapping[str, Any]:
         """Records an output and returns the event of its publication.
 
-        `input_digests` are the inputs of the manifest. The inputs of the event are the datasets of this run
-        whose version is among them. If there are none, all datasets that the run has read are the inputs.
+        `input_digests` are the digests of the inputs in the manifest of the output. The event names as inputs
+        the datasets of this run that have one of these digests. If there is no such dataset, the event names
+        all datasets that the run has read and not published itself.
         """
         digests = set(input_digests)
         digests |= {part for digest in digests for part in self.combined.get(digest, ())}
@@ -140,11 +145,11 @@ class RunLineage(LineageRecorder):
         return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
 
     def external_inputs(self) -> list[DatasetVersion]:
-        """The inputs that this run did not publish itself (a job reads the partition that it replaces)."""
+        """The inputs that this run did not publish itself: a job also reads the partition it replaces."""
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:
-        """The event that ends the run, with all its inputs and outputs. `time` is UTC, ISO 8601."""
+        """The event for the end of the run, with all inputs and outputs. `time` is UTC, ISO 8601."""
         kind = "COMPLETE" if error is None else "FAIL"
         return self._event(kind, time, self.external_inputs(), self.outputs.values(), error)
 
@@ -173,10 +178,10 @@ class RunLineage(LineageRecorder):
 
 
 def dataset_name(path: str) -> tuple[str, str]:
-    """(namespace, name) of a path or URI.
+    """(namespace, name) of a path or URI in OpenLineage.
 
-    The namespace is `file`, or scheme and authority of the URI. The name is the absolute path, or the path
-    of the URI.
+    For a local path, the namespace is `file`, and the name is the absolute path. For a URI, the namespace is
+    the scheme and the authority, and the name is the path.
     """
     scheme, separator, rest = path.partition("://")
     if not separator or scheme == "file":

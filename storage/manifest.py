@@ -1,13 +1,13 @@
-"""The manifest: the files of a published partition.
+"""The manifest of a partition: it lists the published data files.
 
-Readers take the list of files from it, never from a listing.
+Readers take the list of files from the manifest, never from a listing of a folder.
 
 Publishing has one atomic step. The data files are written under new names, which no manifest contains yet.
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
 Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
-table has a Delta log (storage.delta_log). Both are updated after the manifest. If a job is killed in between,
-the next job that finds the partition up to date repairs them.
+table has a Delta log (storage.delta_log). Links and log are updated after the manifest. If a job is killed in
+between, the next job that finds the partition up to date repairs the links or the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FileEntry:
     Attributes:
         path: relative to the partition's folder. It points outside of that folder (`../../_data/…`), except
             in a raw log and in tables of early releases.
-        row_groups: rows of each row group, in file order.
+        row_groups: number of rows of each row group, in file order.
         split: the split of the file's rows if the partition is divided into splits, otherwise None.
     """
 
@@ -46,15 +46,15 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One published partition.
+    """The content of a manifest: one published partition.
 
     Attributes:
         table, partition: the table's path below the lake's root, and the ISO date.
         files: the data files, sorted by path.
-        schema: (column, Arrow type) in order.
-        inputs: name → digest of each input from which the rows were computed.
+        schema: (name, Arrow type) of each column, in order.
+        inputs: maps the name of each input from which the rows were computed to the digest of the input.
         rows_in: number of rows read. If each input row gives one row, rows_in = rows + sum(dropped).
-        dropped: reason → rows that were left out.
+        dropped: maps each reason for leaving out rows to the number of rows.
         facts: further JSON values for readers; not part of the digest.
         created_at: time of publication in UTC; not part of the digest.
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
@@ -74,12 +74,12 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows of all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
+        """Number of bytes of all files."""
         return sum(file.bytes for file in self.files)
 
     def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Digest of the content, independent of file names. A rerun over equal inputs has the same digest."""
+        """Digest of the content, independent of file names. A rerun on equal inputs gives the same digest."""
         rows_of_split: dict[str, int] = {}
         for file in self.files:
             name = file.split or ""
@@ -148,22 +148,22 @@ def read_manifest(partition: Partition) -> Manifest:
         manifest = Manifest.from_json(values)
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it"
+            f"{path} is not a manifest: {error}", "delete this file and rerun the job that writes it"
         ) from error
     partition.recorder.record_read(partition.path, manifest.digest, manifest.rows, manifest.bytes)
     return manifest
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Full paths of a partition's data files, in the manifest's order; of one split if `split` is given."""
+    """Full paths of the data files of a partition, or of one of its splits, in the order of the manifest."""
     return [partition.file(entry.path) for entry in manifest.split_files(split)]
 
 
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a partition that is complete and has exactly these inputs; None if it must be built.
+    """The manifest of a partition if the partition is complete and was built from exactly these inputs.
 
-    Also repairs the hard links or the Delta log of the partition, if a job was killed before it had updated
-    them.
+    Returns None if a job must build the partition. Also repairs the hard links or the Delta log of the
+    partition, if a job was killed before it had updated them.
     """
     if not is_published(partition):
         return None
@@ -175,7 +175,7 @@ def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Whether each file exists and has as many bytes as the manifest says."""
+    """Whether each file of a manifest exists and has the number of bytes that the manifest says."""
     return file_io.sizes(data_files(partition, manifest)) == [entry.bytes for entry in manifest.files]
 
 
@@ -237,10 +237,10 @@ def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
 
 
 def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
-    """Name of the hard link in the partition's folder → path of the file.
+    """Maps the name of each hard link in the partition's folder to the path of its file.
 
-    The names of different attempts differ. Files of JSON lines get the ending .jsonl, because the pattern
-    `*.json` would also match the manifest.
+    The name contains the name of the attempt, so two attempts never have the same link. Files of JSON lines
+    get the ending .jsonl, because the pattern `*.json` would also match the manifest.
     """
     names = [entry.path.removeprefix(f"{partition.data}/").replace("/", "-") for entry in manifest.files]
     links = [f"{name}l" if name.endswith(".json") else name for name in names]
@@ -249,7 +249,7 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 
 
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
-    """Combines digests into one, independent of their order. `recorder` records the combined digests."""
+    """Combines digests into one, independent of their order. `recorder` records which were combined."""
     parts = sorted(digests)
     digest = digest_of(parts)
     recorder.record_combined(digest, parts)

@@ -1,9 +1,9 @@
 """Brings the files of a lake to the format versions of this release.
 
 Only manifests of version 1 must be migrated. They name data files in the partition's own folder, so tools
-that list the folder also see the files of replaced attempts. Migration links or copies these files to the
-folder of data files. Then it writes a manifest with the new paths and deletes the old files. This release
-reads all other older files unchanged.
+that list the folder also see the files of replaced attempts. Migration links or copies the data files that
+the manifest names to a folder below `_data`. Then it writes a manifest with the new paths and deletes the old
+files. This release reads all other older files unchanged.
 
 No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
 migrated. Run it again to continue.
@@ -43,7 +43,13 @@ _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
 
 @dataclass(frozen=True)
 class FoundFile:
-    """One versioned file: path below the lake, kind, version, and whether migration would rewrite it."""
+    """One file with a format version, as found in a lake.
+
+    Attributes:
+        path: below the root of the lake.
+        kind, version: the format and its version.
+        needs_work: whether migration would rewrite the file.
+    """
 
     path: str
     kind: Format
@@ -53,11 +59,12 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class Survey:
-    """The versioned files of a lake.
+    """The files of a lake that have a format version.
 
     Attributes:
-        files: every versioned file that can be read.
-        problems: the error of each file that cannot be read: it is damaged, or a newer release wrote it.
+        files: every such file that can be read.
+        problems: one error for each such file that cannot be read, because the file is damaged or a newer
+            release wrote it.
     """
 
     files: tuple[FoundFile, ...]
@@ -70,10 +77,10 @@ class Survey:
 
 
 def survey(lake: Lake) -> Survey:
-    """Lists every versioned file of a lake. Changes nothing.
+    """Lists every file of a lake that has a format version. Changes nothing.
 
     Raises:
-        DataError: there is no lake at that path.
+        DataError: no file of a lake is found below the root.
     """
     root = lake.root.rstrip("/")
     paths = list(_paths(root))
@@ -95,13 +102,14 @@ def survey(lake: Lake) -> Survey:
         files.append(FoundFile(path, kind, version, needs_work))
     if not files and not problems:
         raise DataError(
-            f"{lake.root} holds no file of a lake", "name the folder or URI of the configuration's key `lake`"
+            f"{lake.root} holds no file of a lake",
+            "pass the value of the configuration's key `lake` as --lake",
         )
     return Survey(tuple(files), tuple(problems))
 
 
 def migrate(lake: Lake, file: FoundFile) -> int:
-    """Moves the data files of one partition out of its folder. Returns how many.
+    """Moves the data files of one partition to a folder below `_data`, and returns the number of files.
 
     Raises:
         DataError: a file that the manifest names is missing or has a different length.
@@ -145,9 +153,10 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """Folders that have files in a subfolder: partitions that contain attempts in the layout of version 1.
+    """The folders that have files in a subfolder. Of partitions, only those of version 1 are among them.
 
-    Raw logs have no subfolders.
+    In the layout of version 1, each attempt has a subfolder in the folder of the partition. Raw logs have no
+    subfolders.
     """
     return frozenset(
         path[: match.start()]

@@ -38,9 +38,12 @@ def written_files(folder: str) -> list[str]:
 
 
 def describe(path: str) -> Description:
-    """Returns (columns and Arrow types, rows, bytes, rows per row group, statistics) of a file.
+    """Reads the footer of a Parquet file.
 
-    The statistics are column → (nulls, lowest, highest).
+    Returns:
+        (columns, rows, bytes, groups, statistics). Here columns are pairs of name and Arrow type; rows and
+        bytes are the numbers for the file; groups are the numbers of rows of the row groups; statistics map
+        each column to (number of nulls, lowest value, highest value).
     """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -81,9 +84,12 @@ def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
     """The Spark schema of a manifest's columns.
 
     Raises:
-        DataError: a column has a type that no table of this project has.
+        DataError: a column has a type that this release does not know.
     """
     unknown = [(name, kind) for name, kind in columns if kind not in _SPARK_TYPES]
     if unknown:
-        raise DataError(f"the manifest names columns of unknown types: {unknown}", "rewrite the partition")
+        raise DataError(
+            f"a manifest names columns of types that this release does not know: {unknown}",
+            "run the job that writes the table again",
+        )
     return T.StructType([T.StructField(name, _SPARK_TYPES[kind]) for name, kind in columns])

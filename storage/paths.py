@@ -1,18 +1,23 @@
 """The layout of a lake. No other module builds these paths.
 
-raw/dt=…                        raw day files of the generator
-quarantine/dt=…                 rows that did not parse
+raw/dt=…                        click log of a day, written by generate_clicks
+quarantine/dt=…                 raw rows that could not be parsed
 value_counts/dt=…               counts of the raw values of a day, by file split
-profiles/<config name>/dt=…     profile of the raw columns of a day, and the values of the categorical columns
-                                (profiles/<config name>/<split>/dt=… for a log that is one partition)
+profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
+                                (profiles/<config name>/<split>/dt=… for a log that is not stored by day)
 quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
-features|users|items/<workflow version>/dt=…
+features/<workflow version>/dt=…            feature rows of a day
+users|items/<workflow version>/dt=…         features of users or items, one row per user or item
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
 models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
-candidates|candidate_items/<workflow version>/dt=…
-recommendations|scores|evaluations|measures/dt=…
+candidates/<workflow version>/dt=…          the items to score for each user
+candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
+recommendations/dt=…            top-k lists
+scores/dt=…                     probabilities of feature rows
+evaluations/dt=…                comparison of challenger and champion
+measures/dt=…                   comparison of the lists with later clicks
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
                                 written if the lists of the date exceed a limit and are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
@@ -43,12 +48,14 @@ _UP = "../"
 
 @dataclass(frozen=True)
 class Partition:
-    """One date of one table. A job always replaces all files of it. `path` is its folder, `dt` an ISO date.
+    """One date of one table. A job always replaces all files of a partition.
 
     Attributes:
+        dt: the ISO date.
+        path: the folder of the partition.
         depth: number of levels from the folder that contains `_data` down to `path`: two for
             `<lake>/<table>/dt=…`.
-        recorder: records which data is read and published here. Equality and hash ignore it.
+        recorder: records when this partition is read or published. Equality and hash ignore it.
     """
 
     table: str
@@ -64,7 +71,7 @@ class Partition:
 
     @property
     def data(self) -> str:
-        """The folder of the partition's data files, relative to the partition's folder, as in manifests."""
+        """Path of the folder of data files, relative to the partition's folder, as manifests contain it."""
         below = "/".join(self.path.split("/")[-self.depth :])
         return f"{_UP * self.depth}{DATA}/{below}"
 
@@ -78,7 +85,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with one partition for each date. `name` is its path below the root."""
+    """A table with one partition for each date. `name` is the path of the table below the lake's root."""
 
     name: str
     path: str
@@ -111,59 +118,59 @@ class Lake:
 
     @property
     def quarantine(self) -> Table:
-        """Rows that did not parse, with reasons."""
+        """Raw rows that could not be parsed, with reasons."""
         return self._table("quarantine")
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Profiles of days. If a log is one partition, each split has a profile: pass `split`."""
+        """Statistics of the raw columns, by day. Pass `split` for a log that is not stored by day."""
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
-        """Data reports of run dates."""
+        """Data reports, by run date."""
         return self._table("quality", config_name)
 
     @property
     def value_counts(self) -> Table:
-        """Counts of raw values by day."""
+        """Counts of raw values, by day."""
         return self._table("value_counts")
 
     @property
     def datasets(self) -> Table:
-        """Data manifests of run dates."""
+        """Data manifests, by run date (storage.dataset)."""
         return self._table("datasets")
 
     @property
     def recommendations(self) -> Table:
-        """Top-k lists of run dates."""
+        """Top-k lists, by run date."""
         return self._table("recommendations")
 
     @property
     def list_changes(self) -> Table:
-        """Written by score_daily: the lists of a date compared with the last published lists."""
+        """The comparison of the lists of a date with the last published lists, written by score_daily."""
         return self._table("list_changes")
 
     @property
     def deliveries(self) -> Table:
-        """Written by deliver_recommendations: the sinks that have the lists of a date."""
+        """The sinks to which the lists of a date were delivered, written by deliver_recommendations."""
         return self._table("deliveries")
 
     @property
     def scores(self) -> Table:
-        """Probabilities of rows, for logs without users and items."""
+        """Probabilities of feature rows, written by score_rows."""
         return self._table("scores")
 
     @property
     def evaluations(self) -> Table:
-        """Written by evaluate_model: champion compared with challenger."""
+        """The comparison of challenger and champion, written by evaluate_model."""
         return self._table("evaluations")
 
     @property
     def measures(self) -> Table:
-        """Written by measure_recommendations: the lists of a date compared with the clicks of their day."""
+        """The comparison of the lists of a date with later clicks, written by measure_recommendations."""
         return self._table("measures")
 
     def features(self, workflow_version: str) -> Table:
-        """Feature rows of days, computed with one workflow version."""
+        """Feature rows, by day, computed with one workflow version."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:
@@ -175,11 +182,11 @@ class Lake:
         return self._table("items", workflow_version)
 
     def candidates(self, workflow_version: str) -> Table:
-        """Candidates of users."""
+        """The items to score for each user, as item indices."""
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """The items with their numbers. Candidates refer to an item by its number."""
+        """All items that may be recommended, with their indices. `candidates` refers to items by index."""
         return self._table("candidate_items", workflow_version)
 
     def workflow(self, version: str) -> str:
@@ -207,7 +214,7 @@ class Lake:
 
     @property
     def logs(self) -> str:
-        """Folder of logs."""
+        """Folder of the logs of stages, and of stack traces."""
         return self._table("logs").path
 
     @property

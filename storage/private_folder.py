@@ -1,7 +1,7 @@
 """A folder for temporary files that no other user of the machine can create in advance, read or lock.
 
-Everybody can write to /tmp, and our names in it can be guessed. So the folder has mode 0700, which is checked
-each time, and files in it are opened without following symbolic links.
+Everybody can write to /tmp, and others can guess the names of our files there. So the folder has mode 0700,
+which is checked each time, and files in it are opened without following symbolic links.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def private_folder(below: str | None, setting: str) -> Path:
     """The folder `nightrank-<user id>` below another one. Creates it if it is missing.
 
     Args:
-        below: None means the folder of temporary files ($TMPDIR, or /tmp).
+        below: the other folder; None means the folder of temporary files ($TMPDIR, or /tmp).
         setting: the configuration key that sets `below`, for error messages.
 
     Raises:
@@ -42,7 +42,7 @@ def private_folder(below: str | None, setting: str) -> Path:
     except OSError as error:
         raise InfrastructureError(
             f"cannot make the folder {path}: {error}",
-            f"look at the disk and its permissions, or set {setting} to a folder that this user can write",
+            f"check disk space and permissions, or set {setting} to a folder that this user can write",
         ) from error
     return path
 
@@ -61,7 +61,7 @@ def _require_private(path: Path, setting: str) -> None:
         return
     raise ConfigError(
         f"{path} {problem}: another user may have prepared it",
-        f"look at it and delete it, or set {setting} to a folder of your own",
+        f"look at {path} and delete it, or set {setting} to a folder that only you can write",
     )
 
 

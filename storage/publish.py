@@ -1,6 +1,7 @@
 """Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
-If a job is killed, readers see the previous partition, or the new one if the manifest was already replaced.
+If a job is killed, readers see either the previous rows, or the new rows if the manifest was already
+replaced.
 """
 
 from __future__ import annotations
@@ -54,20 +55,26 @@ def publish(
     """Replaces one partition by `rows`.
 
     With `sort_by`, rows are sorted over all files. With `expected_rows`, rows are distributed evenly over as
-    few files as `row_group_rows` allows. Otherwise they keep their order and their Spark partitions. Each
+    few files as `row_group_rows` allows. With neither, rows keep their order and their Spark partitions. Each
     file is one row group of at most `row_group_rows` rows, or a few more if rows are distributed evenly.
 
     Args:
-        inputs: name → digest of each input from which the rows were computed.
+        rows: the new rows.
+        partition: where to publish the rows.
+        inputs: maps the name of each input from which the rows were computed to the digest of the input.
+        row_group_rows: largest number of rows of a file.
         expected_rows: the required number of rows; None if the caller does not know it.
-        rows_in, dropped: rows read, and reason → rows left out, for the manifest.
+        rows_in: number of rows read, for the manifest; None means the number of written rows.
+        dropped: maps each reason for leaving out rows to the number of rows, for the manifest.
         facts: JSON values for readers of the manifest.
         rules: conditions on the statistics of the written files.
-        split_column: column with the split of each row. It becomes the label of the files and is not written.
-        grace_hours: files that no manifest names are deleted if they are older than this.
+        sort_by: the columns to sort by.
+        split_column: column with the split of each row. Each split gets its own files, with the split as
+            their label. The column itself is not written.
+        grace_hours: files that no manifest names are deleted if they are older than this number of hours.
 
     Raises:
-        DataError: the written rows break a rule; the previous partition remains published.
+        DataError: the written rows break a rule; the previous rows remain published.
     """
     labelled = write_files(
         rows, partition, new_attempt(partition), row_group_rows, expected_rows, sort_by, split_column
@@ -86,12 +93,12 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """The name of a new folder for data files, relative to the partition's folder, unique to this attempt."""
+    """The path of a new folder for the data files of one attempt, relative to the partition's folder."""
     return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
 
 
 def own_path(path: str) -> str:
-    """A unique path: `…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`.
+    """Makes a path unique: `…/part-00000.parquet` becomes `…/part-00000.<16 hex digits>.parquet`.
 
     Spark may repeat a task, or run two attempts of it at the same time. Each attempt writes to a unique path
     and returns it. So a second attempt never replaces the file that the first one returned.
@@ -115,11 +122,14 @@ def publish_files(
     """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
 
     Args:
-        files: path relative to the partition's folder → label, in the order of the rows. Pass at least one
-            file, because it defines the columns; it may have no rows.
+        partition: where to publish the files.
+        files: maps the path of each file, relative to the partition's folder, to its label (the split of its
+            rows, or None). The files are in the order of the rows. At least one file is needed, because it
+            defines the columns; this file may have no rows.
+        inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:
-        DataError: the written rows break a rule; the previous partition remains published.
+        DataError: the written rows break a rule; the previous rows remain published.
     """
     entries, schema = _described(partition, files)
     verify(partition, entries, schema, expected_rows, rules or Rules())
@@ -166,9 +176,9 @@ def write_files(
     sort_by: Sequence[str],
     split_column: str | None,
 ) -> dict[str, str | None]:
-    """Writes Parquet files into the folder of an attempt.
+    """Writes Parquet files into the folder of an attempt, but does not publish them.
 
-    Returns the path of each file, as in a manifest, → its label. Publishes nothing.
+    Returns a mapping from the path of each file, relative to the partition's folder, to its label.
     """
     if split_column is None:
         _write(
@@ -201,7 +211,10 @@ def _described(
         path = partition.file(name)
         columns, file_rows, file_bytes, groups, statistics = describe(path)
         if schema and columns != schema:
-            raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
+            raise DataError(
+                f"{path} has the columns {columns}, but other files of this partition have {schema}",
+                "rerun the job",
+            )
         schema = columns
         written.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
     return written, schema
@@ -235,7 +248,7 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
 def read_published(
     spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """The rows of the files that the manifest of a published partition names; of one split unless it is None.
+    """The rows of a published partition, or of one of its splits, from the files that its manifest names.
 
     Raises:
         DataError: the partition is not published.

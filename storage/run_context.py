@@ -1,4 +1,4 @@
-"""The context of one run of one job: its configuration, run date, lake, Spark session and phases."""
+"""The context of one run of one job: configuration, run date, lake, Spark session, and timed phases."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RunContext:
     """The argument of every stage function.
 
     Attributes:
-        name: the job, such as `build_features`.
+        name: the name of the job, such as `build_features`.
         run_date: the ISO date for which the job runs.
-        phases: phase → seconds, of the phases that have ended.
+        phases: maps each phase that has ended to its seconds.
         open_session: builds the Spark session. It is called when the session is first needed, so that a job
             with bad input fails before executors start.
         recorder: records which data the run reads and publishes. A job's runner passes the lineage of its
@@ -48,7 +48,7 @@ class RunContext:
 
     @property
     def lake(self) -> Lake:
-        """The lake of the configuration. Reads and publications in it are recorded."""
+        """The lake of the configuration. `recorder` records what the run reads and publishes in this lake."""
         return Lake(self.config.lake, self.recorder)
 
     @property
@@ -87,5 +87,6 @@ def require(config: Config, *sections: str) -> None:
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(
-            f"this job needs the sections {missing} in the configuration", "add them to the file"
+            f"this job needs the sections {missing} in the configuration",
+            "add these sections to the configuration file",
         )

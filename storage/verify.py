@@ -17,7 +17,12 @@ FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
 
 @dataclass(frozen=True)
 class Rules:
-    """Conditions on every written row: columns without nulls, and column → [low, high) of its values."""
+    """Conditions on every written row.
+
+    Attributes:
+        not_null: the columns that must not contain nulls.
+        ranges: maps a column to (low, high): each value must be at least low and below high.
+    """
 
     not_null: Sequence[str] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -25,7 +30,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file on disk and, per column, (nulls, lowest, highest) from its Parquet statistics."""
+    """A written file and its Parquet statistics.
+
+    Attributes:
+        entry: the file, as the manifest will name it.
+        statistics: maps each column to (number of nulls, lowest value, highest value).
+    """
 
     entry: FileEntry
     statistics: Mapping[str, tuple[int, Any, Any]]
@@ -41,7 +51,8 @@ def verify(
     """Checks the written files against the expected rows, the schema and the rules.
 
     Raises:
-        DataError: the files break a condition; the message names the column, the problem and the remedy.
+        DataError: the files do not meet a condition; the message names the column, the problem and the
+            remedy.
     """
     written = sum(file.entry.rows for file in files)
     if expected_rows is not None and written != expected_rows:
@@ -64,12 +75,13 @@ def verify(
         if math.isinf(lowest) or math.isinf(highest):
             raise DataError(
                 f"{partition.path}: {column} is infinite in some rows (values in [{lowest}, {highest}])",
-                f"put clip at the end of {column}'s operators in features, or correct the raw log",
+                f"add clip as the last operator of {column} in `features`, or correct the raw log",
             )
         if lowest < low or highest >= high:
             raise DataError(
                 f"{partition.path}: {column} has values in [{lowest}, {highest}], allowed is [{low}, {high})",
-                "the data was not written with this workflow: run build_features again",
+                "the rows do not fit the workflow version: run build_features for this date again, then this "
+                "job",
             )
 
 
@@ -77,5 +89,5 @@ def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
     """The error for nulls in a column that must have none, in the file `path` or in rows computed from it."""
     return DataError(
         f"{path}: {column} is null in {nulls} of {rows} rows",
-        f"add the operator fill for {column} (and clip before log1p) in features, or correct the raw log",
+        f"add the operator fill for {column} (and clip before log1p) in `features`, or correct the raw log",
     )

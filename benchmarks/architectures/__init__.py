@@ -1,4 +1,4 @@
-"""Architectures used only by benchmarks. They are added to the search path of training.models."""
+"""Model architectures that only benchmarks use. They are found through the search path of training.models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = str(Path(__file__).parent)
 
 
 def make_known() -> None:
-    """Adds this folder to the architectures of the process, so that `architecture: null` can be used."""
+    """Makes the architectures of this folder available in this process, such as `architecture: null`."""
     if FOLDER not in training.models.__path__:
         training.models.__path__.append(FOLDER)
     sys.path_importer_cache.pop(FOLDER, None)

@@ -1,3 +1,4 @@
-"""Benchmarks for one GPU, with the shapes of Criteo's terabyte log. Without a GPU they run small and measure
-nothing.
+"""Benchmarks for one GPU, with the shapes of Criteo's terabyte log.
+
+Without a GPU, they run with tiny shapes and measure nothing.
 """

@@ -1,19 +1,19 @@
-"""Compares each of our kernels with the same work in torch, on one GPU: milliseconds, and the minimum of
-memory traffic.
+"""Compares each of our GPU kernels with torch operators that compute the same result, on one GPU.
 
     .venv/bin/python benchmarks/gpu/kernels.py [--quick]
 
-The input is a batch of Criteo's terabyte log. Vectors are bf16; tables are float32 or bf16. Torch does this
-instead:
+For each kernel, the script prints the milliseconds of the kernel and of torch. It also prints the kernel's
+memory throughput: the bytes that must at least be read and written, divided by the time. The input is a batch
+with the shapes of Criteo's terabyte log. Vectors are bf16; embedding tables are float32 or bf16. Torch
+computes the results as follows:
 
 * gather: `embedding` of ids + offsets, cast to bf16;
-* interaction, forward and backward: concatenation, batched product, index_select, concatenation, through
-  autograd;
-* update: gradients of equal rows are summed (`unique`, `index_add_`), then row-wise Adagrad updates these
-  rows.
+* interaction, forward and backward: concatenation, batched matrix product, index_select, concatenation, with
+  gradients by autograd;
+* update: `unique` and `index_add_` sum the gradients of equal rows, then row-wise Adagrad updates these rows.
 
-The script asserts that both give equal results, up to rounding. Without a GPU shapes are tiny, kernels are
-interpreted, and nothing is measured.
+The script fails if the results of a kernel and of torch differ by more than rounding. Without a GPU, shapes
+are tiny, Triton interprets the kernels, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -75,12 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def half(setting: Setting) -> torch.dtype:
-    """Returns bf16, or fp16 where Triton interprets kernels, because its interpreter has no bf16 product."""
+    """Returns the 16-bit dtype: bf16, or fp16 if Triton interprets kernels.
+
+    The interpreter cannot compute matrix products in bf16.
+    """
     return torch.bfloat16 if setting.measures else torch.float16
 
 
 def milliseconds(work: Work, setting: Setting) -> float:
-    """Returns the median over turns of the mean time of a call."""
+    """Returns the milliseconds of one call: the mean over the calls of a turn, and the median over turns."""
     work()
     seconds = []
     for _ in range(setting.turns):
@@ -94,7 +97,12 @@ def milliseconds(work: Work, setting: Setting) -> float:
 
 
 def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """Returns (ours, torch's, bytes that must at least be read and written)."""
+    """Compares the lookup of ids in a table.
+
+    Returns:
+        A function that calls our kernel, a function that calls torch, and the number of bytes that must at
+        least be read and written.
+    """
     from training.kernels.lookup import Features, gather
 
     starts = _first_rows(setting)
@@ -112,8 +120,10 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """Returns the same as `gathers`. In 16 bits torch rounds to the nearest value, which is less work than
-    our rounding.
+    """Compares the update of table rows. Returns the two functions and the bytes, like `gathers`.
+
+    For a 16-bit table, torch rounds to the nearest value. This is less work than the stochastic rounding of
+    our kernel.
     """
     from training.kernels.row_update import update_rows
 
@@ -143,7 +153,7 @@ def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def interactions(setting: Setting) -> tuple[Work, Work, int]:
-    """Returns the same as `gathers`. A call runs forward and backward."""
+    """Compares DLRM's interaction, forward and backward. Returns two functions and bytes, like `gathers`."""
     from training.kernels.interaction import interact
 
     count = len(setting.cardinalities) + 1
@@ -175,7 +185,7 @@ def interactions(setting: Setting) -> tuple[Work, Work, int]:
 
 
 def _first_rows(setting: Setting) -> Tensor:
-    """Returns the first row of each feature in the table, (C,)."""
+    """Returns the first row (C,) of each feature in the table, which holds the rows of all features."""
     return torch.tensor([0, *accumulate(setting.cardinalities)][:-1], device=setting.device)
 
 

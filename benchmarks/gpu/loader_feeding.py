@@ -1,11 +1,11 @@
-"""Measures whether the loader keeps one GPU busy: rows a second of the loader alone, the step alone, and
-both.
+"""Measures whether the loader reads fast enough to keep one GPU busy.
 
     .venv/bin/python benchmarks/gpu/loader_feeding.py [--quick]
 
-`feeds` is the loader's rate divided by the rate of the step on batches that are already on the device.
-`end_to_end` is the rate of both together divided by the rate of the step alone. Without a GPU shapes are tiny
-and nothing is measured.
+It prints the rows per second of the loader alone, of the training step alone, and of both together. The step
+alone uses batches that are already on the device. The ratio `feeds` is the rate of the loader divided by the
+rate of the step. The ratio `end_to_end` is the rate of both together divided by the rate of the step alone.
+Without a GPU, shapes are tiny and nothing is measured.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(setting: Setting) -> dict[str, float]:
-    """Returns the rows a second of the loader alone, of the step alone, and of both."""
+    """Returns the rows per second of the loader alone, of the training step alone, and of both together."""
     cardinalities, device = setting.cardinalities, setting.device
     rows = setting.batch * _BATCHES_A_FILE * _FILES
     files = write_files(CACHE / f"{rows}-{setting.most_rows}", rows, _FILES, cardinalities)
@@ -66,7 +66,11 @@ def measure(setting: Setting) -> dict[str, float]:
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
 
     def run(takes: bool) -> float:
-        """Returns the seconds of the measured batches, after those that were read ahead."""
+        """Returns the seconds of the measured batches. Batches that were read in advance do not count.
+
+        If `takes` is true, each batch goes through the training step. Otherwise it is only copied to the
+        device.
+        """
         with Prefetch(loader.batches(epochs)) as prefetch:
             coming = full_batches(iter(prefetch), setting.batch)
             for batch in islice(coming, 10):

@@ -1,17 +1,17 @@
-"""Measures the rows a second that one GPU scores: DLRM on Criteo's terabyte, in process and with score_rows
-in Spark.
+"""Measures how many rows per second one GPU scores with DLRM, in one process and with score_rows in Spark.
 
     .venv/bin/python benchmarks/gpu/scoring.py [--quick]
 
-NVIDIA published these in-process figures for batches of 32,768 rows in mixed precision: 14.8 million rows/s
-on one A100-80 and 6.7 million on one V100-32 (DeepLearningExamples, DLRM for PyTorch, inference performance).
-Our aim on an H200 is 30 million in process, and 80% of that inside Spark. Spark tasks also read Parquet, fill
-the device's batches and write probabilities.
+The model has the shapes of Criteo's terabyte log. For batches of 32,768 rows in mixed precision in one
+process, NVIDIA published 14.8 million rows/s on one A100-80 and 6.7 million rows/s on one V100-32
+(DeepLearningExamples, DLRM for PyTorch, inference performance). Our target on an H200 is 30 million rows/s in
+one process, and 80% of the rate in one process for score_rows in Spark. Spark tasks also read Parquet, copy
+rows to batches on the device and write probabilities.
 
-In process, batches are already on the GPU. `bf16_compiled` compiles everything after the lookups. `int8`
-stores embedding rows as bytes. Inside Spark, tables are capped at a million rows, because each worker of the
-session holds the model. With --quick they are capped in process too. Without a GPU shapes are tiny and
-nothing is measured.
+In one process, the batches are already on the GPU. `bf16_compiled` compiles the part of the model after the
+lookups. `int8_bf16` stores tables in int8. In Spark, tables have at most a million rows, because
+each Python worker of the session holds the model. With --quick, this is also so in one process. Without a
+GPU, shapes are tiny and nothing is measured.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def in_process(setting: Setting) -> dict[str, dict[str, float]]:
-    """Returns contender → rows a second. Contenders run one at a time, because the tables take 16 GiB."""
+    """Returns a dict that maps each contender to its rows per second in one process.
+
+    Contenders run one after the other, because the tables of one contender take 16 GiB.
+    """
     batches = [batch.to(setting.device) for batch in make_batches(4, setting.batch, setting.cardinalities)]
     # Triton's interpreter has no bf16 product.
     names = ("fp32", "bf16", "bf16_compiled", "int8_bf16") if setting.measures else ("fp32", "int8_fp32")
@@ -97,7 +100,7 @@ def in_process(setting: Setting) -> dict[str, dict[str, float]]:
 
 
 def scorer(name: str, setting: Setting) -> Score:
-    """Returns a function of a batch on the device that computes its probabilities (B,) float32."""
+    """Returns a function that computes the probabilities (B,) float32 of a batch on the device."""
     with torch.device(setting.device):
         model: Any = build_model(model_of(setting), spec_of(setting.cardinalities)).to(setting.device).eval()
     if name.startswith("int8"):
@@ -119,7 +122,7 @@ def scorer(name: str, setting: Setting) -> Score:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """Returns the published network, or a narrow one of the same form on a CPU."""
+    """Returns the configuration of the published model; without a GPU, that of a small DLRM."""
     sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
         sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
@@ -127,9 +130,7 @@ def model_of(setting: Setting) -> ModelConfig:
 
 
 def in_spark(setting: Setting) -> dict[str, float]:
-    """Returns the rows a second of score_rows' tasks, which read Parquet, score on the device and write
-    Parquet.
-    """
+    """Returns the rows per second of score_rows in Spark: tasks read Parquet, score and write Parquet."""
     capped = replace(setting, most_rows=min(setting.most_rows or _SPARK_MOST_ROWS, _SPARK_MOST_ROWS))
     cardinalities = capped.cardinalities
     rows = setting.batch * _FILES * (32 if setting.measures else 2)
@@ -169,8 +170,10 @@ def in_spark(setting: Setting) -> dict[str, float]:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Returns our best in-process rate over the published figures and the aim, and the rate in Spark over it.
-    Null without a GPU.
+    """Returns the ratios of the benchmark; all are null without a GPU.
+
+    Our best rate in one process is divided by each published figure and by the target. The rate in Spark is
+    divided by our best rate in one process.
     """
     best = max(figures["samples_per_s"] for name, figures in speeds.items() if name != "in_spark")
     ratios = {name: best / published for name, published in {**PUBLISHED, "aim": AIM}.items()}

@@ -1,4 +1,4 @@
-"""The device and the size of a GPU benchmark: Criteo's terabyte on a GPU, tiny shapes on a CPU."""
+"""The device and the sizes of a GPU benchmark: Criteo's terabyte log on a GPU, tiny shapes on a CPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
 
 @dataclass(frozen=True)
 class Setting:
-    """The device and the size of a benchmark.
+    """The device and the sizes of a benchmark.
 
     Attributes:
-        batch: rows of a global batch.
+        device: where models and batches are.
+        batch: number of rows of a global batch.
         dim: E, the embedding dimension.
-        most_rows: largest number of rows of a table. None for the published cardinalities.
-        steps, turns: steps and turns of every contender.
-        measures: whether figures are measured, which requires a GPU.
+        most_rows: largest number of rows of a table. None means the published cardinalities.
+        steps: number of steps in a turn.
+        turns: number of turns of each contender.
+        measures: True if figures are measured, which requires a GPU.
     """
 
     device: torch.device
@@ -44,20 +46,25 @@ class Setting:
         return capped(self.most_rows)
 
     def machine(self) -> dict[str, Any]:
-        """Returns `report.machine` with the GPU's name, which is null without a GPU."""
+        """Returns the description of the machine (`report.machine`) with the GPU's name, null without a GPU."""
         gpu = torch.cuda.get_device_name(self.device) if self.measures else None
         return {**machine(len(os.sched_getaffinity(0)), ("torch", "triton")), "gpu": gpu}
 
     def heading(self) -> str:
-        """Returns the line above the table."""
+        """Returns the line that is printed above the table of results."""
         if not self.measures:
-            return "no GPU: tiny shapes, to see that it runs; this measures nothing\n"
+            return "There is no GPU: the benchmark runs with tiny shapes and measures nothing.\n"
         return f"{torch.cuda.get_device_name(self.device)}, batch {self.batch:,}, dim {self.dim}\n"
 
 
 def read_setting(description: str | None, arguments: Sequence[str] | None) -> Setting:
-    """Reads the setting from the command line. Call it before importing kernels, because without a GPU it
-    makes Triton interpret them.
+    """Reads the setting from the command line.
+
+    Call this function before kernels are imported: without a GPU, it tells Triton to interpret them.
+
+    Args:
+        description: docstring of the script, whose first paragraph is shown by --help.
+        arguments: arguments of the command line; None means those of this process.
     """
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     parser.add_argument(

@@ -1,15 +1,15 @@
-"""Measures the samples a second of a whole training step on one GPU: DLRM on Criteo's terabyte, beside
-NVIDIA's figures.
+"""Measures how many samples per second one GPU trains: complete training steps of DLRM.
 
     .venv/bin/python benchmarks/gpu/training_step.py [--quick]
 
-Network and batch are those of the published runs: conf/models/dlrm_criteo.yaml, 65,536 rows, and the
-cardinalities of frequency limit 15. Batches are already on the GPU. NVIDIA published, for one A100-80 in
-mixed precision, 4.02 million samples/s (DeepLearningExamples, PyTorch) and 4.55 million (TensorFlow 2). Our
-aim on an H200 is 12 million.
+Our rate is compared with figures that NVIDIA published. Network and batches are those of the published runs:
+conf/models/dlrm_criteo.yaml, 65,536 rows per batch, and the cardinalities of Criteo's terabyte log with a
+frequency limit of 15. Batches are already on the GPU. For one A100-80 in mixed precision, NVIDIA published
+4.02 million samples/s (DeepLearningExamples, PyTorch) and 4.55 million (TensorFlow 2). Our target on an H200
+is 12 million samples/s.
 
-`plain_bf16` is benchmarks/peers/plain_dlrm.py on the same GPU. With --quick tables are capped at a million
-rows. Without a GPU shapes are tiny and nothing is measured.
+The contender `plain_bf16` is benchmarks/peers/plain_dlrm.py on the same GPU. With --quick, tables have at
+most a million rows. Without a GPU, shapes are tiny and nothing is measured.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
-    """Returns name → training settings. On a CPU, which measures nothing, slow or unsupported contenders are
-    left out.
+    """Returns a dict that maps each contender to its training settings.
+
+    On a CPU, where nothing is measured, slow or unsupported contenders are left out.
     """
     if not setting.measures:  # Triton's interpreter has no bf16 product either
         return {"ours_tf32": {"precision": "tf32"}, "plain_bf16": {}}
@@ -84,7 +85,7 @@ def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """Returns the published network, or a narrow one of the same form on a CPU."""
+    """Returns the configuration of the published model; without a GPU, that of a small DLRM."""
     sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
         sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
@@ -108,7 +109,10 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Returns our best rate over that of each peer and published figure. Null where nothing is measured."""
+    """Returns our best rate, divided by each published figure, our target and the rate of the peer.
+
+    All ratios are null if nothing is measured.
+    """
     best = max(figures["samples_per_s"] for name, figures in speeds.items() if name.startswith("ours"))
     peers = {**PUBLISHED, "aim": AIM, "plain_bf16": speeds["plain_bf16"]["samples_per_s"]}
     return {name: best / peer_speed if setting.measures else None for name, peer_speed in peers.items()}

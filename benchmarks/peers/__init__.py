@@ -1,3 +1,4 @@
-"""The peers that ours is compared with, one a file. Each runs in a process of its own: see
-benchmarks.contender.
+"""The programs that our code is compared with, one per file.
+
+benchmarks.contender describes the interface of the peers of the ETL benchmark.
 """

@@ -1,9 +1,12 @@
-"""The job's encoding in DuckDB: the text is read once, then 26 counts over the train days, 26 left joins, and
-Parquet.
+"""The work of build_features, written for DuckDB.
 
-The table stays in memory and spills to the scratch folder if it does not fit. That is faster than a database
-file. Rows may be written in any order (`preserve_insertion_order=false`), which is faster and harmless for a
-training set.
+The text is read once into a table. For each of the 26 categorical columns, a query counts the values of the
+train days and numbers the frequent ones. A query with 26 left joins then replaces values by ids, and its
+result is written as Parquet.
+
+The table stays in memory, and DuckDB writes it to the scratch folder if it does not fit. This is faster than
+a database file. Rows may be written in any order (`preserve_insertion_order=false`). This is faster too, and
+a training set needs no order.
 """
 
 from __future__ import annotations

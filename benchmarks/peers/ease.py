@@ -1,8 +1,8 @@
-"""EASE: an item-to-item linear model in closed form (Steck 2019, "Embarrassingly Shallow Autoencoders for
-Sparse Data").
+"""EASE, an item-to-item linear model that is computed in closed form.
 
-EASE minimises ||X - X B||² + λ ||B||² over B with a zero diagonal. X holds a binary row of items for each
-user. With P = (XᵀX + λ I)⁻¹ the solution is B_ij = -P_ij / P_jj off the diagonal (equation 8 of the paper).
+Source: Steck 2019, "Embarrassingly Shallow Autoencoders for Sparse Data". EASE finds the matrix B that
+minimises ||X - X B||² + λ ||B||², where the diagonal of B is zero. Each row of X holds the items of a user as
+0 and 1. With P = (XᵀX + λ I)⁻¹, the solution is B_ij = -P_ij / P_jj for i ≠ j (equation 8 of the paper).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ Matrix = NDArray[np.float64]
 
 
 def ease_weights(interactions: Matrix, penalty: float) -> Matrix:
-    """Returns the weights B (I, I) of interactions (U, I). The scores of all users are interactions @ B.
+    """Returns the weights B (I, I). The scores of all items for all users are interactions @ B.
 
     Args:
-        penalty: λ, above 0.
+        interactions: X (U, I), 1 where the user has the item, otherwise 0.
+        penalty: λ, greater than 0.
     """
     gram = interactions.T @ interactions
     gram[np.diag_indices_from(gram)] += penalty

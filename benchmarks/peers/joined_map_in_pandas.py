@@ -1,7 +1,8 @@
-"""Scores joined rows with mapInPandas, from pandas frames to pandas frames with the row's keys and its
-probability.
+"""Scores joined rows with mapInPandas.
 
-Its settings are those of joined_pandas_udf.py: one model a worker process, and micro-batches of 2,048 rows.
+A joined row contains the features of a user and of an item. Our function receives pandas frames of these
+rows, and returns pandas frames with the keys and the probability of each row. The settings are those of
+joined_pandas_udf.py: one model per worker process, and micro-batches of 2,048 rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """Returns user_key, item_index and probability of each row."""
+    """Returns the columns user_key, item_index and probability of each row."""
     dense = [feature.name for feature in spec.dense]
     ids = [feature.name for feature in spec.categorical]
 

@@ -1,9 +1,10 @@
-"""Scores joined rows with an iterator pandas_udf, the form that Spark's guide gives for a model loaded once a
-task.
+"""Scores joined rows with a pandas_udf on iterators.
 
-Its input is one column a feature; its output is a column of probabilities. We chose two settings. The model
-stays in the worker process between tasks. Rows go through it in micro-batches of 2,048, which fit a core's
-cache, whatever the size of Spark's batches.
+A joined row contains the features of a user and of an item. Spark's guide recommends this form of pandas_udf
+for models, because a task loads the model only once. The function receives one column per feature and returns
+a column of probabilities. We chose two settings. The model stays in the worker process between tasks. Rows go
+through the model in micro-batches of 2,048, which fit into a core's cache, whatever the size of Spark's
+batches is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def load(path: str) -> torch.nn.Module:
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any:
-    """Returns the probabilities (B,) float32 of NumPy matrices (B, D) and (B, C)."""
+    """Returns the probabilities (B,) float32 of rows with dense (B, D) and ids (B, C), both NumPy matrices."""
     probabilities = []
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for start in range(0, len(dense), STEP_ROWS):
@@ -44,7 +45,7 @@ def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """Returns user_key, item_index and probability of each row."""
+    """Returns the columns user_key, item_index and probability of each row."""
     dense = len(spec.dense)
 
     def run(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:

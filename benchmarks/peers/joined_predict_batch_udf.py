@@ -1,8 +1,9 @@
-"""Scores joined rows with predict_batch_udf (pyspark.ml.functions), Spark's interface for models, as NVIDIA's
-examples do.
+"""Scores joined rows with predict_batch_udf (pyspark.ml.functions), Spark's interface for models.
 
-It makes a NumPy array of each column, and our function stacks them. We chose batches of 2,048 rows, one model
-a worker process, and one parameter a column. Its alternative, array columns, copies each row separately.
+A joined row contains the features of a user and of an item. NVIDIA's examples use predict_batch_udf too. It
+converts each column to a NumPy array, and our function stacks these arrays. We chose batches of 2,048 rows,
+one model per worker process, and one parameter per column. The alternative is one parameter with an array
+column, but then each row is copied separately.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """Returns user_key, item_index and probability of each row."""
+    """Returns the columns user_key, item_index and probability of each row."""
     dense = len(spec.dense)
     names = [feature.name for feature in (*spec.dense, *spec.categorical)]
 

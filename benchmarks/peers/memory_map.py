@@ -1,9 +1,11 @@
-"""Batches from a memory-mapped binary file, decoded and row-major beforehand: a loader without the cost of
-Parquet.
+"""Makes batches from memory-mapped binary files, whose rows were decoded and transposed beforehand.
 
-Setting `by`: `row` gathers each batch by a permutation of all rows of the table. `batch` copies slices of the
-file in random order and does not shuffle their rows. `copy` is the limit: the same slices in order, into
-reused memory.
+This is a loader that does not have to read Parquet. The setting `by` has three values:
+
+* `row`: the rows of a batch are copied in the order of a random permutation of all rows.
+* `batch`: slices of the files are copied in random order. The rows within a slice are not shuffled.
+* `copy`: the slices are copied in order, into memory that is reused. This is the limit that the speed of
+  memory sets.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""NVIDIA's published Spark recipe for Criteo, reimplemented: melt, group, number, then 26 dictionary joins.
+"""NVIDIA's published Spark program for Criteo's log, reimplemented.
 
 Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/spark_data_utils.py (Apache-2.0;
-read, not copied). All categorical columns are melted into (column, value) and counted. Values below the
-frequency limit are dropped. A window numbers the rest by descending count. The model is written as one table,
-then as 26, one a column. The log is read again and left-joined with each of them by broadcast. Unmatched ids
-are filled, integers go through a logarithm, and the result is written as Parquet.
+read, not copied). The program first computes dictionaries. It melts all categorical columns into rows
+(column, value) and counts them. It drops values below the frequency limit. A window function numbers the
+remaining values by descending count. The result is written as one table, and then as 26 tables, one per
+column. The program then reads the log again and joins it with each of the 26 tables by a broadcast left join.
+Values that are in no dictionary get a default id, integers are replaced by logarithms, and the result is
+written as Parquet.
 
-We use its fastest published form: broadcast joins rather than the two joins a column of `--low_mem` (which
-its CPU script sets), and `--output_ordering any`, so the output is not shuffled. It has Spark's default JVM
-flags (C2 compiler, parallel collector) and no memory limit. As in the original, shuffle partitions are twice
-the number of days.
+We use the fastest published form of this program: broadcast joins instead of the option `--low_mem`, which
+needs two joins per column and which NVIDIA's script for CPUs sets, and `--output_ordering any`, so that the
+output is not shuffled. It runs with Spark's default JVM flags (C2 compiler, parallel collector) and may use
+more memory than our job. As in the original, the number of shuffle partitions is twice the number of days.
 
-Some details differ from the original, so that its results can be compared with ours cell by cell. None adds a
-pass. Equal counts are ordered by value. Null and unknown values get the ids 1 and 2 rather than 0 for both.
-Dictionaries are fitted on the train days. Integers are filled, clipped and transformed by log(1 + x) rather
-than log(x + 3).
+Some details differ from the original, so that each cell of the result can be compared with ours. They add no
+pass over the data. Equal counts are ordered by value. Null gets the id 1 and unknown values get the id 2,
+instead of 0 for both. Dictionaries contain the values of the train days. Nulls in integer columns become 0,
+negative integers become 0, and the logarithm is log(1 + x) instead of log(x + 3).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _SCHEMA = ", ".join(
 
 
 def start(task: Task) -> SparkSession:
-    """Starts a session of the recipe's own and runs a first job in it."""
+    """Opens a Spark session with the settings of NVIDIA's program, and runs a first job in it."""
     spark = (
         SparkSession.builder.appName("nvidia recipe")
         .master(f"local[{task.threads}]")
@@ -69,7 +71,7 @@ def read(spark: SparkSession, files: list[str]) -> DataFrame:
 
 
 def write_dictionaries(spark: SparkSession, train: DataFrame, min_count: int, folder: str) -> None:
-    """Writes one table (column, value, id) of all columns, then one folder a column."""
+    """Writes one table (column, value, id) for all columns, and then one table (value, id) for each column."""
     melted = train.select(F.posexplode(F.array(*CATEGORICAL)).alias("column", "value"))
     counts = melted.where("value is not null").groupBy("column", "value").count()
     by_count = Window.partitionBy("column").orderBy(F.desc("count"), F.asc("value"))

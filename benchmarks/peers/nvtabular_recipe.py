@@ -1,14 +1,14 @@
-"""NVTabular on CPU, as NVIDIA's own Criteo script uses it: text to Parquet, then a workflow is fitted and
-applied.
+"""NVTabular on CPU as a peer of the ETL benchmark. It is used as in NVIDIA's own script for Criteo's log.
 
-Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/preproc_NVTabular.py (Apache-2.0;
-read, not copied). We use the interface of the last release, 23.8, whose Categorify has our reserved ids: 1
-null, 2 unknown or rare, and the vocabulary from 3 on by descending count. The order of equal counts is
-undefined, so ids are compared without it.
+The script converts the text to Parquet, then fits a workflow and applies it. Source: NVIDIA
+DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/preproc_NVTabular.py (Apache-2.0; read, not copied).
+We use the interface of the last release, 23.8. Its Categorify assigns the same reserved ids as our workflow:
+1 for null, 2 for unknown or rare values, and from 3 on the vocabulary by descending count. The order of
+values with equal counts is undefined, so the comparison of ids ignores this order.
 
-It runs in an environment of its own (benchmarks/nvtabular_env.py), on a Dask cluster of one process a core.
-Each process has one thread, because its work holds Python's global interpreter lock. It writes Parquet
-without compression, because it offers no choice.
+NVTabular runs in a Python environment of its own (benchmarks/nvtabular_env.py), on a Dask cluster of one
+process per core. Each process has one thread, because the work holds Python's global interpreter lock.
+Parquet is written without compression, because NVTabular has no option for it.
 """
 
 from __future__ import annotations

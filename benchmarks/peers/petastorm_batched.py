@@ -1,8 +1,12 @@
-"""Petastorm's BatchedDataLoader, over its batch reader.
+"""Petastorm's BatchedDataLoader on its batch reader.
 
-Settings: `pool` is Petastorm's reader pool. `queue` sends rows through a shuffling queue of the task's size.
-`shuffle_rows` makes the reader shuffle each row group. `stack` makes a batch of the three tensors that a
-model takes. Without `stack` a batch stays one tensor a column, which no model here can use.
+It has these settings:
+
+* `pool`: the worker pool of Petastorm's reader.
+* `queue`: True if rows go through a shuffling queue of `buffer_rows` rows (LoaderTask).
+* `shuffle_rows`: True if the reader shuffles the rows of each row group.
+* `stack`: True if a batch consists of the three tensors that a model needs. Otherwise a batch has one tensor
+  per column, and our models cannot use it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Petastorm's DataLoader, which reads row by row and is its most common form. See petastorm_batched for the
-settings.
+"""Petastorm's DataLoader, its most common loader, which reads single rows.
+
+petastorm_batched.py describes its settings.
 """
 
 from __future__ import annotations

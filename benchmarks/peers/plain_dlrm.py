@@ -1,11 +1,11 @@
-"""DLRM written plainly in torch: 26 EmbeddingBags with sparse gradients, no fusion, one optimizer for each
-half.
+"""DLRM written plainly in torch: 26 EmbeddingBags with sparse gradients, and no fused operators.
 
-The network, except for its initialisation, and the loss are those of training/models/dlrm.py. The tables use
-torch's Adagrad, which has one accumulator an element and is the nearest to our row-wise Adagrad, or SGD,
-which is cheaper. The dense part uses Adam in its fastest form on the device (`fused`). bf16 uses autocast. As
-in published implementations, the interaction is a batched matrix product whose lower triangle is selected by
-index.
+The network (except for its initial weights) and the loss are those of training/models/dlrm.py. One optimizer
+updates the embedding tables, and another one the dense part. The tables use torch's Adagrad or SGD. Adagrad,
+with one accumulator per weight, is the optimizer of torch that is most similar to our row-wise Adagrad. SGD
+is cheaper. The dense part uses Adam in the fastest implementation for the device (`fused`). With bf16, the
+model runs under autocast. As in published implementations, the interaction is a batched matrix product whose
+lower triangle is selected by index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.data.batch import Batch
 
 
 class PlainDLRM(nn.Module):
-    """Computes logits (B,) of dense (B, D) and categorical (B, C)."""
+    """Computes logits (B,) from dense features (B, D) and ids (B, C)."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ def _mlp(widths: Sequence[int]) -> nn.Sequential:
 
 
 class PlainStep:
-    """One training step of the plain model."""
+    """One training step of the plain model: a call trains on a batch and returns its loss."""
 
     def __init__(
         self,

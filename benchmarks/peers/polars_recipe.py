@@ -1,9 +1,10 @@
-"""The job's encoding in Polars: each day's file is read once, then 26 counts over the train days and 26
-replacements.
+"""The work of build_features, written for Polars.
 
-`replace_strict` replaces the values, and the streaming engine writes them as Parquet. This took less CPU time
-than 26 left joins. Rows stay in memory between the fit and the encoding. That is faster than reading the text
-twice, but it raises the peak memory, which is printed beside the time.
+The file of each day is read once. For each of the 26 categorical columns, the values of the train days are
+counted, and the frequent ones get an id. `replace_strict` replaces values by ids, which took less CPU time
+than left joins. The streaming engine writes the result as Parquet. Rows stay in memory between the fit and
+the encoding. This is faster than reading the text twice, but it raises the peak memory, which is printed next
+to the time.
 """
 
 from __future__ import annotations

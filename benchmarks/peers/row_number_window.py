@@ -1,5 +1,6 @@
-"""The k best items of each user in plain SQL: row_number over a window, on pairs that already have their
-scores.
+"""Selects the k best items of each user with plain Spark SQL: row_number over a window.
+
+The input is pairs of a user and an item that already have a score.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from pyspark.sql import functions as F
 
 
 def top(pairs: DataFrame, k: int) -> DataFrame:
-    """Returns (user_id, position, item_id, score) of (user_id, item_id, score). Scores descend; ties are
-    ordered by item.
+    """Returns the k rows with the highest scores of each user: user_id, position, item_id and score.
+
+    Args:
+        pairs: user_id, item_id, score. Rows with equal scores are ordered by item_id.
+        k: largest number of rows of a user.
     """
     ordered = Window.partitionBy("user_id").orderBy(F.desc("score"), F.asc("item_id"))
     ranked = pairs.withColumn("position", F.row_number().over(ordered))

@@ -1,1 +1,1 @@
-"""Fits workflows on training days, or extends a workflow by the days that it has not counted yet."""
+"""Fits workflows on training days, or extends the vocabularies of a workflow by the values of new days."""

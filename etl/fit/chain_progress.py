@@ -14,13 +14,15 @@ from etl.workflow.unfitted_chains import Chain
 
 @dataclass(frozen=True)
 class ChainRequest:
-    """Steps of one chain that need statistics of the training days. No step reads an output of another one.
+    """Steps of one chain that need statistics of the training days.
+
+    None of these steps reads an output of another one.
 
     Attributes:
         index: position of the chain in the list of chains.
         before: the part of the chain before these steps, already fitted.
-        types: value name → type, for all values that `before` reads or computes.
-        cardinalities: value name → number of embedding rows, for the values that are ids.
+        types: maps the name of each value that `before` reads or computes to the type of the value.
+        cardinalities: maps the name of each value that contains ids to the number of embedding rows.
     """
 
     index: int
@@ -30,11 +32,14 @@ class ChainRequest:
     steps: tuple[Step, ...]
 
     def key(self, step: Step) -> str:
-        """A name for the request of a step. It is unique in a round, and error messages contain it."""
+        """Returns a name for the request of a step. Error messages contain this name.
+
+        Steps whose statistics are computed together have different names.
+        """
         return f"{','.join(step.inputs)} (chain {self.index} of features)"
 
     def cardinality(self, step: Step) -> int | None:
-        """Number of embedding rows of the ids that the step reads; None if it reads no ids."""
+        """Returns the number of embedding rows for the ids that the step reads; None if it reads no ids."""
         return self.cardinalities.get(step.inputs[0])
 
 
@@ -42,7 +47,10 @@ class StatisticsSource(Protocol):
     """Computes statistics of the training days: etl.fit.row_statistics or etl.fit.count_statistics."""
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
-        """Returns key of each step (`ChainRequest.key`) → its statistics, and publishes the tables they need.
+        """Computes the statistics of all requested steps, and publishes the tables that the steps need.
+
+        Returns:
+            a mapping of the key of each step (`ChainRequest.key`) to its statistics.
 
         Raises:
             DataError: the statistics of a column cannot be computed, because a value is NaN or too large.
@@ -51,7 +59,7 @@ class StatisticsSource(Protocol):
 
 @dataclass
 class ChainProgress:
-    """A chain and its steps fitted so far, in order."""
+    """A chain, and those of its steps that have been fitted so far, in order."""
 
     index: int
     chain: Chain
@@ -68,11 +76,11 @@ class ChainProgress:
         self._dropped = (self._dropped - kept) | (set(step.outputs) - kept)
 
     def cardinality(self, step: Step) -> int | None:
-        """Number of embedding rows of the ids that a step reads; None if it reads no ids."""
+        """Returns the number of embedding rows for the ids that a step reads; None if it reads no ids."""
         return self._cardinalities.get(step.inputs[0])
 
     def request(self, steps: tuple[Step, ...]) -> ChainRequest:
-        """The request for statistics of the next steps."""
+        """Returns the request for the statistics that the next steps of the chain need."""
         types = dict(zip(self.chain.inputs, self.chain.types, strict=True))
         for step in self.chain.steps[: len(self.fitted)]:
             types |= step.types

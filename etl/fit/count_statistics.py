@@ -1,4 +1,4 @@
-"""Statistics of the training days from their value counts, without a pass over rows."""
+"""Computes statistics of the training days from their value counts, without reading rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.publish import new_attempt
 
 
 class CountStatistics:
-    """A StatisticsSource for steps for which etl.fit.rounds.is_countable is true."""
+    """A StatisticsSource that reads value counts. Steps must be countable (etl.fit.rounds.is_countable)."""
 
     def __init__(self, spark: SparkSession, tables: VersionTables, counts: Counts) -> None:
         """`counts` are the value counts of the training days. The vocabularies are published in `tables`."""
@@ -46,7 +46,10 @@ class CountStatistics:
         }
 
     def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
-        """Key of a step, or name of a vocabulary → its request. Steps with the same vocabulary share one."""
+        """Returns the requests, by the key of a step or by the name of a vocabulary.
+
+        Steps with the same vocabulary share a request.
+        """
         parent = self._tables.parent_files(VOCABULARY), self._tables.parent_files(RARE)
         count_requests: dict[str, CountRequest] = {}
         for request in requests:

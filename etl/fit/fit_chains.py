@@ -1,4 +1,8 @@
-"""Fits chains round by round, with the statistics of the training days."""
+"""Fits chains with the statistics of the training days.
+
+A chain is a sequence of steps (operators) that computes features. In each round, the next steps of the chains
+are fitted.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,13 @@ def fit_chains(
     """Returns the fitted chains, in the order of `chains`.
 
     Args:
+        spark: the session.
+        config: the configuration of the run.
+        chains: the chains to fit.
+        training: the training days that are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
-        tables: the tables of the new version, still empty. The tables of the fitted steps are published here.
+        tables: publishes the tables of the fitted steps in the new workflow version. It must be empty.
 
     Raises:
         DataError: the statistics of a column cannot be computed.
@@ -63,7 +71,7 @@ def _fit_ready(
     parent: FittedWorkflow | None,
     tables: VersionTables,
 ) -> None:
-    """Fits a step that needs no statistics, or reuses the fitted step of the parent."""
+    """Fits a step that needs no statistics, or reuses the fitted step of the parent workflow."""
     cardinality = progress.cardinality(step)
     if parent is None:
         progress.add(step.operator.fit(step, Statistics(cardinality=cardinality)))

@@ -1,4 +1,4 @@
-"""What a fit reads: the prepared training rows and value counts of its days."""
+"""The inputs of a fit: the prepared training rows and the value counts of the training days."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from etl.value_counts.requests import Counts
 
 @dataclass(frozen=True)
 class TrainingDays:
-    """The training days whose statistics a fit needs: all days, or the days that the parent has not counted.
+    """The training days that a fit reads.
+
+    A new workflow reads all training days. An extension of a workflow reads only the days that the workflow's
+    vocabularies do not include yet.
 
     Attributes:
         rows: returns the prepared training rows of these days.
         value_counts: the value counts of these days; None if there are no value counts.
         days: ISO dates, in ascending order.
-        latest: the last day whose values the workflow has counted, in days since 1970-01-01.
+        latest: the last day that the fitted workflow includes, in days since 1970-01-01. In an extension, it
+            may be later than these days.
     """
 
     rows: Callable[[], DataFrame]

@@ -1,4 +1,4 @@
-"""Fits a workflow version on training days, or extends a version by days that it has not counted yet."""
+"""Fits a workflow version on training days, or adds the values of new training days to its vocabularies."""
 
 from __future__ import annotations
 
@@ -55,15 +55,14 @@ def fit_workflow(
     parent: FittedWorkflow | None,
     counts_of: Callable[[RawFiles], Counts] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of these training days. Fits it if it does not exist yet.
-
-    With a parent, its fitted numbers stay unchanged, and its vocabularies are extended by the days that it
-    has not counted yet. So a model that was trained on the parent's features remains valid. Without a parent,
-    all steps are fitted again.
+    """Returns the workflow version of these training days. Fits this version if it does not exist yet.
 
     Args:
         days: the training days.
         rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        parent: an earlier workflow version to extend. Its fitted numbers stay unchanged. The values of the
+            training days that its vocabularies do not include yet are added to its vocabularies. So a model
+            that was trained on the parent's features remains valid. With None, all steps are fitted.
         counts_of: returns the value counts of a day. None if there are no value counts, or if only a part of
             the day's rows are training rows.
 
@@ -74,7 +73,7 @@ def fit_workflow(
     counted = dict(parent.counted) if parent else {}
     new_days = [day for day in days if day.dt not in counted]
     if parent and not new_days:
-        log.info("workflow %s has already counted every training day", parent.version)
+        log.info("workflow %s already includes every training day", parent.version)
         return parent
     counted |= {day.dt: day.digest for day in new_days}
     planned = plan(config)
@@ -140,7 +139,7 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
 
 
 def _canonical(config: Config) -> Config:
-    """The same configuration, with operators in a uniform notation and without default parameters."""
+    """Returns the configuration, with operators in a uniform notation and without default parameters."""
     groups = [
         group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
         for group in config.features
@@ -154,20 +153,21 @@ def _require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) ->
     changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:
         raise ConfigError(
-            f"workflow {parent.version} has other features, so it cannot be extended: {changed[:3]}",
-            "restore the features, or set workflow.mode=fit to fit a new workflow (the next model then "
-            "trains from scratch)",
+            f"workflow {parent.version} has other features than the configuration, so it cannot be extended: "
+            f"{changed[:3]}",
+            "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
+            "new workflow (the next model then trains from scratch)",
         )
 
 
 def _description(chain: Chain) -> str:
-    """A text that contains everything about a chain that must not change in an extension."""
+    """Returns a text with everything about a chain that must not change when its workflow is extended."""
     steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
     return f"{','.join(chain.inputs)} → {', '.join(steps)}"
 
 
 def _parameters(operator: Operator) -> str:
-    """The operator's name and its parameters, without the parameters that may change in an extension."""
+    """Returns the operator's name and the parameters that must not change when a workflow is extended."""
     entry = operator.config()
     parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
     fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
@@ -190,7 +190,10 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
         if name in outputs
     )
     if not features:
-        raise ConfigError("drop_low_cardinality removed every feature", "lower its min_cardinality")
+        raise ConfigError(
+            "drop_low_cardinality removed every feature",
+            "lower the parameter min_cardinality of drop_low_cardinality",
+        )
     keys = [
         ROW_ID,
         *raw_keys(config.keys),

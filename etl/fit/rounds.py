@@ -45,9 +45,10 @@ class Round:
     """One round of a fit.
 
     Attributes:
-        ready: steps that are fitted first. They need no statistics, or the parent has fitted them.
-        measured: steps that are fitted next, from statistics of the training days. No step reads an output
-            of another one.
+        ready: steps that are fitted first. They need no statistics, or the workflow that is extended already
+            contains them fitted.
+        measured: steps that are fitted next, from statistics of the training days. None of these steps reads
+            an output of another one.
         source: where the statistics of `measured` come from.
     """
 
@@ -62,10 +63,11 @@ class Round:
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """The rounds that fit every step of the chains once. A step comes after the earlier steps of its chain.
+    """Returns rounds that fit every step of the chains once, after the earlier steps of its chain.
 
     Args:
-        extends: whether there is a parent workflow. Then only vocabularies are fitted again.
+        chains: the chains to fit.
+        extends: whether an existing workflow is extended. Then only its vocabularies are fitted again.
         has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (chains,) number of steps that are fitted
@@ -101,7 +103,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """The next steps of each unfinished chain. No step reads an output of another one."""
+    """The next steps of each unfinished chain. None of these steps reads an output of another one."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -113,9 +115,10 @@ def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]
 def _choose(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps], has_value_counts: bool
 ) -> tuple[Sequence[ChainSteps], SourceName]:
-    """The waiting steps for which the next statistics are computed, and the source of these statistics.
+    """Chooses the steps that the round measures, and the source of their statistics.
 
-    All vocabularies are published together. So they are counted last, in one round.
+    The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
+    published together, so their values are counted last, in one round.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -133,7 +136,7 @@ def _choose(
 def _has_all_vocabularies(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps]
 ) -> bool:
-    """Whether the waiting steps include every vocabulary that is not counted yet."""
+    """Whether the steps in `waiting` include every step that still has to build a vocabulary."""
     left = [step for first, chain in zip(fitted, chains, strict=True) for step in chain.steps[first:]]
     return _count_vocabularies(left) == _count_vocabularies([s for group in waiting for s in group.steps])
 
@@ -153,6 +156,6 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Whether the outputs of the fitted step depend on more than the input value."""
+    """Whether computing the outputs of the step needs rows or tables, and not only values of its input."""
     _, fitted_type = OPERATORS[step.operator.name]
     return step.operator.needs in _WITH_TABLE or fitted_type.sql_only

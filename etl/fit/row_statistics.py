@@ -1,4 +1,4 @@
-"""Statistics of the training days from frames of their rows, in one pass per kind of statistic."""
+"""Computes statistics of the training days from frames of their rows, in one pass per kind of statistic."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class RowStatistics:
         return statistics
 
     def _inputs(self, requests: Sequence[ChainRequest]) -> tuple[DataFrame, list[StepInputs]]:
-        """Returns the training rows, with columns that fitted steps join, and the steps with their inputs."""
+        """Returns the training rows, and the requested steps with their inputs.
+
+        If a fitted step reads a table, the columns of this table are joined to the rows.
+        """
         rows, steps = self._training.rows(), []
         tables = self._tables.open(self._spark, self._config.output.broadcast_max_rows, self._training.latest)
         for request in requests:
@@ -123,7 +126,10 @@ class RowStatistics:
         }
 
     def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
-        """Returns (column, value, id, count, last_seen): counts of the training rows plus the parent's."""
+        """Counts the values of the training rows, and returns (column, value, id, count, last_seen).
+
+        If a parent workflow is extended, its counts are added.
+        """
         no_id = F.lit(None).cast("int")
         new = (
             count_values(rows, values, day_number(F.col(DAY)))
@@ -140,10 +146,12 @@ class RowStatistics:
     def _publish_vocabularies(
         self, counts: DataFrame, rules: Mapping[str, IdRule], fixed: Sequence[tuple[str, str, int, int, int]]
     ) -> dict[str, dict[str, int]]:
-        """Assigns ids to values, and returns vocabulary → its facts.
+        """Assigns ids to values, publishes the vocabularies, and returns their facts by vocabulary name.
 
         Args:
-            fixed: (vocabulary, value, id, 0, last_seen), for vocabularies that the configuration lists.
+            counts: (column, value, id, count, last_seen).
+            rules: maps the name of each vocabulary to its rule.
+            fixed: (vocabulary, value, id, 0, last_seen) of vocabularies whose values the configuration lists.
         """
         counts = counts.persist()
         assigned = assign_ids(counts, rules)

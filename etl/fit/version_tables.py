@@ -15,23 +15,22 @@ from storage.publish import publish, publish_files, read_published
 
 
 class VersionTables:
-    """Publishes the tables of a new workflow version, and opens those published so far.
+    """Publishes the tables of a new workflow version, and opens the tables that are published so far.
 
     Attributes:
-        rows: published table → number of its rows.
-        vocabularies: vocabulary → its facts: numbers of entries, occurrences, rare_values, rare_occurrences,
-            and the highest id.
+        rows: maps the name of each published table to the number of its rows.
+        vocabularies: maps the name of each vocabulary to its facts (etl.statistics.vocabulary).
     """
 
     def __init__(self, lake: Lake, version: str, parent: str | None, row_group_rows: int) -> None:
-        """Starts without tables. `parent` is the workflow version that is extended, or None."""
+        """Creates an object without tables. `parent` is the workflow version that is extended, or None."""
         self._lake, self._version, self.parent = lake, version, parent
         self.row_group_rows = row_group_rows
         self.rows: dict[str, int] = {}
         self.vocabularies: dict[str, dict[str, int]] = {}
 
     def partition(self, name: str) -> Partition:
-        """Where the table of the new version is published."""
+        """The partition in which a table of the new version is published."""
         return workflow_table(self._lake, self._version, name)
 
     def publish_frame(self, table: DataFrame, name: str, sort_by: Sequence[str] = (KEY,)) -> None:
@@ -53,16 +52,16 @@ class VersionTables:
         self.rows[name] = manifest.rows
 
     def copy_from_parent(self, spark: SparkSession, name: str) -> None:
-        """Publishes the parent's table of this name, unless this was done before."""
+        """Publishes a copy of the parent's table in the new version, unless it is already published there."""
         if name not in self.rows:
             self.publish_frame(self.read_parent(spark, name), name)
 
     def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
-        """The parent's table as a frame."""
+        """The table of this name in the parent version, as a frame."""
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
-        """The files of the parent's table; empty if there is no parent."""
+        """The files of the table of this name in the parent version; empty if there is no parent."""
         if self.parent is None:
             return ()
         table = self._of_parent(name)
@@ -72,8 +71,8 @@ class VersionTables:
         """The tables published so far, without rare values.
 
         Args:
-            broadcast_max_rows: largest table that Spark sends to every task.
-            latest: the last day whose values are counted, in days since 1970-01-01.
+            broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
+            latest: the last day that the workflow version includes, in days since 1970-01-01.
         """
         if not self.rows:
             return Tables({}, {}, broadcast_max_rows, LocalTables({}, latest))
@@ -91,5 +90,5 @@ class VersionTables:
 
     def _of_parent(self, name: str) -> Partition:
         if self.parent is None:
-            raise ValueError(f"the fit has no parent workflow to read {name} from")
+            raise ValueError(f"internal error, please report: no parent workflow to read {name} from")
         return workflow_table(self._lake, self.parent, name)

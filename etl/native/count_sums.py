@@ -10,7 +10,10 @@ from etl.native.library import Handle, library, string_addresses
 
 
 class Sums:
-    """Counts per value and side (for example training days and today), and the last day of each value."""
+    """Sums of counts for each value, and the last day on which the value was seen.
+
+    A value has one sum for each of `sides` groups of days, such as the training days and the test day.
+    """
 
     def __init__(self, sides: int = 1) -> None:
         self._sides = sides
@@ -24,7 +27,7 @@ class Sums:
         Args:
             values: n strings, none of them null.
             counts: (n,) integers.
-            side: index of the side to add to.
+            side: index of the group of days to which the counts belong.
             day: day on which the values were seen, or (n,) days.
 
         Raises:
@@ -47,14 +50,15 @@ class Sums:
         )
         if not added:
             raise InfrastructureError(
-                "the distinct values of one bucket of a column do not fit a worker's memory",
+                "the distinct values of one hash bucket of a column do not fit a worker's memory",
                 "increase the memory of the Python workers",
             )
 
     def result(self) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
-        """(n distinct values in the order of their first `add`, (n, sides) int64 sums, (n,) int32 last days).
+        """Returns the n distinct values, their (n, sides) int64 sums, and their (n,) int32 last days.
 
-        The arrays use the memory of this object, so do not call `add` afterwards.
+        Values are in the order of their first `add`. The arrays use the memory of this object, so do not call
+        `add` afterwards.
         """
         (count, size, *_), (offsets, data, sums, last, _) = self._handle.describe("summed")
         values = self._handle.strings(count, offsets, data, size)
@@ -65,7 +69,7 @@ class Sums:
 def buckets_of(values: pa.StringArray, buckets: int) -> np.ndarray:
     """Returns (n,) uint32: the bucket of each of n strings, which is its hash modulo `buckets`.
 
-    Buckets are nested: a value in bucket b of 2 n buckets is in bucket b mod n of n buckets.
+    Buckets are nested: if a value is in bucket b of 2 * n buckets, it is in bucket b mod n of n buckets.
 
     Args:
         values: none may be null.

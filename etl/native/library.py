@@ -1,6 +1,6 @@
 """Loads the compiled library of this folder (*.cpp) and declares its functions to ctypes.
 
-`make setup` builds it into the Python environment, so that a packed environment contains it.
+`make setup` builds the library into the Python environment, so that a packed environment contains it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def library() -> ctypes.CDLL:
     opened = _open()
     if opened is None:
         raise InfrastructureError(
-            f"{Path(sys.prefix) / LIBRARY} is missing or of another version",
-            "run `make setup`, or pack the environment of this version again",
+            f"the compiled library {Path(sys.prefix) / LIBRARY} is missing or of another version",
+            "run `make setup` again; if the environment was packed, pack it again afterwards",
         )
     return opened
 
@@ -75,7 +75,7 @@ def _open() -> ctypes.CDLL | None:
 
 
 class Handle:
-    """An object of the library. It is freed when this handle and all arrays that use its memory are deleted.
+    """An object in the library's memory, which is freed with this handle and the last array that uses it.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.
@@ -91,21 +91,21 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """Calls a function of the library that returns the sizes and addresses of the object's parts."""
+        """Calls a function of the library that returns sizes and addresses of the object's arrays."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)
 
     def buffer(self, address: int | None, size_bytes: int) -> pa.Buffer:
-        """Memory of the object as a buffer, without a copy."""
+        """Returns `size_bytes` of the object's memory as a buffer, without a copy."""
         return pa.foreign_buffer(address, size_bytes, self) if size_bytes else pa.py_buffer(b"")
 
     def numbers(self, address: int | None, count: int, dtype: Any) -> np.ndarray:
-        """Memory of the object as (count,) numbers, without a copy and read-only."""
+        """Returns memory of the object as (count,) read-only numbers, without a copy."""
         return np.frombuffer(self.buffer(address, count * np.dtype(dtype).itemsize), dtype)
 
     def strings(self, count: int, offsets: int | None, data: int | None, size_bytes: int) -> pa.StringArray:
-        """Memory of the object as strings, without a copy."""
+        """Returns memory of the object as (count,) strings, without a copy."""
         buffers = [None, self.buffer(offsets, 4 * (count + 1)), self.buffer(data, size_bytes)]
         return pa.Array.from_buffers(pa.string(), count, buffers, null_count=0)
 

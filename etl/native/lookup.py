@@ -73,7 +73,10 @@ class Lookup:
         return Table.of(self._values)
 
     def save(self, path: Path, ids: np.ndarray) -> None:
-        """Writes the table and the (n,) int32 ids of its values to a file for `load`. Needs the library."""
+        """Writes the hash table and the (n,) int32 ids of its values to a file, which `load` can map.
+
+        This needs the compiled library.
+        """
         table = self._table
         parts = [table.slots, table.offsets, table.data, pa.py_buffer(np.ascontiguousarray(ids, np.int32))]
         with path.open("wb") as sink:
@@ -99,7 +102,7 @@ class Lookup:
             parts.append(whole.slice(start, size))
             start += size + -size % _ALIGNED
         if head[0] != VERSION or start != whole.size:
-            raise ValueError(f"{path} is not a lookup of version {VERSION}")
+            raise ValueError(f"{path} is not a file that Lookup.save of version {VERSION} wrote")
         slots, offsets, data, ids = parts
         values = pa.Array.from_buffers(pa.string(), ids.size // 4, [None, offsets, data], null_count=0)
         return cls(values, Table(slots, offsets, data)), np.frombuffer(ids, np.int32)

@@ -26,12 +26,12 @@ Vocabulary = tuple[Lookup, np.ndarray]
 
 @lru_cache(maxsize=512)
 def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
-    """Returns (lookup of the n values of one vocabulary, (n,) int32 their ids).
+    """Returns a lookup of the n values of one vocabulary, and the (n,) int32 ids of these values.
 
     Args:
         files: Parquet files of all vocabularies of a workflow.
         name: name of the vocabulary.
-        oldest: values last seen before this day, in days since 1970-01-01, are ignored.
+        oldest: a day, in days since 1970-01-01. Values that were last seen before this day are omitted.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
     if not folders or not is_built():
@@ -65,9 +65,9 @@ def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
 
 @lru_cache(maxsize=8)
 def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Returns vocabulary → file → indices of the row groups that may contain its entries.
+    """Returns, for each vocabulary and file, the indices of the row groups that contain its entries.
 
-    A row group has entries of few vocabularies, so it is read only a few times.
+    A row group has entries of few vocabularies, so each row group is read only a few times.
     """
     groups_of: dict[str, dict[str, list[int]]] = {}
     for path in files:

@@ -1,4 +1,4 @@
-"""Converts a block of lines to dictionary arrays with the compiled scanner (native/scan.cpp)."""
+"""Converts a block of lines to dictionary arrays with the compiled scanner (etl/native/scan.cpp)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 @dataclass(frozen=True)
 class Scanned:
-    """Rows and rejected lines of a block.
+    """The n rows of a block, and its rejected lines.
+
+    The scanner rejects lines with a wrong number of fields or with invalid UTF-8. Every other line is a row.
 
     Attributes:
-        lines: number of lines.
-        row_lines: (n,) int64, the line of each row, ascending from 0.
-        columns: index of a field in its line → dictionary array of n strings. An empty field is null.
-        counts: index of a field → (values,) int64, the number of rows of each value of the dictionary.
-        broken: index of a line that is not a row → reason.
-        unsplit: index of a row that `split_lines` could not split → reason.
+        lines: number of lines of the block.
+        row_lines: (n,) int64, the index of each row's line in the block, ascending.
+        columns: maps the index of a field to a dictionary array of n strings. An empty field is null.
+        counts: maps the index of a field to (values,) int64: the number of rows with each dictionary value.
+        broken: maps the index of each rejected line to its reason.
+        unsplit: maps the index of each row that `split_lines` could not split to its reason.
     """
 
     lines: int
@@ -49,10 +51,10 @@ def scan(
     quoted: bool,
     split_lines: SplitLines,
 ) -> Scanned:
-    """Scans a block of complete lines that end with LF. At the end of the block, LF is optional.
+    """Scans a block of complete lines that end with LF. The last line may have no LF.
 
     Args:
-        block: less than 2 GiB.
+        block: bytes of the lines, less than 2 GiB.
         separator: one ASCII character.
         width: number of fields that a line must have.
         fields: indices of the fields to return.
@@ -65,7 +67,7 @@ def scan(
     """
     text = pa.py_buffer(block)
     if text.size > MAX_BLOCK_BYTES:
-        raise ValueError(f"a block of {text.size} bytes is more than {MAX_BLOCK_BYTES}")
+        raise ValueError(f"a block of {text.size} bytes is larger than the maximum of {MAX_BLOCK_BYTES}")
     indices = (ctypes.c_int32 * len(fields))(*fields)
     address = library().nightrank_scan(
         text.address, text.size, ord(separator), int(quoted), width, indices, len(fields)
@@ -99,12 +101,12 @@ def _set_values(
     Args:
         scanned: the scan.
         text: the block.
-        ranges: (n, 3) row, start and end of each line with quotes.
+        ranges: (n, 3) row index, start byte and end byte of each line with double quotes.
         fields: indices of the fields to return.
         split_lines: function that splits the texts of lines.
 
     Returns:
-        Row that could not be split → reason.
+        The reason of each row that could not be split, by the index of the row.
     """
     block = memoryview(text)
     texts = pa.array([str(block[start:end], "utf-8") for _, start, end in ranges.tolist()], pa.string())
@@ -124,7 +126,7 @@ def _set_values(
 
 
 def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
-    """(n values, counts of the dictionary's values) of the column at an index of the scan."""
+    """Returns the n values of the field at position `index`, and the counts of its dictionary values."""
     (values, size, nulls, _), (codes, valid, offsets, data, counts) = scanned.describe("column", index)
     validity = scanned.buffer(valid, (rows + 7) // 8) if nulls else None
     indices = pa.Array.from_buffers(
@@ -136,5 +138,6 @@ def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray,
 
 def _no_memory(size: int) -> InfrastructureError:
     return InfrastructureError(
-        f"no memory to parse {size} bytes", "increase the memory of the Python workers"
+        f"there is no memory to parse a block of {size} bytes",
+        "increase the memory of the Python workers",
     )

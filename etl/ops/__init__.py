@@ -119,7 +119,7 @@ Entry = str | Mapping[str, Mapping[str, Any] | None]
 
 
 def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
-    """The type of all entries `{operator: parameters}`: a union, in which the key selects the operator."""
+    """Returns the pydantic type of entries `{operator: parameters}`: a union with one model per operator."""
     members: list[Any] = [
         Annotated[
             create_model(f"{operator.__name__}Entry", __base__=Strict, **{operator.name: (operator, ...)}),  # type: ignore[call-overload]
@@ -149,7 +149,7 @@ def frame_operator_from_config(entry: Entry) -> FrameOperator:
     """Creates the operator for an entry of `prepare`.
 
     Raises:
-        ConfigError: as for operator_from_config.
+        ConfigError: the operator is unknown, or a parameter is unknown, missing or not allowed.
     """
     name, parameters = _name_and_parameters(entry, "prepare", FRAME_OPERATORS)
     return cast(FrameOperator, _validated(PREPARE_ENTRIES, name, parameters, "prepare"))
@@ -164,7 +164,7 @@ def _validated(entries: TypeAdapter[Any], name: str, parameters: Mapping[str, An
 
 
 def _name_and_parameters(entry: Entry, where: str, known: Collection[str]) -> tuple[str, Mapping[str, Any]]:
-    """Returns (operator, parameters) of an entry in the short or the long form."""
+    """Returns (operator, parameters) of an entry, which is `name` or `{name: parameters}`."""
     if isinstance(entry, Mapping) and len(entry) != 1:
         raise ConfigError(
             f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"
@@ -175,7 +175,8 @@ def _name_and_parameters(entry: Entry, where: str, known: Collection[str]) -> tu
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
         raise ConfigError(
-            f"{where}: {name} {parameters!r}: parameters must be a mapping of names to values",
+            f"{where}: {name} has the parameters {parameters!r}, but parameters must be a mapping of names "
+            "to values",
             f"write {name}: {{parameter: value}}; docs/operators describes the parameters",
         )
     return name, parameters

@@ -2,9 +2,10 @@
 
 An `Operator` holds parameters, which are checked when it is constructed. `bind` applies the operator to typed
 columns and returns `Step`s with named inputs and outputs. `fit` takes a step and the statistics of the
-training rows that it needs, and returns a frozen `Fitted`, which is stored as JSON. A fitted step returns the
-same results in both engines: `apply` builds Spark column expressions and joins (`sql`), and `compute`
-processes Arrow arrays (`arrow`). Operators must not use a session or a path.
+training rows that this step needs, and returns a frozen `Fitted`, which is stored as JSON. A fitted step
+returns the same results in both engines. With the engine `sql`, its method `apply` builds Spark column
+expressions and joins. With the engine `arrow`, its method `compute` processes Arrow arrays. Operators must
+not use a Spark session or a file path.
 
 To add an operator, add a file to this folder, an entry to `etl/ops/__init__.py`, and an example to
 tests/etl/ops.
@@ -43,7 +44,12 @@ Need = Literal["nothing", "moments", "aggregates", "median", "counts", "groups",
 
 @dataclass(frozen=True)
 class Moments:
-    """Exact moments of a numeric column over the training rows, without nulls. `std` is of the population."""
+    """Exact moments of a numeric column over the training rows. Nulls are ignored.
+
+    Attributes:
+        rows: number of values that are not null.
+        std: the population standard deviation. Its divisor is `rows`, not `rows` - 1.
+    """
 
     rows: int
     mean: float
@@ -52,12 +58,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the training rows for a step. Only statistics that the operator `needs` are set.
+    """Statistics of the training rows for one step. Only the statistics that `Operator.needs` names are set.
 
     Attributes:
-        table: name of the published table with the step's vocabulary or keyed statistics.
-        cardinality: number of embedding rows of the vocabulary, including reserved ids.
-        facts: further JSON values that the operator computed from the rows.
+        table: name of the published table that contains the step's vocabulary, or its statistics by key.
+        cardinality: number of embedding rows for the ids of the step, including reserved ids.
+        facts: further JSON values, such as those that `Operator.facts` computes.
     """
 
     moments: Moments | None = None
@@ -72,8 +78,8 @@ class Statistics:
 class Fitted(ABC):
     """A fitted step computes values of `outputs` from values of `inputs`, row by row.
 
-    `sql_only`: whether only the sql engine can compute rows of a table, because an output depends on more
-    columns than the inputs. `compute` then returns the values for a single raw row that is not in a table.
+    `sql_only`: whether feature tables need the engine `sql`, because an output depends on more columns than
+    the inputs. `compute` is then used only for a single raw row that is not in a feature table.
     """
 
     name: ClassVar[str]
@@ -85,11 +91,11 @@ class Fitted(ABC):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output.
+        """Returns `rows`, joined with the tables that the step looks up, and one expression per output.
 
         Args:
             values: one expression over `rows` per input.
-            tag: prefix for columns that a join adds; unique in the workflow.
+            tag: prefix for the columns that a join adds. It is unique in the workflow.
         """
 
     @abstractmethod
@@ -97,7 +103,7 @@ class Fitted(ABC):
         """Returns one array per output. `values` has one array per input (int64, double, string or lists)."""
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which `from_state` creates an equal step."""
+        """Returns JSON values from which `from_state` creates an equal fitted step."""
         common = {field.name for field in fields(Fitted)}
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
 
@@ -108,11 +114,11 @@ class Fitted(ABC):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows of the output's ids, including reserved ids; None if it has no ids."""
+        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
         return None
 
     def resized(self, cardinality: int | None) -> Fitted:
-        """The same step for ids of another cardinality, which is stored in the field `size` if it exists."""
+        """Returns a copy of the step. If the step has a field `size`, the copy has the new cardinality."""
         sized: dict[str, Any] = (
             {"size": cardinality} if any(field.name == "size" for field in fields(self)) else {}
         )
@@ -120,7 +126,7 @@ class Fitted(ABC):
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The outputs that remain in the chain: all, unless the operator removes columns."""
+        """The outputs that remain in the chain. These are all outputs unless the operator removes columns."""
         return self.outputs
 
 
@@ -135,7 +141,7 @@ class RowWise(Fitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows` unchanged, and the expression of the only output."""
         return rows, [self.expression(*values)]
 
 
@@ -145,8 +151,8 @@ class Step:
 
     Attributes:
         outputs: names of the outputs, in order.
-        types: output → type.
-        taken: types of the inputs, for operators whose result depends on them.
+        types: maps each output to its type.
+        taken: types of the inputs. It is empty if the fitted step does not depend on these types.
     """
 
     operator: Operator
@@ -161,10 +167,10 @@ class Operator(Parameters, ABC):
 
     Attributes:
         needs: the kind of statistics of the training rows that `fit` needs.
-        takes: types of the values that it accepts.
-        makes_ids: whether its outputs are ids of an embedding table.
+        takes: the types of input columns that the operator accepts.
+        makes_ids: whether the outputs are ids of an embedding table.
         keeps_ids: whether the outputs are ids if the inputs are ids.
-        of_all_rows: whether `facts` needs the statistics over all rows.
+        of_all_rows: whether `facts` needs statistics of all training rows together, not only by key.
     """
 
     needs: ClassVar[Need] = "nothing"
@@ -174,43 +180,49 @@ class Operator(Parameters, ABC):
     of_all_rows: ClassVar[bool] = False
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns: one step per column. Its output replaces the column.
+        """Returns one step for each of these columns. The output of a step replaces its column.
 
         Operators that combine several columns override this method.
 
         Raises:
-            ConfigError: the operator does not accept a column's type, or it names a column that does not
-                exist.
+            ConfigError: the operator does not accept a column's type, or a parameter names a column that does
+                not exist.
         """
         self.require_types(columns)
         return [Step(self, (name,), (name,), {name: self.gives(kind)}) for name, kind in columns.items()]
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return "float"
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs in addition to the inputs of the step."""
+        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
         return ()
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns name → aggregate of one input over the training rows. Must not depend on the row order."""
-        raise NotImplementedError(f"{self.name} needs no aggregates")
+        """Returns Spark aggregates of the input `value` over the training rows, by name.
+
+        The results must not depend on the order of rows.
+        """
+        raise NotImplementedError(f"internal error, please report: {self.name} has no aggregates")
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Computes the keyed tables of several steps together, with one row per value of `GROUP`.
+        """Computes the tables of statistics by key of several steps, in one aggregation.
+
+        The columns `GROUP` (etl/ops/keyed.py) identify a key: they are the number of a step, and the key.
 
         Args:
-            rows: the training rows with the columns `reads()`, repeated for each step. The columns
-                `GROUP` contain the number of the step and the key of the row
-                (etl/statistics/keyed_tables.py).
+            rows: the training rows, repeated for each step, with the columns `reads()` and `GROUP`.
+
+        Returns:
+            One row per step and key, with the columns `GROUP` and one column per statistic.
         """
-        raise NotImplementedError(f"{self.name} has no keyed table")
+        raise NotImplementedError(f"internal error, please report: {self.name} has no statistics by key")
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Further values for `fit`, computed from the statistics `whole` of all training rows.
+        """Returns further values for `fit`, computed from `whole`: the statistics of all training rows.
 
-        `whole` is empty if there are no rows.
+        `whole` is empty if there are no training rows.
         """
         return {}
 
@@ -223,16 +235,17 @@ class Operator(Parameters, ABC):
         for column, kind in columns.items():
             if kind not in self.takes:
                 raise ConfigError(
-                    f"{self.name} takes {' or '.join(self.takes)}, but {column} is {kind}",
-                    f"declare {column} with such a type, or convert it with an operator before {self.name}",
+                    f"{self.name} takes columns of type {' or '.join(self.takes)}, but {column} is {kind}",
+                    f"declare {column} with one of these types, or put an operator that converts {column} "
+                    f"before {self.name}",
                 )
 
     def __rrshift__(self, columns: Sequence[str]) -> Pipeline:
-        """`["C1", "C2"] >> Categorify(min_count=15)` is a Pipeline."""
+        """Returns a Pipeline for expressions such as `["C1", "C2"] >> Categorify(min_count=15)`."""
         return Pipeline(tuple(columns), (self,))
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """The entry of `features.ops` for this operator with these parameters."""
+        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
         parameters = {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
@@ -267,8 +280,8 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
 class Pipeline:
     """Columns, and the operators that are applied to them, in order.
 
-    `feature` converts it to a feature group of the configuration. So a chain in Python and the same chain in
-    YAML have the same workflow version.
+    `feature` converts a pipeline to a feature group of the configuration. So a chain that is written in
+    Python has the same workflow version as this chain in YAML.
     """
 
     columns: tuple[str, ...]
@@ -278,6 +291,6 @@ class Pipeline:
         return Pipeline(self.columns, (*self.operators, following))
 
     def feature(self, kind: Literal["dense", "categorical", "multi_hot"]) -> FeatureGroup:
-        """Returns the feature group, whose outputs become features of this kind."""
+        """Returns a feature group of the configuration. Its outputs become features of this kind."""
         entries: list[OperatorEntry] = [operator.config() for operator in self.operators]
         return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)

@@ -41,7 +41,7 @@ class FittedBucketize(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows for the output ids, including reserved ids."""
         return NUM_RESERVED_IDS + len(self.boundaries) + 1
 
     @classmethod
@@ -54,7 +54,7 @@ class Bucketize(Operator):
     """Replaces a number by the id of the range that contains it.
 
     `boundaries` are the limits between the ranges, in ascending order. A limit belongs to the range above it.
-    n limits define n + 1 ranges, with the ids 3, 4, and so on. Null gets NULL_ID.
+    n limits define n + 1 ranges, with the ids 3, 4, and so on. Null gets NULL_ID (1).
 
     | in   | out (boundaries 0, 10) |
     |------|------------------------|
@@ -81,7 +81,7 @@ class Bucketize(Operator):
         return boundaries
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:

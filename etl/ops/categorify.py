@@ -36,13 +36,13 @@ class FittedCategorify(Fitted):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows for the output ids, including reserved ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows`, joined with the vocabulary, and one expression per output."""
         if self.lists:
             return self._apply_lists(rows, values[0], tables, tag)
         value, known_id = f"{tag}value", f"{tag}id"
@@ -101,13 +101,16 @@ class FittedCategorify(Fitted):
 
 
 class Categorify(Operator):
-    """Replaces values by ids. Values of the vocabulary get ids from 3 on, null gets NULL_ID, others OOV_ID.
+    """Replaces values by the ids of a vocabulary, which contains the frequent values of the training rows.
 
-    The vocabulary contains the values that occur at least `min_count` times in the training rows, but at
-    most `max_size` values. Ids are assigned by descending count. Values with equal counts are sorted by their
-    UTF-8 bytes. When a workflow is extended, the new days are added to the counts, and new values are
-    appended; the id of a value never changes. Numbers are encoded as their decimal texts. Lists are encoded
-    element by element.
+    Values in the vocabulary get ids from 3 on, null gets NULL_ID (1), and all other values get OOV_ID (2).
+    The vocabulary contains the values that occur at least `min_count` times in the training rows. If these
+    are more than `max_size` values, it contains only the most frequent. Ids are assigned by descending count.
+    Values with equal counts are sorted by their UTF-8 bytes.
+
+    When a workflow is extended, the values of the new training days are counted too. Values that then occur
+    often enough are appended to the vocabulary; the id of a value never changes. Integers are converted to
+    decimal texts. Lists are encoded element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -124,8 +127,9 @@ class Categorify(Operator):
     makes_ids: ClassVar[bool] = True
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
-        description="Minimum number of occurrences in the training rows for a value to get its own id. Use "
-        "a mapping to set it per vocabulary; its keys are the names of columns, or of `share`.",
+        description="Minimum number of occurrences in the training rows for a value to get its own id. To "
+        "set it for each vocabulary, write a mapping. Its keys are names of columns or, with `share`, the "
+        "name of the shared vocabulary.",
     )
     max_size: Count | None = Field(
         default=None,
@@ -143,13 +147,13 @@ class Categorify(Operator):
     )
     values: Values | None = Field(
         default=None,
-        description="The complete vocabulary, in the order of its ids. It is then neither counted nor "
-        "extended. Null: the vocabulary is counted in the training rows.",
+        description="The complete vocabulary, in the order of its ids. It then does not depend on the "
+        "training rows and is never extended. Null: the vocabulary is counted in the training rows.",
     )
     max_age_days: Count | None = Field(
         default=None,
-        description="A value that was last seen more than this number of days before the last counted day "
-        "is treated as unknown. Its id stays reserved. Null: values never expire.",
+        description="A value that was last seen more than this number of days before the workflow's last "
+        "training day is treated as unknown. Its id stays reserved. Null: values never expire.",
     )
 
     @model_validator(mode="after")
@@ -158,44 +162,45 @@ class Categorify(Operator):
             return self
         if len(set(self.values)) != len(self.values) or not self.values:
             raise ConfigError(
-                "categorify values must not be empty or contain a value twice", "correct the list"
+                "categorify values must not be empty or contain a value twice", "correct the list `values`"
             )
         if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
             raise ConfigError(
-                "categorify with `values` counts nothing, so the other limits would have no effect",
-                "remove min_count, max_size and max_age_days",
+                "categorify with `values` counts nothing, so min_count, max_size and max_age_days would have "
+                "no effect",
+                "remove min_count, max_size and max_age_days, or remove `values`",
             )
         return self
 
     @property
     def first_id(self) -> int:
-        """The id of the most frequent value."""
+        """The smallest id of the vocabulary."""
         return OOV_ID + self.oov_buckets
 
     def least(self, column: str) -> int:
-        """The minimum number of occurrences for a value of this column to get an id."""
+        """Returns the minimum number of occurrences for a value to get an id. `column` names a vocabulary."""
         if not isinstance(self.min_count, Mapping):
             return self.min_count
         if column not in self.min_count:
             raise ConfigError(
                 f"categorify min_count={dict(self.min_count)} has no entry for {column}",
-                "add an entry, or set one number for all columns",
+                f"add an entry for {column} to min_count, or set min_count to one number for all columns",
             )
         return self.min_count[column]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a column has a wrong type."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         steps = super().bind(columns)
         for step in steps:
             self.least(self.vocabulary(step))
         return steps
 
     def vocabulary(self, step: Step) -> str:
-        """The name of the step's vocabulary."""
+        """Returns the name of the step's vocabulary."""
         return self.share or step.inputs[0]
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedCategorify:
@@ -216,7 +221,7 @@ class Categorify(Operator):
         )
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """The entry of `features.ops` for this operator with these parameters."""
+        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         if not parameters or not self.values:

@@ -61,7 +61,7 @@ class Clip(Operator):
         if self.min is None and self.max is None:
             raise ConfigError("clip has neither min nor max", "set one of them, such as clip: {min: 0}")
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap them")
+            raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap min and max")
         return self
 
     def fit(self, step: Step, statistics: Statistics) -> FittedClip:

@@ -32,18 +32,20 @@ class FittedDataStats(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
         return self.size
 
 
 class DataStats(Operator):
-    """Stores statistics of the training rows in the workflow. Values do not change.
+    """Stores in the workflow statistics of each column over the training rows. Columns do not change.
 
-    | type   | rows, nulls | distinct | min, max    |
-    |--------|-------------|----------|-------------|
-    | number | yes         | yes      | of values   |
-    | text   | yes         | yes      | of lengths  |
-    | list   | yes         | no       | of lengths  |
+    The type of a column determines which statistics are stored:
+
+    | type   | number of rows and nulls | number of distinct values | min and max |
+    |--------|--------------------------|---------------------------|-------------|
+    | number | yes                      | yes                       | of values   |
+    | text   | yes                      | yes                       | of lengths  |
+    | list   | yes                      | no                        | of lengths  |
     """
 
     name: ClassVar[str] = "data_stats"
@@ -52,11 +54,11 @@ class DataStats(Operator):
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns name → aggregate of one input over the training rows."""
+        """Returns Spark aggregates of the input `value` over the training rows, by name."""
         measured = {"rows": F.count(F.lit(1)), "nulls": F.sum(value.isNull().cast("bigint"))}
         if kind not in LISTS:
             measured["distinct"] = F.count_distinct(value)

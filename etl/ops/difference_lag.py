@@ -17,13 +17,13 @@ from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
 class DifferenceLag(RowChanger):
-    """The value of a row minus the value of an earlier row with the same key.
+    """Computes the value of a row minus the value of an earlier row with the same key.
 
-    The earlier row is `lag` rows before, among the rows of the same day whose columns `by` have the same
-    values. Rows are ordered by time; rows with the same time are ordered by their position in the log. The
-    difference is null if there is no such row, or if one of the two values is null. Columns are named
-    `<column>_difference_lag_<lag>`. Rows with a null key form one group. Differences outside the range of
-    float32 are clipped to this range.
+    The key of a row is its values in the columns `by`. The earlier row is `lag` rows before, among the rows
+    of the same day with the same key. Rows are ordered by time; rows with the same time are ordered by their
+    position in the log. The difference is null if there is no earlier row, or if one of the two values is
+    null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column is treated like
+    any other value. Differences outside the range of float32 are clipped to this range.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -37,8 +37,8 @@ class DifferenceLag(RowChanger):
     columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
     lag: Integer = Field(
         default=1,
-        description="Distance to the other row, counted in rows with the same key. With a negative number, "
-        "the other row is a later one. It must not be 0.",
+        description="The value of a row is compared with the value of the row that is this number of rows "
+        "earlier, among the rows with the same key. A negative number selects a later row. 0 is not allowed.",
     )
 
     @field_validator("lag")
@@ -49,13 +49,13 @@ class DifferenceLag(RowChanger):
         return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
+        """Returns the types of the old and new columns. Raises ConfigError if a column has a wrong type."""
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:
                 raise ConfigError(
                     f"difference_lag lists {wrong}, which are not columns of type {' or '.join(kinds)}",
-                    f"the columns are {dict(columns)}",
+                    f"list columns of these types; the columns are {dict(columns)}",
                 )
         return {**columns, **{self._named(name): "float" for name in self.columns}}
 
@@ -63,7 +63,7 @@ class DifferenceLag(RowChanger):
         return f"{column}_difference_lag_{self.lag}"
 
     def apply(self, rows: DataFrame) -> DataFrame:
-        """The rows with the columns of the operator."""
+        """Returns the rows with the differences as new columns."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         by_key = Window.partitionBy(*self.by).orderBy(*order)
         differences = {

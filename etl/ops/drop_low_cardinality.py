@@ -35,12 +35,12 @@ class FittedDropLowCardinality(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
         return self.size
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The outputs that remain in the chain."""
+        """The outputs that remain in the chain. There are none if the column is removed."""
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
@@ -67,11 +67,11 @@ class DropLowCardinality(Operator):
     )
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns name → aggregate of one input over the training rows."""
+        """Returns Spark aggregates of the input `value` over the training rows, by name."""
         return {"distinct": F.count_distinct(value)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:

@@ -17,7 +17,9 @@ from etl.ops.parameters import Texts
 
 
 class Dropna(RowFilter):
-    """Drops rows in which any of `columns` is null. They are counted as `dropna:<columns>`.
+    """Drops rows in which any of `columns` is null.
+
+    The number of dropped rows is part of the day's row counts, under the name `dropna:<columns>`.
 
     | I1   | C1   | columns=[I1]   |
     |------|------|----------------|
@@ -29,19 +31,19 @@ class Dropna(RowFilter):
     columns: Texts = Field(min_length=1, description="Columns that must have a value.")
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
+        """Returns the types of the columns. Raises ConfigError if one of `self.columns` does not exist."""
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
-                f"dropna lists {unknown}, which are not columns", f"use some of {sorted(columns)}"
+                f"dropna lists {unknown}, which are not columns", f"use some of the columns {sorted(columns)}"
             )
         return columns
 
     @property
     def reason(self) -> str:
-        """The name under which dropped rows are counted."""
+        """The name under which the number of dropped rows is recorded."""
         return f"dropna:{','.join(self.columns)}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row is kept: true or false, never null."""
+        """Returns the condition for keeping a row. It is true or false, never null."""
         return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))

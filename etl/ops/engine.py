@@ -12,10 +12,11 @@ Engine = Literal["sql", "arrow"]
 def choose_engine(
     spark: SparkSession, wanted: Literal["auto", "sql", "arrow"], in_memory: bool = True
 ) -> Engine:
-    """Resolves `auto` to an engine.
+    """Returns the engine `wanted`, or chooses one if `wanted` is `auto`.
 
-    `auto` means sql if the cluster has the RAPIDS plugin, which runs it on the GPU, or if the tables do not
-    fit in the memory of a worker. Otherwise it means arrow, which is faster on CPUs.
+    `auto` chooses `sql` if the cluster has the RAPIDS plugin, which runs Spark expressions on the GPU. It
+    also chooses `sql` if the tables of the workflow are too large for a Python worker (`in_memory` is false).
+    Otherwise it chooses `arrow`, which is faster on CPUs.
     """
     if wanted != "auto":
         return wanted

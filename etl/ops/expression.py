@@ -21,7 +21,7 @@ from storage.feature_spec import FLOAT32_MAX
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
-    """Returns the columns that a formula can read → the kind of their values."""
+    """Returns the kind of value of each column that a formula can read. Formulas cannot read lists."""
     return {
         name: "text" if kind == "string" else "number"
         for name, kind in columns.items()
@@ -69,9 +69,11 @@ class Expression(Operator):
 
     Numbers are doubles; true and false become 1.0 and 0.0. A formula may contain arithmetic (+ - * / **),
     comparisons, `and or not`, `in [..]`, `a if test else b`, and the functions log, log1p, exp, sqrt, abs,
-    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null. If an
-    operand is null, the result is null. It is also null if it is not finite or outside the range of float32
-    (3.4e38): put fill after this operator.
+    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null.
+
+    If an operand is null, the result is null. Exceptions are `and` and `or` (three-valued logic), coalesce
+    and is_null. In `a if test else b`, a null test is treated as false. The result is also null if it is not
+    a finite number within the range of float32 (±3.4e38). Put fill after this operator to replace such nulls.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|
@@ -86,12 +88,13 @@ class Expression(Operator):
     formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         self.require_types(columns)
         formula = parse(self.formula, kinds_of(columns))
         if not formula.columns:
             raise ConfigError(
-                f"the formula {self.formula!r} reads no column", "use a column in it, or remove it"
+                f"the formula {self.formula!r} reads no column",
+                "use a column of the group in the formula, or remove the operator",
             )
         kind: Type = "string" if formula.kind == "text" else "float"
         taken = tuple(columns[name] for name in formula.columns)

@@ -29,7 +29,7 @@ class FittedFill(Fitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows` unchanged, and one expression per output."""
         raw = values[0]
         typed = raw if isinstance(self.value, str) else raw.cast("double")
         filled = [F.coalesce(typed, F.lit(self.value))]
@@ -49,13 +49,13 @@ class FittedFill(Fitted):
 class Fill(Operator):
     """Replaces null by `value`, which must be a number for columns of numbers, and a text for strings.
 
-    Numbers become doubles. With `indicator`, a column `<column>_filled` is added for each column: 1.0 if the
-    value was null, otherwise 0.0.
+    Numbers become doubles. With `indicator: true`, a second column `<column>_filled` is added for each
+    column. It is 1.0 if the value was null, and otherwise 0.0.
 
-    | in   | out (value=0) | out, indicator |
-    |------|---------------|----------------|
-    | null | 0.0           | 1.0            |
-    | 7    | 7.0           | 0.0            |
+    | in   | out (value=0) | `<column>_filled` |
+    |------|---------------|-------------------|
+    | null | 0.0           | 1.0               |
+    | 7    | 7.0           | 0.0               |
     """
 
     name: ClassVar[str] = "fill"
@@ -70,14 +70,15 @@ class Fill(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         self.require_types(columns)
         steps = []
         for column, kind in columns.items():
             if (kind == "string") != isinstance(self.value, str):
                 raise ConfigError(
-                    f"fill value={self.value!r} does not fit {column}, whose type is {kind}",
-                    "set a text for columns of strings, and a number for columns of numbers",
+                    f"fill would replace null in {column} by {self.value!r}, but {column} is of type {kind}",
+                    "set `value` of fill to a text for columns of strings, and to a number for columns of "
+                    "numbers",
                 )
             types: dict[str, Type] = {column: "string" if kind == "string" else "float"}
             if self.indicator:

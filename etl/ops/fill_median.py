@@ -35,8 +35,9 @@ class FittedFillMedian(RowWise):
 class FillMedian(Operator):
     """Replaces null by the lower median of the training rows.
 
-    The lower median is the smallest value v such that at least half of the values are <= v. It is exact, and
-    always a value of the column. If a column is null in all training rows, fitting raises DataError.
+    The lower median is the smallest value v such that at least half of the values are <= v. It is computed
+    exactly, and is always a value of the column. If a column is null in all training rows, fitting raises
+    DataError.
 
     | in   | out (training rows 1 2 7 9) |
     |------|-----------------------------|
@@ -51,7 +52,7 @@ class FillMedian(Operator):
         """Returns the fitted step."""
         if statistics.median is None:
             raise DataError(
-                f"fill_median cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
-                f"use fill with a value, or remove {step.inputs[0]} from features",
+                f"fill_median cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
+                f"use fill with a value instead, or remove {step.inputs[0]} from features",
             )
         return FittedFillMedian(step.inputs, step.outputs, statistics.median)

@@ -19,7 +19,8 @@ from etl.ops.frames import RowFilter
 class Filter(RowFilter):
     """Keeps the rows for which the formula `keep` is true.
 
-    Rows for which it is false or null are dropped. They are counted as `filter:<keep>`.
+    Rows for which the formula is false or null are dropped. The number of dropped rows is part of the day's
+    row counts, under the name `filter:<keep>`.
 
     | I1   | keep="I1 >= 0" |
     |------|----------------|
@@ -32,20 +33,21 @@ class Filter(RowFilter):
     keep: str = Field(description='Condition for keeping a row, such as "I1 >= 0".')
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
+        """Returns the types of the columns. Raises ConfigError if the formula `keep` is not a condition."""
         kind = parse(self.keep, kinds_of(columns)).kind
         if kind != "truth":
             raise ConfigError(
-                f"filter keep={self.keep!r} is a {kind}, not true or false", 'write keep: "I1 >= 0"'
+                f"the result of filter keep={self.keep!r} is a {kind}, not true or false",
+                'write a comparison, such as keep: "I1 >= 0"',
             )
         return columns
 
     @property
     def reason(self) -> str:
-        """The name under which dropped rows are counted."""
+        """The name under which the number of dropped rows is recorded."""
         return f"filter:{self.keep}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row is kept: true or false, never null."""
+        """Returns the condition for keeping a row. It is true or false, never null."""
         formula = parse(self.keep, kinds_of(columns))
         return F.coalesce(formula.to_column({name: F.col(name) for name in formula.columns}), F.lit(False))

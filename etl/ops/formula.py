@@ -1,8 +1,9 @@
-"""Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`. Both engines compute the same values.
+"""Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`, for the engines `sql` and `arrow`.
 
 A formula has Python's syntax, but Python does not run it. A value is a number (a double), a text, or true or
 false. If an operand is null, the result is null, except for `and` and `or` (three-valued logic), `coalesce`
-and `is_null`. If there is no finite result, it is null: division by zero, log of 0, or an overflow.
+and `is_null`. The result is also null if there is no finite result, as in a division by zero, in log(0) or
+after an overflow.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Kind = Literal["number", "text", "truth"]
 
 @dataclass(frozen=True)
 class Function:
-    """A function or operator in formulas: kinds of its operands and result, and code for both engines."""
+    """A function or operator in formulas: kinds of its operands and result, and code for each engine."""
 
     takes: tuple[Kind, ...]
     gives: Kind
@@ -62,7 +63,10 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
 
 
 def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
-    """Rounds a double. Spark rounds to 64-bit integers. Doubles from 2**53 on are integers and are kept."""
+    """Rounds a double with Spark's `floor` or `ceil`. Doubles from 2**53 on are integers, so they are kept.
+
+    Without this limit, large doubles would overflow, because these functions return 64-bit integers.
+    """
     return F.when(F.abs(value) < float(2**53), rounded(value).cast("double")).otherwise(value)
 
 
@@ -132,8 +136,8 @@ class Formula:
     """A checked formula.
 
     Attributes:
-        columns: the columns that it reads, in order of appearance.
-        kind: kind of its result.
+        columns: the columns that the formula reads, in order of appearance.
+        kind: kind of the result: number, text or truth.
     """
 
     text: str
@@ -152,15 +156,18 @@ class _Node:
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
-    """Parses and checks a formula over columns of known kinds.
+    """Parses and checks a formula. `kinds` has the kind of value of each column that a formula may read.
 
     Raises:
-        ConfigError: the formula cannot be parsed, a column or function does not exist, or kinds do not match.
+        ConfigError: the formula cannot be parsed, a column or function does not exist, or an operand has the
+            wrong kind.
     """
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise ConfigError(f"the formula {text!r} does not parse: {error.msg}", "correct it") from error
+        raise ConfigError(
+            f"the formula {text!r} does not parse: {error.msg}", "correct the syntax of the formula"
+        ) from error
     used: list[str] = []
     node = _Compiler(text, kinds, used).compile(tree)
     return Formula(text, tuple(dict.fromkeys(used)), node.kind, node.column, node.array)
@@ -198,7 +205,7 @@ class _Compiler:
 
     def _column(self, name: str) -> _Node:
         if name not in self._kinds:
-            raise self._wrong(f"there is no column {name}; there are {sorted(self._kinds)}")
+            raise self._wrong(f"there is no column {name}; the columns are {sorted(self._kinds)}")
         self._used.append(name)
         kind = self._kinds[name]
         if kind == "number":
@@ -209,7 +216,7 @@ class _Compiler:
 
     def _constant(self, value: Any) -> _Node:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise self._wrong(f"{value!r} is neither a number nor a text")
+            raise self._wrong(f"the constant {value!r} is neither a number nor a text")
         kind: Kind = "text" if isinstance(value, str) else "number"
         try:
             typed = value if isinstance(value, str) else float(value)
@@ -234,7 +241,7 @@ class _Compiler:
 
     def _function(self, name: str, arguments: Sequence[ast.AST]) -> _Node:
         if name not in _NAMES:
-            raise self._wrong(f"there is no function {name}; there are {sorted(_NAMES)}")
+            raise self._wrong(f"there is no function {name}; the functions are {sorted(_NAMES)}")
         nodes = [self.compile(argument) for argument in arguments]
         if name == "is_null" and len(nodes) == 1:
             node = nodes[0]
@@ -251,7 +258,9 @@ class _Compiler:
 
     def _choice(self, test: _Node, body: _Node, orelse: _Node) -> _Node:
         if test.kind != "truth" or body.kind != orelse.kind:
-            raise self._wrong("`a if test else b` needs a condition, and two results of the same kind")
+            raise self._wrong(
+                "in `a if test else b`, `test` must be a condition, and `a` and `b` must be of the same kind"
+            )
         return _Node(
             body.kind,
             lambda c: F.when(test.column(c), body.column(c)).otherwise(orelse.column(c)),
@@ -268,7 +277,9 @@ class _Compiler:
             raise self._wrong(f"{name} is an unsupported expression")
         kinds = tuple(operand.kind for operand in nodes)
         if kinds != function.takes:
-            raise self._wrong(f"{name} takes {', '.join(function.takes)}, not {', '.join(kinds)}")
+            raise self._wrong(
+                f"{name} takes operands of kind {', '.join(function.takes)}, not {', '.join(kinds)}"
+            )
         return _Node(
             function.gives,
             lambda c: function.column(*(operand.column(c) for operand in nodes)),
@@ -278,5 +289,5 @@ class _Compiler:
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(
             f"the formula {self._text!r}: {why}",
-            "correct it; docs/operators lists what is allowed",
+            "correct the formula; docs/operators/columns.md lists the allowed functions and operators",
         )

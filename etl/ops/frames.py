@@ -12,28 +12,28 @@ from etl.ops.parameters import Parameters
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit, and always runs in the sql engine, one day at a time."""
+    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time."""
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
         """Returns the columns after the operator, with their types.
 
         Raises:
-            ConfigError: a column that the operator names does not exist or has a wrong type.
+            ConfigError: a parameter names a column that does not exist or has a wrong type.
         """
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. They are counted under the name `reason` in the day's dropped rows."""
+    """An operator that drops rows. The day's row counts contain their number under the name `reason`."""
 
     @property
     @abstractmethod
     def reason(self) -> str:
-        """The name under which dropped rows are counted."""
+        """The name under which the number of dropped rows is recorded."""
 
     @abstractmethod
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Whether a row is kept: true or false, never null."""
+        """Returns the condition for keeping a row. It is true or false, never null."""
 
 
 class RowChanger(FrameOperator):
@@ -41,4 +41,4 @@ class RowChanger(FrameOperator):
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
-        """The rows with the columns of the operator."""
+        """Returns the rows after the operator."""

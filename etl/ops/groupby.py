@@ -25,30 +25,37 @@ _LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
 class Groupby(RowChanger):
     """Combines all rows with the same values in the columns `by` into one row, for example a session.
 
-    `aggregates` maps a column to aggregates: sum, mean, min, max, count, first, last (of numbers
-    or texts) and list (of integers or texts, in the order of time, without nulls). New columns are named
-    `<column>_<aggregate>`. The new row is positive if one of the combined rows is. It has the row_id of the
-    first of them and the event_time of the last. The columns of the section `keys` must be in `by`. A null in
-    `by` is treated like any other value. `first` and `last` are null if the first or last row has a null. If
-    a log is split inside one partition, rows of different splits are never combined.
+    `aggregates` maps a column to a list of aggregates. `sum`, `mean`, `min` and `max` need numbers. `count`,
+    `first` and `last` also accept texts. `list` needs integers or texts, and collects them in the order of
+    time, without nulls. New columns are named `<column>_<aggregate>`. `first` is null if the column is null
+    in the first of the combined rows. `last` is null if the column is null in the last of these rows.
 
-    | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                         |
-    |----------------------------|-------|--------|-------------------------------|
-    |                            | 4.0   | [a, b] | 1 if a combined row's label is 1 |
+    The label of the new row is 1 if the label of one of the combined rows is 1. The new row has the smallest
+    row_id and the latest event_time of the combined rows. The columns of the section `keys` must be in `by`.
+    A null in a column of `by` is treated like any other value. If one partition is divided into splits
+    (`split.by` is not `day`), rows of different splits are never combined.
+
+    With `by: [u]` and the rows (u=k, x=1, y=a, label=0) and (u=k, x=3, y=b, label=1), the new row is:
+
+    | u | x_sum | y_list | label |
+    |---|-------|--------|-------|
+    | k | 4.0   | [a, b] | 1     |
     """
 
     name: ClassVar[str] = "groupby"
     by: Texts = Field(min_length=1, description="Rows with the same values in these columns are combined.")
     aggregates: Mapping[str, Annotated[tuple[Aggregate, ...], Field(strict=False, min_length=1)]] = Field(
-        description="Column → list of its aggregates: sum, mean, min, max, count, first, last, list.",
+        description="Maps each column to a list of aggregates: sum, mean, min, max, count, first, last or "
+        "list.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the columns after the operator; raises ConfigError if a name or type is wrong."""
+        """Returns the types of the new columns. Raises ConfigError if a column does not exist or fit."""
         unknown = [name for name in self.by if columns.get(name) not in KEYS]
         if unknown:
             raise ConfigError(
-                f"groupby by={unknown} are not columns of type int or string", f"use {dict(columns)}"
+                f"groupby.by lists {unknown}, which are not columns of type int or string",
+                f"list columns of these types; the columns are {dict(columns)}",
             )
         types: dict[str, Type] = {name: columns[name] for name in self.by}
         for column, wanted in self.aggregates.items():
@@ -65,13 +72,13 @@ class Groupby(RowChanger):
                     raise ConfigError(
                         f"groupby {aggregate} takes a column of type {' or '.join(takes)}, "
                         f"but {column} is {kind}",
-                        "correct aggregates",
+                        "correct `aggregates` of groupby",
                     )
                 types[f"{column}_{aggregate}"] = _gives(aggregate, kind)
         return types
 
     def apply(self, rows: DataFrame) -> DataFrame:
-        """The rows with the columns of the operator."""
+        """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
         # Other columns that each new row keeps, if the rows have them.

@@ -22,12 +22,12 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
 def bucket_column(text: Column, buckets: int, first: int) -> Column:
-    """`first` + XXH64(text, seed 42) modulo `buckets`, for a text that is not null."""
+    """Returns `first` + (XXH64(text, seed 42) modulo `buckets`). The text must not be null."""
     return F.pmod(F.xxhash64(text), F.lit(buckets).cast("bigint")) + F.lit(first)
 
 
 def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
-    """The same as `bucket_column`, for an array of n texts. Returns (n,) int64."""
+    """Returns (n,) int64: for each of n texts, the result of `bucket_column`."""
     return np.mod(xxhash64(texts), buckets) + first
 
 
@@ -60,19 +60,20 @@ class FittedHashBucket(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows for the output ids, including reserved ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashBucket(Operator):
-    """Replaces a value by the id 3 + floorMod(XXH64(UTF-8 text, seed 42), `buckets`); null gets NULL_ID.
+    """Replaces a value by an id that is computed from a hash of its text. Null gets NULL_ID (1).
 
-    Lists are hashed element by element. The hash is a signed 64-bit integer, like Spark's `xxhash64`, and the
-    modulo is never negative (Spark's `pmod`, Python's `%`). Software that treats the hash as unsigned
-    computes other ids for values whose hash is negative.
+    The id is 3 + floorMod(XXH64(UTF-8 text, seed 42), `buckets`). Lists are hashed element by element. The
+    hash is a signed 64-bit integer, like Spark's `xxhash64`, and the modulo is never negative (as for Spark's
+    `pmod` and Python's `%`). Software that treats the hash as unsigned computes other ids for values whose
+    hash is negative.
 
-    The operator needs no fit and no vocabulary, but different values may get the same id: with n values in b
-    buckets, a value shares its id with about n / b others.
+    The operator needs no fit and no vocabulary. But different values may get the same id: if there are n
+    values and b buckets, a value shares its id with about n / b other values.
 
     | in   | out (buckets=1000)         |
     |------|----------------------------|
@@ -86,7 +87,7 @@ class HashBucket(Operator):
     buckets: Buckets = Field(description="Number of ids to which the values are hashed.")
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedHashBucket:

@@ -43,23 +43,24 @@ class FittedHashedCross(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows for the output ids, including reserved ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashedCross(Operator):
     """Computes one id for the combination of two or more columns.
 
-    The id is 3 + floorMod(XXH64(joined text, seed 42), `buckets`), with the same hash and modulo as
-    hash_bucket. The joined text contains the texts of the columns in the order of `columns`, separated by the
-    byte 0x1F (unit separator). A null is written as the byte 0x00. If all values are null, the id is NULL_ID.
+    The id is 3 + floorMod(XXH64(joined text, seed 42), `buckets`), with the hash and modulo of hash_bucket.
+    The joined text contains the values of the columns as texts, in the order of the group's `columns`,
+    separated by the byte 0x1F (unit separator). A null is written as the byte 0x00. If all values are null,
+    the id is NULL_ID (1).
 
-    | C1   | C2   | out (buckets=1000)     |
-    |------|------|------------------------|
-    | a    | b    | 3 to 1002              |
-    | b    | a    | 3 to 1002, another id  |
-    | a    | null | 3 to 1002, another id  |
-    | null | null | 1 (NULL_ID)            |
+    | C1   | C2   | out (buckets=1000)            |
+    |------|------|-------------------------------|
+    | a    | b    | 3 to 1002                     |
+    | b    | a    | 3 to 1002, usually another id |
+    | a    | null | 3 to 1002, usually another id |
+    | null | null | 1 (NULL_ID)                   |
     """
 
     name: ClassVar[str] = "hashed_cross"
@@ -67,16 +68,16 @@ class HashedCross(Operator):
     makes_ids: ClassVar[bool] = True
     buckets: Buckets = Field(description="Number of ids to which the combinations are hashed.")
     output: str | None = Field(
-        default=None, description="Name of the new column. Null: the names of the columns joined by `_x_`."
+        default=None, description="Name of the new column. Null: the columns' names, joined by `_x_`."
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         self.require_types(columns)
         if len(columns) < 2:
             raise ConfigError(
                 f"hashed_cross needs two columns or more, not {list(columns)}",
-                "list them in features.columns",
+                "list two or more columns in features.columns",
             )
         output = self.output or "_x_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "int"})]

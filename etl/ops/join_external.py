@@ -37,7 +37,7 @@ class FittedJoinExternal(KeyedFitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows`, joined with the copy of the external table, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [of(output) for output in self.outputs]
 
@@ -51,15 +51,15 @@ class FittedJoinExternal(KeyedFitted):
 class JoinExternal(Operator):
     """Adds columns of an external table that has one row per key.
 
-    When the workflow is fitted, the table is read and a copy is stored with the workflow. So the results of
-    a workflow version never change. When a workflow is extended, it keeps this copy. The new columns are null
-    if the key is null or not in the table.
+    When a workflow is fitted, the external table is read and a copy is stored with the workflow. So the
+    results of a workflow version never change. When a workflow is extended, it keeps this copy. The new
+    columns are null if the key is null or not in the table.
 
-    | key  | out (the table has only the row a 5) |
-    |------|--------------------------------------|
-    | a    | 5                                    |
-    | b    | null                                 |
-    | null | null                                 |
+    | key  | out (the only row of the table has key a, value 5) |
+    |------|----------------------------------------------------|
+    | a    | 5                                                  |
+    | b    | null                                               |
+    | null | null                                               |
     """
 
     name: ClassVar[str] = "join_external"
@@ -67,10 +67,10 @@ class JoinExternal(Operator):
     takes: ClassVar[tuple[Type, ...]] = KEYS
     path: str = Field(
         description="Path of the table's file, or a pattern for several files. `{data}` and `{lake}` are "
-        "replaced by the folders of the configuration."
+        "replaced by the values of these keys of the configuration."
     )
     columns: Mapping[str, Literal["int", "float", "string"]] = Field(
-        min_length=1, description="Column of the table that is added → its type."
+        min_length=1, description="Maps each column of the table that is to be added to its type."
     )
     format: Literal["csv", "parquet"] = Field(
         default="parquet", description="Format of the files. A csv file must have a header line."
@@ -78,14 +78,15 @@ class JoinExternal(Operator):
     separator: str = Field(default=",", description="Character between the fields of a csv file.")
     key: str | None = Field(
         default=None,
-        description="Key column of the table. Null: the column with the same name as the group's column.",
+        description="Key column of the table. Null: the table's column with the name of the group's column.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         if len(columns) != 1:
             raise ConfigError(
-                f"join_external joins by one column, not {list(columns)}", "list one in features.columns"
+                f"join_external joins by one column, not {list(columns)}",
+                "list exactly one column in features.columns",
             )
         steps = bind_keys(self, columns, False, lambda key: dict(self.columns))
         for step in steps:
@@ -93,10 +94,10 @@ class JoinExternal(Operator):
         return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """Returns the table, as the configuration of a raw table, and the name of its key column.
+        """Returns the external table as a `JoinedTable` with two or more columns, and its key column's name.
 
         Raises:
-            ConfigError: a parameter is not allowed for a table.
+            ConfigError: a parameter is not valid, for example the separator.
         """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
@@ -110,7 +111,7 @@ class JoinExternal(Operator):
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """The entry of `features.ops` for this operator with these parameters."""
+        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}

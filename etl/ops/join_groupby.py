@@ -1,4 +1,4 @@
-"""JoinGroupby: adds statistics of the training rows with the same key as columns."""
+"""JoinGroupby: adds columns with statistics of the training rows that have the same key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FittedJoinGroupby(KeyedFitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows`, joined with the table of statistics by key, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [
             F.coalesce(of(measure), F.lit(0.0)) if measure == "count" else of(measure)
@@ -56,13 +56,16 @@ class FittedJoinGroupby(KeyedFitted):
 class JoinGroupby(Operator):
     """Adds statistics of the numeric columns `of`, computed over the training rows with the same key.
 
-    `count` is the number of rows. var and std are those of the population. Nulls are ignored. Outputs are
-    named `<key>_count` and `<key>_<column>_<statistic>`. If a key is null or does not occur in the training
-    rows, the count is 0 and all other statistics are null. Statistics are also null if all values of a key
-    are null, or if a sum is 5e30 or more (for var and std: a sum of squares). So put fill after this
-    operator. Each column is a separate key. With `joint`, all columns together form one key.
+    `count` is the number of rows. `var` and `std` are the population variance and standard deviation. Nulls
+    in the columns `of` are ignored. Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. Each
+    column of the group is a separate key. With `joint: true`, all columns together form one key.
 
-    With the training rows (key a, I1 1) and (key a, I1 3):
+    If a key is null or does not occur in the training rows, the count is 0 and all other statistics are null.
+    The statistics of a column are also null if all its values for the key are null. `sum`, `mean`, `var` and
+    `std` are null if the sum is 5e30 or more. `var` and `std` are also null if the sum of squared differences
+    from the mean is 5e30 or more. Put fill after this operator to replace such nulls.
+
+    With `of: [I1]` and the training rows (key=a, I1=1) and (key=a, I1=3):
 
     | key  | I1   | key_count | key_I1_mean |
     |------|------|-----------|-------------|
@@ -86,15 +89,15 @@ class JoinGroupby(Operator):
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together form one key. Otherwise, each is a key.",
+        description="Whether all columns of the group together form one key. If not, each column is a key.",
     )
 
     @model_validator(mode="after")
     def _has_columns_to_measure(self) -> JoinGroupby:
         if not self.of and set(self.statistics) != {"count"}:
             raise ConfigError(
-                f"join_groupby statistics={list(self.statistics)} needs numeric columns",
-                "list them in `of`",
+                f"join_groupby statistics={list(self.statistics)} needs numeric columns, but `of` is empty",
+                "list numeric columns in `of`, or compute only the statistic count",
             )
         return self
 
@@ -104,17 +107,17 @@ class JoinGroupby(Operator):
         return counted + [f"{column}_{statistic}" for column in self.of for statistic in measured]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         return bind_keys(
             self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
         )
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs in addition to the inputs."""
+        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
         return self.of
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Returns one row per group, with a double for each statistic."""
+        """Returns one row per value of `GROUP`, with one column of doubles for each statistic."""
         measures: dict[str, Column] = {"count": F.count(F.lit(1)).cast("double")}
         for column in self.of:
             value = F.col(column).cast("double")
@@ -135,7 +138,7 @@ class JoinGroupby(Operator):
         return table.select(*GROUP, *(F.col(name).cast("double") for name in self._names()))
 
     def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Adds variances, computed in a second pass over the rows from squared distances from the mean."""
+        """Adds columns with variances. The squared differences from the mean need a second pass over rows."""
         means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
         squares = rows.join(means, list(GROUP)).groupBy(*GROUP)
         summed = squares.agg(

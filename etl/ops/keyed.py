@@ -22,10 +22,11 @@ _UNITS = float(2**24)  # values are rounded to multiples of 6e-8, so sums do not
 
 
 def exact_sum(value: Column) -> Column:
-    """The sum of doubles as a double. It does not depend on the order of rows.
+    """Returns an aggregate that adds doubles. Its result does not depend on the order of rows.
 
-    Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. It is null if the
-    absolute value of a number, or of the sum, is 5e30 or more, because a decimal has only 38 digits.
+    Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. The sum is null if
+    the absolute value of a number, or of the sum, is 5e30 or more, because a Spark decimal has only 38
+    digits.
     """
     units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
     fits = F.count(units) == F.count(value)
@@ -34,14 +35,18 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that looks up the key of its inputs in a table with columns (key, …)."""
+    """A fitted step that joins its inputs to one key, and looks up the key in a table with a column `key`."""
 
     table: str = ""
 
     def join_table(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, Callable[[str], Column]]:
-        """Joins the rows with the table. Also returns a function: column of the table → its expression."""
+        """Joins the rows with the step's table.
+
+        Returns:
+            The joined rows, and a function that maps the name of a table column to its expression.
+        """
         lookup = tables.keyed(self.table)
         renamed = lookup.select(*(F.col(name).alias(f"{tag}{name}") for name in lookup.columns))
         joined = rows.join(renamed, joined_column(values) == F.col(f"{tag}{KEY}"), "left")
@@ -50,12 +55,14 @@ class KeyedFitted(Fitted):
     def look_up(
         self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
     ) -> Callable[[str], pa.Array]:
-        """Returns a function: column of the table → (n,) its value for each row's key.
-
-        The value is null if the table does not contain the key.
+        """Looks up the keys of n rows in the step's table.
 
         Args:
-            types: types of the columns that are not doubles. They are needed if the table has no rows.
+            types: types of the table columns that are not doubles. They are needed if the table has no rows.
+
+        Returns:
+            A function that takes the name of a table column and returns (n,) its value for the key of each
+            row. The value is null if the table does not contain the key.
         """
         lookup, table = tables.keyed(self.table)
         if not len(table):
@@ -68,7 +75,7 @@ class KeyedFitted(Fitted):
 
 
 def table_name(step: Step) -> str:
-    """A name for a step's table, built from its operator, inputs and outputs."""
+    """Returns the name of a step's table, built from the step's operator, inputs and first output."""
     return f"{step.operator.name}_{'_'.join((*step.inputs, *step.outputs[:1]))}"
 
 
@@ -77,13 +84,13 @@ def bind_keys(
 ) -> list[Step]:
     """Returns one step per column or, with `joint`, one step over all columns.
 
-    `outputs` takes the name of a key and returns the columns that the step adds for it.
+    `outputs` takes the name of a key and returns the names and types of the columns that the step adds.
     """
     for column, kind in columns.items():
         if kind not in KEYS:
             raise ConfigError(
                 f"{operator.name} takes keys of type int or string, but {column} is {kind}",
-                f"put bucketize before it, or declare {column} as a string",
+                f"put bucketize before {operator.name}, or declare {column} as a string",
             )
     groups = [tuple(columns)] if joint else [(name,) for name in columns]
     return [

@@ -55,16 +55,16 @@ class FittedListSimilarity(RowWise):
 
 
 def _rows(lists: pa.Array) -> NDArray[np.int64]:
-    """Returns the row of each element."""
+    """Returns the row index of each element of the lists."""
     return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
 
 
 class ListSimilarity(Operator):
     """Computes the cosine similarity of two lists, treated as sets: |both| / sqrt(|left| * |right|).
 
-    |both| is the number of common elements. For sets, this is Ochiai's coefficient (1957). The result is
-    between 0 and 1. It is null if a list is null or empty.
-    The group must have two columns.
+    |left| and |right| are the numbers of distinct elements of the two lists. |both| is the number of distinct
+    elements that are in both lists. This similarity of sets is Ochiai's coefficient (1957). The result is
+    between 0 and 1. It is null if a list is null or empty. The group must have exactly two columns.
 
     | left      | right     | out   |
     |-----------|-----------|-------|
@@ -79,20 +79,21 @@ class ListSimilarity(Operator):
     name: ClassVar[str] = "list_similarity"
     takes: ClassVar[tuple[Type, ...]] = LISTS
     output: str | None = Field(
-        default=None, description="Name of the new column. Null: the names of both columns joined by `_sim_`."
+        default=None, description="Name of the new column. Null: both columns' names, joined by `_sim_`."
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         self.require_types(columns)
         if len(columns) != 2:
             raise ConfigError(
-                f"list_similarity compares two columns, not {list(columns)}", "list two in features.columns"
+                f"list_similarity compares two columns, not {list(columns)}",
+                "list exactly two columns in features.columns",
             )
         if len(set(columns.values())) > 1:
             raise ConfigError(
                 f"list_similarity compares two lists of the same type, not {dict(columns)}",
-                "convert both columns to the same type before",
+                "convert both columns to the same type before list_similarity",
             )
         output = self.output or "_sim_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "float"})]

@@ -35,13 +35,13 @@ class FittedListSlice(Fitted):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows` unchanged, and one expression per output."""
         value = values[0]
         if self.columns:
             places = self._places(F.size(value))
@@ -87,16 +87,16 @@ class FittedListSlice(Fitted):
 class ListSlice(Operator):
     """Takes `length` elements of each list, from position `start` on. Null stays null.
 
-    With `columns`, each element becomes a separate column: `<column>_0` to `<column>_<length - 1>`. If the
-    list is null or has fewer elements, the remaining columns are PAD_ID. So a list of ids becomes several
-    ordinary categorical features.
+    With `columns: true`, each element becomes a separate column: `<column>_0` to `<column>_<length - 1>`. If
+    a list is null or has too few elements, the remaining columns contain PAD_ID (0). So a list of ids becomes
+    several ordinary categorical features.
 
-    | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
-    |-----------|----------------|--------------------------|-------------------------|
-    | [5, 6, 7] | [5, 6]         | [6, 7]                   | 5 and 6                 |
-    | [5]       | [5]            | [5]                      | 5 and 0                 |
-    | []        | []             | []                       | 0 and 0                 |
-    | null      | null           | null                     | 0 and 0                 |
+    | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns=true) |
+    |-----------|----------------|--------------------------|------------------------------|
+    | [5, 6, 7] | [5, 6]         | [6, 7]                   | 5 and 6                      |
+    | [5]       | [5]            | [5]                      | 5 and 0                      |
+    | []        | []             | []                       | 0 and 0                      |
+    | null      | null           | null                     | 0 and 0                      |
     """
 
     name: ClassVar[str] = "list_slice"
@@ -113,15 +113,15 @@ class ListSlice(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         self.require_types(columns)
         if not self.columns:
             return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]
         wrong = [name for name, kind in columns.items() if kind != "ints"]
         if wrong:
             raise ConfigError(
-                f"list_slice with columns needs lists of ids, but {wrong} are not",
-                "put categorify or hash_bucket before it",
+                f"list_slice with columns=true needs lists of ids, but {wrong} are not",
+                "put categorify or hash_bucket before list_slice",
             )
         return [
             Step(self, (name,), tuple(names), dict.fromkeys(names, "int"))

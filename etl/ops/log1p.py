@@ -33,7 +33,9 @@ class FittedLog1p(RowWise):
 
 
 class Log1p(Operator):
-    """Computes the natural logarithm of 1 + x. Values of -1 or less become null: put clip before log1p.
+    """Computes the natural logarithm of 1 + x. Values of -1 or less become null.
+
+    To avoid these nulls, put clip before log1p.
 
     | in   | out    |
     |------|--------|

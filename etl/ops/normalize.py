@@ -48,10 +48,11 @@ class FittedNormalize(RowWise):
 class Normalize(Operator):
     """Computes (x - mean) / std, with the mean and population standard deviation of the training rows.
 
-    Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Mean and std are
-    exact, after values are rounded to multiples of 2**-24 (6e-8). If a value of a training row is 2**69
-    (5.9e20) or more, fitting raises DataError: put clip or log1p before normalize. 64-bit integers are
-    always smaller. Results outside the range of float32 are clipped to this range.
+    Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Values are
+    rounded to multiples of 2**-24 (6e-8); mean and std are computed exactly from the rounded values. If the
+    absolute value of a number in the training rows is 2**69 (5.9e20) or more, fitting raises DataError: put
+    clip or log1p before normalize. All 64-bit integers are below this limit. Results outside the range of
+    float32 are clipped to this range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|
@@ -67,7 +68,7 @@ class Normalize(Operator):
         moments = statistics.moments
         if moments is None or moments.rows == 0:
             raise DataError(
-                f"normalize cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
+                f"normalize cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
                 f"add fill before normalize, or remove {step.inputs[0]} from features",
             )
         return FittedNormalize(step.inputs, step.outputs, moments.mean, moments.std or 1.0)

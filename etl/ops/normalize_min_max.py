@@ -1,4 +1,4 @@
-"""NormalizeMinMax: scales the range of the training rows to 0 to 1."""
+"""NormalizeMinMax: scales numbers so that those of the training rows are between 0 and 1."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class FittedNormalizeMinMax(RowWise):
 class NormalizeMinMax(Operator):
     """Computes (x - min) / (max - min), with the minimum and maximum of the training rows. Null stays null.
 
-    Results of other rows may be below 0 or above 1. If all training rows have the same value, the divisor is
-    1. Results outside the range of float32 are clipped to this range.
+    Results are between 0 and 1 for training rows, but may be below 0 or above 1 for other rows. If all
+    training rows have the same value, max - min is 0 and is replaced by 1. Results outside the range of
+    float32 are clipped to this range.
 
     | in   | out (training rows 2 to 6) |
     |------|----------------------------|
@@ -65,7 +66,7 @@ class NormalizeMinMax(Operator):
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns name → aggregate of one input over the training rows."""
+        """Returns Spark aggregates of the input `value` over the training rows, by name."""
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
@@ -74,13 +75,13 @@ class NormalizeMinMax(Operator):
         if least is None:
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
-                "it has no value in the training rows",
-                f"add fill before it, or remove {step.inputs[0]} from features",
+                "the column is null in all training rows",
+                f"add fill before normalize_min_max, or remove {step.inputs[0]} from features",
             )
         if not math.isfinite(most - least):
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
                 f"the range from {least} to {most} is too large for a double",
-                "put clip before it",
+                "put clip before normalize_min_max",
             )
         return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

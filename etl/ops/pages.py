@@ -22,7 +22,8 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "ids": (
         "Ids",
-        "Replace values by ids of an embedding table, as categorical features need them.",
+        "Replace values by ids, which are row numbers of an embedding table. Categorical features must be "
+        "ids.",
         ("categorify", "hash_bucket", "hashed_cross", "bucketize"),
     ),
     "keys": (
@@ -32,7 +33,8 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "lists": (
         "Lists",
-        "Process fields with several values: as multi-hot features, or as a fixed number of columns.",
+        "Convert fields with several values to multi-hot features or to a fixed number of columns, and "
+        "compare them.",
         ("split_list", "list_slice", "list_similarity", "value_count"),
     ),
     "columns": (
@@ -42,7 +44,8 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "rows": (
         "Rows",
-        "Operators for the section `prepare`: drop rows, compare them with earlier ones, combine them.",
+        "Drop rows, compare rows with earlier rows, and combine rows. These operators are for the section "
+        "`prepare`.",
         ("filter", "dropna", "difference_lag", "groupby"),
     ),
 }
@@ -50,7 +53,7 @@ _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here a
 
 
 def pages() -> dict[str, str]:
-    """Returns file name → text of the page."""
+    """Returns the texts of all pages, by file name."""
     texts = {f"{family}.md": _page(title, intro, names) for family, (title, intro, names) in FAMILIES.items()}
     index = [_HEAD, "# Operators\n"]
     index.append(
@@ -58,8 +61,14 @@ def pages() -> dict[str, str]:
         "Write an operator without parameters as its name (`log1p`), and one with parameters as a mapping "
         "(`{clip: {min: 0}}`). The operators of a group run in order, "
         "on each column separately, unless an operator combines several columns. "
-        "In Python the same chain is "
-        '`["I1", "I2"] >> Clip(min=0) >> Log1p()`.\n'
+        'In Python, `["I1", "I2"] >> Clip(min=0) >> Log1p()` is a group with the columns I1 and I2 and these '
+        "two operators.\n\n"
+        "The line *Takes* of an operator lists the types of columns that it accepts: `int`, `float`, "
+        "`string`, `ints` (lists of integers) and `strings` (lists of strings). "
+        "An operator is computed by one of two engines: `sql` uses Spark expressions and joins, `arrow` uses "
+        "Arrow arrays in Python workers. "
+        "Three ids are reserved: 0 (PAD_ID) fills empty positions, 1 (NULL_ID) stands for null, and "
+        "2 (OOV_ID) stands for values that are not in a vocabulary.\n"
     )
     index.append("| Page | Operators |\n|---|---|")
     index += [
@@ -82,13 +91,13 @@ def _page(title: str, intro: str, names: tuple[str, ...]) -> str:
 
 
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
-    """The table of parameters, and what the operator accepts."""
+    """Returns the table of an operator's parameters, and sentences about its types and engine."""
     facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
     if not issubclass(operator, Operator):
-        return "\n".join([*facts, "Computed by the sql engine.\n"])
+        return "\n".join([*facts, "This operator always runs in the engine `sql`.\n"])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].sql_only:
-        sentence += " Rows of tables are computed only by the sql engine."
+        sentence += " Feature tables with this operator are always computed by the engine `sql`."
     return "\n".join([*facts, sentence + "\n"])
 
 

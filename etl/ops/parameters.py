@@ -13,7 +13,7 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
-    """Validates the value and returns it unchanged, because `3` and `3.0` must have different digests."""
+    """Validates a number and returns it unchanged, so that the digest of parameters tells `3` from `3.0`."""
     number = validate(value)
     if not abs(number) <= FLOAT32_MAX:
         raise ValueError("it is outside the range of float32: use a number within ±3.4e38")
@@ -43,7 +43,7 @@ _RULES = {
 
 
 class Parameters(Strict):
-    """Parameters of an operator: frozen, without unknown keys, and without conversion of types.
+    """Parameters of an operator. They are immutable. A value of another type than declared is an error.
 
     Raises:
         ConfigError: a parameter is missing, unknown or not allowed.
@@ -59,12 +59,12 @@ class Parameters(Strict):
         except ValidationError as error:
             raise ConfigError(
                 f"{self.name} {'; '.join(_problems(error, values, sorted(type(self).model_fields)))}",
-                f"correct these parameters; docs/operators describes those of {self.name}",
+                f"correct these parameters; docs/operators describes the parameters of {self.name}",
             ) from error
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Returns one message per wrong parameter. pydantic reports one error per possible type instead."""
+    """Returns one message per wrong parameter, where pydantic reports one error per possible type."""
     rules: dict[tuple[Any, ...], list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"], values)
@@ -82,7 +82,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence
 
 
 def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
-    """The keys and indices of an error's location, without the names of types that pydantic adds."""
+    """Returns the keys and indices of an error's location, without the names of types that pydantic adds."""
     path: list[Any] = []
     for part in location:
         if (isinstance(values, Mapping) and part in values) or (

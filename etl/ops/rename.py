@@ -32,7 +32,7 @@ class FittedRename(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None without ids."""
+        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
         return self.size
 
 
@@ -51,7 +51,7 @@ class Rename(Operator):
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
     names: Mapping[str, str] | None = Field(
-        default=None, description="Old name → new name. Null: every column gets prefix and suffix."
+        default=None, description="Maps old names to new names. Null: every column gets prefix and suffix."
     )
     prefix: str = Field(
         default="", description="Text before the name of each column that `names` does not contain."
@@ -64,16 +64,20 @@ class Rename(Operator):
     def _changes_a_name(self) -> Rename:
         if not self.names and not self.prefix and not self.suffix:
             raise ConfigError(
-                "rename has neither names nor prefix nor suffix", "write rename: {names: {C1: user}}"
+                "rename has neither names nor prefix nor suffix",
+                "set one of them, such as rename: {names: {C1: user}}",
             )
         return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         new_names = dict(self.names or {})
         unknown = sorted(set(new_names) - set(columns))
         if unknown:
-            raise ConfigError(f"rename lists {unknown}, which are not in {list(columns)}", "correct `names`")
+            raise ConfigError(
+                f"rename.names lists {unknown}, which are not in {list(columns)}",
+                "list only columns of the group in `names`",
+            )
         return [
             Step(self, (name,), (new,), {new: kind})
             for name, kind in columns.items()

@@ -1,4 +1,4 @@
-"""SplitList: splits a text into a list of its parts."""
+"""SplitList: splits a text at a separator into a list."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FittedSplitList(RowWise):
 
 
 class SplitList(Operator):
-    """Splits texts at `separator` into lists. Empty parts are removed. Null stays null.
+    """Splits texts at `separator` into lists. Empty elements are removed. Null stays null.
 
     | in      | out (separator="|") |
     |---------|---------------------|
@@ -61,10 +61,10 @@ class SplitList(Operator):
 
     name: ClassVar[str] = "split_list"
     takes: ClassVar[tuple[Type, ...]] = ("string",)
-    separator: str = Field(default="|", min_length=1, description="Text between two parts of a list.")
+    separator: str = Field(default="|", min_length=1, description="Text between two elements of a list.")
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return "strings"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:

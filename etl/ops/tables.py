@@ -1,4 +1,4 @@
-"""The published tables of a workflow version, for both engines: vocabularies and statistics by key."""
+"""Opens the published tables of a workflow version: vocabularies, statistics by key, external tables."""
 
 from __future__ import annotations
 
@@ -24,30 +24,38 @@ RARE = "rare"
 
 
 def workflow_table(lake: Lake, version: str, name: str) -> Partition:
-    """The partition of one table of a workflow version. `name` is `vocabulary`, `rare`, or a step's table."""
+    """Returns the partition of one table of a workflow version.
+
+    `name` is `vocabulary`, `rare` (values without an id), or the name of a step's table.
+    """
     return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", 3, lake.recorder)
 
 
 def vocabulary_key(name: str) -> str:
-    """The key of a single vocabulary in `Tables.rows`."""
+    """Returns the key of a single vocabulary in `Tables.rows`."""
     return f"{VOCABULARY}/{name}"
 
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Opens tables in a Python worker, for lookups of the `arrow` engine. The object is small and picklable.
+    """Opens the tables of a workflow version in a Python worker, where the `arrow` engine looks up values.
+
+    The object is small and picklable. The age of a value is the number of days from the day on which the
+    value was last seen to the last training day.
 
     Attributes:
-        files: table → its Parquet files.
-        latest: the last day that the workflow has counted, in days since 1970-01-01. The age of a value
-            is computed relative to this day.
+        files: maps each table to its Parquet files.
+        latest: the last training day of the workflow, in days since 1970-01-01.
     """
 
     files: Mapping[str, tuple[str, ...]]
     latest: int = 0
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
-        """Returns a lookup of one vocabulary's values, and their int32 ids. Omits values that are too old."""
+        """Returns a lookup of one vocabulary's values, and their int32 ids.
+
+        Values that are older than `max_age_days` are omitted.
+        """
         oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
         return open_vocabulary(self.files.get(VOCABULARY, ()), name, oldest)
 
@@ -59,13 +67,14 @@ class LocalTables:
 
 @dataclass(frozen=True)
 class Tables:
-    """The same tables as frames, which the `sql` engine joins.
+    """The tables of a workflow version as Spark frames, which the `sql` engine joins.
 
     Attributes:
-        frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for
-            `vocabulary`.
-        rows: table, or `vocabulary/<name>` → its number of rows.
+        frames: maps each table to its frame. The table `vocabulary` has the columns column, value, id, count
+            and last_seen. All other tables have a string column `key`, and the columns to look up.
+        rows: number of rows of each table, and of each single vocabulary (`vocabulary/<name>`).
         broadcast_max_rows: maximum number of rows of a table that Spark broadcasts to every task.
+        local: the tables of this version for Python workers.
     """
 
     frames: Mapping[str, DataFrame]
@@ -74,14 +83,17 @@ class Tables:
     local: LocalTables
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> DataFrame:
-        """Returns (value, id) of one vocabulary, broadcast if it is small. Omits values that are too old."""
+        """Returns the columns value and id of one vocabulary. Spark broadcasts the frame if it is small.
+
+        Values are omitted if they were last seen more than `max_age_days` before the last training day.
+        """
         entries = self.frames[VOCABULARY].where(F.col("column") == name)
         if max_age_days is not None:
             entries = entries.where(F.col("last_seen") >= self.local.latest - max_age_days)
         return self._sized(entries.select("value", "id"), vocabulary_key(name))
 
     def keyed(self, name: str) -> DataFrame:
-        """Returns the keyed table, broadcast if it is small."""
+        """Returns the frame of a table with a column `key`. Spark broadcasts the frame if it is small."""
         return self._sized(self.frames[name], name)
 
     def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
@@ -98,7 +110,7 @@ def open_tables(
     broadcast_max_rows: int,
     latest: int,
 ) -> Tables:
-    """Opens the named tables of a version. Small tables are cached in memory."""
+    """Opens the named tables of a workflow version. Tables of at most `broadcast_max_rows` are persisted."""
     frames, files = {}, {}
     for name in names:
         partition = workflow_table(lake, version, name)

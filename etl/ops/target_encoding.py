@@ -22,12 +22,12 @@ from storage.feature_spec import LABEL, ROW_ID
 
 
 def fold_of(folds: int) -> Column:
-    """The fold of a row: XXH64 of its row_id, modulo the number of folds. It is the same in every run."""
+    """Returns the fold of a row: XXH64 of row_id, modulo the number of folds. It is the same in every run."""
     return F.pmod(F.xxhash64(F.col(ROW_ID).cast("bigint")), F.lit(folds).cast("bigint"))
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """(total + smoothing * prior) / (count + smoothing): a mean that is close to the prior for few rows."""
+    """Returns (total + smoothing * prior) / (count + smoothing). It is near the prior for a small count."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
@@ -54,7 +54,7 @@ class FittedTargetEncoding(KeyedFitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns the frame, joined with tables if necessary, and one expression per output."""
+        """Returns `rows`, joined with the table of sums by key, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         whole = smoothed(of("sum"), of("count"), F.lit(self.prior), self.smoothing)
         encoded = F.coalesce(whole, F.lit(self.prior))
@@ -88,18 +88,23 @@ class FittedTargetEncoding(KeyedFitted):
 class TargetEncoding(Operator):
     """Replaces a key by the smoothed mean of `target` over the training rows with this key, out of fold.
 
-    The result is (sum + smoothing * prior) / (count + smoothing). The prior is the mean over all training
-    rows. The method is from Micci-Barreca, "A preprocessing scheme for high-cardinality categorical
-    attributes" (2001), but the weight of the prior is constant.
+    The result is (sum + smoothing * prior) / (count + smoothing). Here sum and count are those of the target
+    over the training rows with the key, and prior is the mean of the target over all training rows. The
+    method is from Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001),
+    but the weight of the prior is constant.
 
-    "Out of fold" means that a training row is encoded only from training rows of the other folds, and the
-    prior is their mean. All other rows are encoded from all training rows. The fold of a row is
-    floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the position in the day's
-    log, so rows of different days with the same row_id are in the same fold. With `negatives`, a drawn row
-    has its own row_id and fold.
+    The training rows are divided into folds. "Out of fold" means that the result for a training row is
+    computed only from the training rows of the other folds. The prior is then the mean over these other
+    folds. The result for any other row is computed from all training rows. If the key is null, or does not
+    occur in the training rows from which the result is computed, the result is the prior.
 
-    If the key is null or does not occur in the rows used, the result is the prior. Each column is a separate
-    key. With `joint`, all columns together form one key. Outputs are named `<key>_te`.
+    The fold of a row is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the
+    position of the row in the log of its day. So rows of different days with the same row_id are in the same
+    fold. With `negatives`, a drawn negative has a row_id of its own, and may be in another fold than its
+    positive row.
+
+    Each column of the group is a separate key. With `joint: true`, all columns together form one key. Outputs
+    are named `<key>_te`.
 
     | key  | target | out (folds=2, smoothing=0) of a training row in fold 0 |
     |------|--------|--------------------------------------------------------|
@@ -120,19 +125,19 @@ class TargetEncoding(Operator):
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together form one key. Otherwise, each is a key.",
+        description="Whether all columns of the group together form one key. If not, each column is a key.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns; raises ConfigError if a name or type is wrong."""
+        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs in addition to the inputs."""
+        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
         return () if self.target == LABEL else (self.target,)
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Returns, for each group, the columns sum and count, and sum_i and count_i for each fold i."""
+        """Returns one row per value of `GROUP`, with sum and count of the target, in total and per fold."""
         target = F.col(self.target).cast("double")
         fold = fold_of(self.folds)
         measures = {"sum": exact_sum(target), "count": F.count(target)}
@@ -142,13 +147,14 @@ class TargetEncoding(Operator):
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """The priors: the mean over all rows and, for each fold, over the rows of the other folds."""
+        """Returns the priors: the target's mean over all rows and, for each fold, over all other folds."""
         if not whole:
             return {"prior": 0.0, "fold_priors": [0.0] * self.folds}
         if whole["sum"] is None:
             raise DataError(
-                f"target_encoding cannot be fitted: {self.target} has values of 5e30 or more",
-                "choose another target",
+                f"target_encoding cannot be fitted: {self.target} has values of 5e30 or more, or their sum "
+                "is 5e30 or more",
+                "choose another column as `target` of target_encoding",
             )
         prior = _mean(whole["sum"], whole["count"])
         fold_priors = [

@@ -1,4 +1,4 @@
-"""ValueCount: computes how long lists are."""
+"""ValueCount: stores the minimum and maximum length of lists."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class FittedValueCount(FittedDataStats):
 
 
 class ValueCount(Operator):
-    """Stores the minimum and maximum length of a column's lists in the training rows in the workflow.
+    """Stores in the workflow the minimum and maximum length of a column's lists in the training rows.
 
-    Use it to choose the size of a multi-hot input of fixed size. Values do not change. Nulls are
-    ignored.
+    Use the maximum to choose the length of a multi-hot input of fixed length. Nulls are ignored. The operator
+    does not change the column.
 
-    | in        | training rows [1] [1 2 3] null | out    |
-    |-----------|--------------------------------|--------|
-    | [1, 2]    | min 1, max 3                   | [1, 2] |
+    | in        | stored (training rows [1], [1, 2, 3], null) | out    |
+    |-----------|---------------------------------------------|--------|
+    | [1, 2]    | min 1, max 3                                | [1, 2] |
     """
 
     name: ClassVar[str] = "value_count"
@@ -36,11 +36,11 @@ class ValueCount(Operator):
     takes: ClassVar[tuple[Type, ...]] = LISTS
 
     def gives(self, taken: Type) -> Type:
-        """The type of an output whose input has the type `taken`."""
+        """Returns the type of an output whose input has the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns name → aggregate of one input over the training rows."""
+        """Returns Spark aggregates of the input `value` over the training rows, by name."""
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
 

@@ -1,4 +1,7 @@
-"""Compares the figures of a data report with the limits of the section `quality`: warns or stops the job."""
+"""Compares the figures of a data report with the limits in the configuration section `quality`.
+
+A figure above its limit causes a warning or stops the job, depending on the limit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Finding:
     """A figure that is above its limit. The limit is the setting `quality.<check>_<level>`.
 
     Attributes:
-        column: the raw column; None if the figure is about the day and not about one column.
+        column: the raw column; None if the figure is about the whole day.
     """
 
     level: Level
@@ -37,7 +40,7 @@ class Finding:
     message: str
 
     def to_facts(self) -> dict[str, Any]:
-        """The finding as JSON values."""
+        """Returns the finding as a mapping of JSON values."""
         return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
@@ -82,7 +85,7 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
 
     Raises:
         DataError: a finding has the level "stop". The message contains the day, columns, values, limits, and
-            the `--set` options that accept the values.
+            the `--set` options that raise the limits above these values.
     """
     stops = [finding for finding in findings if finding.level == "stop"]
     if not stops:
@@ -102,13 +105,14 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
     raise DataError(
         f"the log of {compared.day} differs too much from its train days {days[0]} to {days[-1]}: "
         f"{messages}{more}",
-        f"look at {report} or at the page of the report job, and deliver the day again; if the change is "
-        f"intended, accept it with {options} or list columns that always change in quality.exempt",
+        f"look at the data report in {report} or on the page of the job report, correct the log of "
+        f"{compared.day} and deliver it again; if the change is intended, run the job with {options} "
+        "or add columns that always change to quality.exempt",
     )
 
 
 def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
-    """Figures of rows and clicks of the day.
+    """Yields the figures about the number of rows and the click rate of the day.
 
     Numbers of rows are compared only if the log is split by days. Click rates are compared only if the split
     does not depend on clicks.
@@ -116,7 +120,7 @@ def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
-        message = f"{today.rows} rows, but the median train day has {usual:g}"
+        message = f"the day has {today.rows} rows, but the median train day has {usual:g}"
         yield _Figure("row_shortfall", None, 1 - today.rows / usual, message)
         yield _Figure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates

@@ -1,4 +1,7 @@
-"""Computes summaries of columns, the figures of a profile, from value counts. Summaries can be added."""
+"""Computes the summary of a column from its value counts: number of nulls, most frequent values, and so on.
+
+The profile of a day contains a summary of each column. Summaries of different values can be added.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,19 @@ _UNIT = 2**1074
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of some values of a column.
+    """Figures of a column, computed from all or some of its different values.
 
-    A summary includes all cells of each of its values. So summaries of different values can be added.
+    A cell is the content of a column in one row. If a summary includes a value, it includes all cells with
+    this value. So two summaries can be added if no value is in both.
 
     Attributes:
-        nulls, cells: number of cells without and with a value.
+        nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of different values.
-        top: (value, count) of the most frequent values, by descending count. Values with equal counts are
+        top: (value, count) of the 20 most frequent values, by descending count. Values with equal counts are
             sorted; texts by their UTF-8 bytes.
-        low, high: minimum and maximum of numbers.
-        total: sum of numbers, in units of 2**-1074.
-        bins: bin key (metrics.histogram) → number of cells, for numbers.
+        low, high: minimum and maximum of the numbers; None for text.
+        total: sum of the numbers, in units of 2**-1074.
+        bins: maps each bin key (metrics.histogram) to the number of cells in this bin; None for text.
     """
 
     nulls: int = 0
@@ -72,7 +76,7 @@ class Summary:
         )
 
     def to_json(self) -> str:
-        """The summary as JSON."""
+        """Returns the summary as a JSON text."""
         return json.dumps({**asdict(self), "bins": self.bins and list(self.bins.items())})
 
     @classmethod
@@ -85,7 +89,13 @@ class Summary:
 
 
 def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
-    """Summarises (n,) different values, given as strings, with (n,) counts. At most one value is null."""
+    """Returns the summary of n different values.
+
+    Args:
+        values: (n,) the values as strings. At most one of them is null.
+        counts: (n,) counts[i] is the number of cells with values[i].
+        kind: the kind of the column.
+    """
     valid = values.is_valid()
     nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
     texts, text_counts = values.filter(valid), counts.filter(valid)
@@ -120,9 +130,15 @@ def _in_units(number: float) -> int:
 
 
 def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
-    """Returns, for each piece, column → summary of its rows (piece, column, value, count). One Spark job.
+    """Returns one dictionary per piece. It maps each column to the summary of its values in the piece.
 
-    A column without rows has an empty summary.
+    A piece consists of the rows of one day that are in one split. The function runs one Spark job. A column
+    without rows has an empty summary.
+
+    Args:
+        counts: rows (piece, column, value, count), as `count_cells` returns them.
+        pieces: number of pieces.
+        kinds: maps each column to the kind of its values.
     """
     keyed = counts.select(F.concat("piece", F.lit(":"), "column").alias("key"), "value", "count")
     summaries = reduce_by_key(keyed, partial(_summary_of, dict(kinds)), Summary)

@@ -24,7 +24,7 @@ LABEL_CELLS = ""  # column name of the label in value counts; no raw column has 
 
 @dataclass(frozen=True)
 class Column:
-    """A raw feature column.
+    """A column of the raw log that a feature reads.
 
     Attributes:
         kind: "string" for categorical values, which are compared as text; "int" or "float" for numbers.
@@ -40,7 +40,10 @@ class Column:
 
 
 def feature_columns(config: Config) -> list[Column]:
-    """The raw columns that features read, in order: numbers for dense features, text for all others."""
+    """Returns the raw columns that features read, in the order of the configured features.
+
+    A column of a dense feature is compared as numbers, any other column as text.
+    """
     types = plan(config).columns
     columns: dict[str, Column] = {}
     for group in config.features:
@@ -56,15 +59,17 @@ def _kind(of_column: Type) -> Kind:
 
 
 def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataFrame:
-    """Counts all cells of the columns and the label, and returns (piece, column, value, count).
+    """Counts how often each value of the columns and of the label occurs: (piece, column, value, count).
 
-    All pieces are counted in one pass, because the overhead of a Spark job per day would exceed the time to
-    count a day. Each Arrow batch is counted where it is read, so Spark shuffles counts of values instead of
-    cells. Numbers are converted to texts that can be parsed back exactly; -0.0 is counted as 0.0. The value
-    of nulls is null.
+    All frames are counted in one Spark job, because the overhead of a job per frame would exceed the time to
+    count its rows. The task that reads an Arrow batch also counts it, so Spark shuffles counts of values
+    instead of rows. Numbers are converted to texts that can be parsed back exactly; -0.0 is counted as 0.0.
+    The count of nulls has the value null.
 
     Args:
-        pieces: frames with the columns and the label. The result's `piece` is an index in this list.
+        pieces: frames that have the columns and the label. In the result, `piece` is the index of a frame in
+            this list.
+        columns: the columns to count.
     """
     all_columns = [Column(LABEL_CELLS, "float"), *columns]
     cells = [

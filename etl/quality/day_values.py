@@ -1,4 +1,4 @@
-"""Compares the values of a day with those of the train days: new values, and counts of frequent values."""
+"""Compares the values of a day with those of the train days: counts new values and frequent values."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ Count = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Values:
-    """Figures of some values of a column, without nulls.
+    """Compares a column on a day with the same column on the train days, for all or some of its values.
 
-    An object includes all cells of each of its values. So objects for different values can be added.
+    A cell is the content of the column in one row. Nulls are not included. If an object includes a value, it
+    includes all cells with this value. So two objects can be added if no value is in both.
 
     Attributes:
-        train_cells, day_cells: number of cells on the train days and on the day.
+        train_cells, day_cells: number of cells on the train days, and number of cells on the day.
         train_distinct: number of different values on the train days.
-        new_cells, new_distinct: number of cells, and of different values, of the day whose value does not
-            occur on any train day.
-        top: (value, cells on the train days, cells on the day), sorted by descending cells on the train
-            days, then by value.
-        new_top: (value, 0, cells on the day) of the most frequent new values, sorted by descending cells,
-            then by value.
+        new_cells: number of the day's cells whose value does not occur on any train day.
+        new_distinct: number of different values in these new cells.
+        top: (value, number of cells on the train days, number of cells on the day) of the most frequent
+            values on the train days. They are sorted by descending number of cells on the train days, then
+            by value.
+        new_top: (value, 0, number of cells on the day) of the most frequent new values. They are sorted by
+            descending number of cells, then by value.
     """
 
     train_cells: int = 0
@@ -57,7 +59,7 @@ class Values:
         )
 
     def to_json(self) -> str:
-        """The object as JSON."""
+        """Returns the object as a JSON text."""
         return json.dumps(self.__dict__)
 
     @classmethod
@@ -69,9 +71,15 @@ class Values:
 
 
 def compare_values(spark: SparkSession, train: Sequence[Partition], day: Partition) -> dict[str, Values]:
-    """Returns column → comparison of the day with the train days, from published profiles. One Spark job.
+    """Compares each column on a day with the train days, and returns the comparisons by column name.
 
-    The result lacks columns that have no value on any of these days.
+    The function reads the published profiles of these days and runs one Spark job. A column that has no value
+    on any of these days is not in the result.
+
+    Args:
+        spark: the session.
+        train: the published profiles of the train days.
+        day: the published profile of the day.
     """
     zero = F.lit(0).cast("long")
     window = [
@@ -92,7 +100,10 @@ def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
 
 
 def values_of(column: str, rows: pa.RecordBatch) -> Values:
-    """Computes the figures from rows (column, value, train, day), with one row per value."""
+    """Compares one column, from rows (column, value, train, day) with one row per value.
+
+    `train` and `day` are the numbers of cells with this value on the train days and on the day.
+    """
     table = pa.table({"value": rows.column(1), "train": rows.column(2), "day": rows.column(3)})
     old, new = (
         table.filter(pc.greater(table["train"], 0)),

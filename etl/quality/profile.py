@@ -1,4 +1,8 @@
-"""The profile of a day. If the log is split inside one partition, each split of it has a profile."""
+"""Publishes the profile of a day: exact figures of the rows and of each raw feature column.
+
+Usually all rows of a day are in one split. If instead one partition of the log is divided into splits, each
+of these splits has its own profile.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +37,25 @@ _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Provides summaries of days whose values were already counted when their text was read."""
+    """Summarises days whose values were already counted when the text of their log was read."""
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns, for each day, column → summary of its values. The label counts as a column."""
+        """Returns one dictionary per day. It maps each column and the label to the summary of its values."""
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Returns categorical column → its values on a day compared with the train days."""
+        """Compares each categorical column on a day with the train days. Returns a dictionary by column."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of a day that are in one split. `cut`: whether other rows of the day are in other splits."""
+    """The rows of a day that are in one split.
+
+    Attributes:
+        raw: the raw files of the day.
+        cut: True if other rows of the day are in other splits.
+    """
 
     raw: RawFiles
     split: Split
@@ -55,12 +64,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """The exact figures of one raw feature column. See etl.quality.column_summary for their meaning.
+    """The exact figures of one raw feature column.
 
     Attributes:
-        top: the most frequent values with their counts. Values are cut to 200 characters.
-        low, high, mean: minimum, maximum and mean of numbers.
-        bins: (bin key, cells) of numbers; see metrics.histogram.
+        nulls, cells: number of cells that are null, and number of cells that are not null.
+        distinct: number of different values.
+        top: the most frequent values with their counts. Values are shortened to 200 characters.
+        low, high, mean: minimum, maximum and mean of the numbers; None for text.
+        bins: (bin key, number of cells) of each histogram bin (metrics.histogram); empty for text.
     """
 
     kind: str
@@ -76,12 +87,13 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A published profile.
+    """The published profile of a piece, which consists of the rows of a day that are in one split.
 
     Attributes:
-        manifest: the manifest of the published partition.
+        partition: the published partition.
+        manifest: the manifest of this partition.
         rows, clicks: number of rows, and number of rows with a click.
-        columns: raw feature column → its profile.
+        columns: maps the name of each raw feature column to its profile.
     """
 
     piece: Piece
@@ -99,15 +111,18 @@ def profiles_of(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> list[Profile]:
-    """Publishes the profiles of the pieces as `profiles/<config name>/…/dt=…`, and returns them in order.
+    """Publishes a profile of each piece below `profiles/<config name>`, and returns the profiles in order.
 
-    The profile is stored in the facts of the partition's manifest. The partition's rows (column, value,
-    count) are the values of the categorical columns, for comparison with other days. Profiles that are up to
-    date are read without a Spark job. All others are computed in one pass.
+    Each profile is a partition. The facts of the partition's manifest contain the figures. The partition's
+    rows (column, value, count) say how often each value of a categorical column occurs; they are used to
+    compare days. If the inputs of a published profile have not changed, the profile is read without a Spark
+    job. All other profiles are computed in one pass over the rows.
 
     Args:
+        pieces: the rows of a day that are in one split; one profile is published for each piece.
         rows_of: returns the prepared rows of a day (etl.spark.split_rows).
-        counted: value counts of the days. If given, no rows are read, and the partitions have only facts.
+        counted: if this is not None, profiles are computed from these value counts and not from rows. Then
+            the published partitions have facts but no rows.
     """
     columns = feature_columns(config)
     targets = [
@@ -236,7 +251,10 @@ def _facts(kind: str, summary: Summary) -> dict[str, Any]:
 
 
 def shortened(value: str | Number) -> str | Number:
-    """A value for the facts of a manifest. Long texts are cut, because a raw log may contain any text."""
+    """Shortens a long text for the facts of a manifest. Numbers and short texts are returned unchanged.
+
+    A raw log may contain texts of any length.
+    """
     if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
         return value
     return value[:_MAX_CHARACTERS] + "…"

@@ -1,4 +1,4 @@
-"""Distributed reduce by key: each task computes partial results, and those of the same key are added."""
+"""Distributed reduce by key: tasks compute partial results, which are then added for each key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 
 class Part(Protocol):
-    """A partial result, computed from some rows. Addition must not depend on the order."""
+    """A partial result, computed from some rows. The sum of several parts must not depend on their order."""
 
     def __add__(self, other: Self) -> Self: ...
 
@@ -32,10 +32,10 @@ _SCHEMA = "key string, part string"
 def reduce_by_key(
     rows: DataFrame, summarise: Callable[[str, pa.RecordBatch], P], kind: type[P]
 ) -> dict[str, P]:
-    """Returns key → sum of the partial results of its rows. Runs one Spark job.
+    """Returns a dictionary that maps each key to the sum of the partial results of its rows.
 
-    Each task computes partial results of its rows. Then one task adds all partial results of a key. So the
-    driver collects one row per key.
+    The function runs one Spark job. Each task computes partial results of its rows. Then, for each key, one
+    task adds all partial results. So the driver collects one row per key.
 
     Args:
         rows: the first column must be the key, a string.

@@ -1,4 +1,7 @@
-"""The data report of a run date compares its day with the train days, and lists figures above a limit."""
+"""Publishes the data report of a run date, which compares the last test day with the train days.
+
+The report also lists the figures that are above their limits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _MAX_NEW_VALUES = 5
 
 @dataclass(frozen=True)
 class DataReport:
-    """The comparison, and the findings. No finding has the level "stop", because that raises an error."""
+    """The comparison of a day with the train days, and the figures above their limits.
+
+    All findings have the level "warn", because `report_quality` raises an error for the level "stop".
+    """
 
     compared: Comparison
     findings: tuple[Finding, ...]
@@ -50,20 +56,21 @@ def report_quality(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> DataReport:
-    """Publishes `quality/<config name>/dt=<run date>` and checks it against the limits in section `quality`.
+    """Publishes the data report `quality/<config name>/dt=<run date>`, and compares it with the limits.
 
     The last day of the test split is compared with all days of the train split. Days whose log has not
-    changed since an earlier run are not read again. If no day of the run date has changed, no Spark job runs.
-    The report is published even if a limit stops the job.
+    changed since an earlier run are not read again. If none of the days in `splits` has changed, no Spark job
+    runs. The report is published even if a figure is above a limit that stops the job.
 
     Args:
-        splits: the raw days of each split. If the log is split inside one partition, every split has this
-            partition.
+        splits: the raw files of the days of each split. If one partition of the log is divided into splits,
+            every split has this partition.
         rows_of: returns the prepared rows of a day (etl.spark.split_rows).
         counted: the value counts of the days; None if values are not counted when the text is read.
 
     Raises:
-        DataError: a figure is above a `_stop` limit, or an input cannot be published (see `storage.publish`).
+        DataError: a figure is above its limit `quality.<check>_stop`, or a profile or the report cannot be
+            published (see `storage.publish`).
     """
     cut = config.split.by != "day"
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]

@@ -14,7 +14,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PieceRows:
-    """Number of good rows, and of clicks among them, of one day in one split."""
+    """The number of valid rows of one day in one split, and the number of clicks among these rows."""
 
     dt: str
     split: Split
@@ -37,19 +37,24 @@ class ClickRates:
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """Figures of one raw feature column on the compared day, and on the train days (names with `train_`).
+    """Figures of one raw feature column on the compared day and, if the name has `train_`, on the train days.
+
+    A cell is the content of the column in one row.
 
     Attributes:
         kind: `string` for columns of categorical features, `int` or `float` for columns of dense features.
-        nulls, cells: number of cells without and with a value.
+        nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct, train_distinct: number of different values; `train_distinct` is None for numbers.
         new_cells: number of the day's cells whose value does not occur on any train day; None for numbers.
-        psi, psi_noise: population stability index, and the PSI that chance may cause (metrics.psi); None
-            if one side has no row.
-        moved: (bin that contributes most to the PSI, its share on the train days, its share on the day).
-        top: (value, cells on the day, cells on the train days or None), most frequent on the day first.
-        new_top: (value, cells on the day) of the most frequent new values.
-        low, high, mean: minimum, maximum and mean of the day's numbers.
+        psi, psi_noise: the population stability index (PSI) between the train days and the day, and the PSI
+            that chance alone may cause (metrics.psi). Both are None if the day or the train days have no row.
+        moved: (the bin that contributes most to the PSI, the bin's share of the rows on the train days, its
+            share of the rows on the day).
+        top: (value, number of cells on the day, number of cells on the train days) of the most frequent
+            values of the day. The last number is None if it was not computed.
+        new_top: (value, number of cells on the day) of the most frequent values that do not occur on any
+            train day.
+        low, high, mean: minimum, maximum and mean of the day's numbers; None for text.
     """
 
     name: str
@@ -87,18 +92,21 @@ class ColumnReport:
 
     @property
     def psi_above_noise(self) -> float | None:
-        """The PSI if it is higher than chance may cause, otherwise 0; None if there is no PSI."""
+        """The PSI if it is higher than chance alone may cause, otherwise 0; None if there is no PSI."""
         return None if self.psi is None else above_noise(self.psi, self.psi_noise or 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A day compared with the train days. If the log is split inside one partition, splits are compared.
+    """A day compared with the train days.
+
+    If one partition of the log is divided into splits, its test split is compared with its train split.
 
     Attributes:
         day: the compared day, an ISO date.
-        cut: whether the log is split inside one partition.
-        pieces: numbers of rows and clicks of each day and split.
+        cut: True if one partition of the log is divided into splits.
+        pieces: the number of rows and the number of clicks of each day and split.
+        columns: the comparison of each raw feature column.
     """
 
     day: str
@@ -108,23 +116,29 @@ class Comparison:
 
     @property
     def train(self) -> list[PieceRows]:
-        """The rows of the train days."""
+        """The number of rows and the number of clicks of each train day."""
         return [piece for piece in self.pieces if piece.split == "train"]
 
     @property
     def today(self) -> PieceRows:
-        """The rows of the compared day."""
+        """The number of rows and the number of clicks of the compared day."""
         return next(piece for piece in self.pieces if piece.dt == self.day and piece.split == "test")
 
     @property
     def click_rates(self) -> ClickRates | None:
-        """Click rates of the day and of the train days; None if the day has no rows or train has no click."""
+        """Click rates of the day and of the train days.
+
+        None if the day has no row, or if no train day has a click.
+        """
         today = share(self.today.clicks, self.today.rows)
         train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
         return None if today is None or not train else ClickRates(today, train)
 
     def to_facts(self) -> dict[str, Any]:
-        """The comparison as JSON values. For other readers of the file, it also contains the rates."""
+        """Returns the comparison as JSON values.
+
+        Rates such as `null_rate` are included, so that other programs need not compute them.
+        """
         rates = ("null_rate", "train_null_rate", "new_value_rate")
         return {
             "day": self.day,

@@ -33,7 +33,7 @@ def parse_lines(
     Args:
         lines: has at least the columns `line` and `reason`.
         table: the table's types and separator.
-        positions: index of each of the table's columns in a line.
+        positions: index of the field of each table column in a line.
         width: number of fields that a line must have.
         line: name of the column that holds the line.
         reason: name of the column that holds the reason to reject the line, or null.
@@ -90,14 +90,15 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
 
 
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
-    """Splits each line separately; null for a line that violates the rule of quotes (etl/raw/quotes.py)."""
+    """Splits each line separately; null for a line that violates the rule for quotes (etl/raw/quotes.py)."""
     return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
-    """Returns n typed values, and n reasons, or None if there are no reasons.
+    """Converts n fields to typed values. Returns the n values, and n reasons why a field is malformed.
 
-    An empty field is null. A malformed field is null and has a reason.
+    An empty field becomes null. A malformed field becomes null and has a reason; the reason of all other
+    fields is null. None is returned instead of the reasons if no field is malformed.
     """
     null = pa.scalar(None, pa.string())
     text = pc.if_else(pc.equal(raw, ""), null, raw)
@@ -125,7 +126,7 @@ def _integers(text: pa.Array) -> pa.Array:
 
 
 def floats(text: pa.Array) -> pa.Array:
-    """Converts texts to doubles; null if a text is not a number, or is outside the range of float32."""
+    """Converts texts to doubles; null if a text is not a number within the range of float32."""
     is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
     plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())

@@ -50,8 +50,8 @@ def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"{path} is compressed with zstd; Spark reads zstd only with Hadoop's native library, which "
                 "is missing",
-                "deliver .gz or .bz2, or start Spark with a libhadoop that has zstd "
-                "(spark.driver.extraLibraryPath)",
+                "deliver the file as .gz or .bz2, or start Spark with a libhadoop that has zstd (set "
+                "spark.driver.extraLibraryPath)",
             )
     return zstd_paths
 
@@ -61,7 +61,7 @@ def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
     Returns:
         Frame of (file, block, index, line, is_utf8), like the frame that etl.raw.positions reads with Spark.
-        The path is escaped, the block is 0, and the index is the line's number in the file, from 0.
+        `file` is the path with URL escapes, `block` is 0, and `index` numbers the lines of a file from 0.
     """
     sent = tuple(paths)
     return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)
@@ -93,7 +93,7 @@ def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:
 
 
 def find_damaged(paths: Sequence[str]) -> DataError | None:
-    """Returns an error with the name of the first damaged file, because Spark's error does not contain it."""
+    """Returns an error that names the first damaged file, or None. Spark's own error does not name a file."""
     for path in paths:
         codec = compression(path)
         if codec is None:

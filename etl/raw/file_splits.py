@@ -27,8 +27,8 @@ class FileSplit:
     """The lines of one file that begin in the bytes [start, end).
 
     Attributes:
-        end: None for a compressed file, which is one split.
-        bytes: size of the split in the file.
+        end: None for a compressed file, which is a single split.
+        bytes: number of bytes of the split; for a compressed file, its compressed size.
     """
 
     path: str
@@ -60,12 +60,12 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
 def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
     """Yields the lines of a file split, as blocks of complete lines.
 
-    A line ends with LF, CR LF or CR, as in Spark's text reader. At the end of a file, the line end is
-    optional. The byte order mark of a file is removed.
+    A line ends with LF, CR LF or CR, as in Spark's text reader. The last line of a file may have no line end.
+    A byte order mark at the start of the file is removed.
 
     Args:
-        block_bytes: number of bytes to read at once. By default, a split is one block, but a compressed file
-            has several.
+        block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
+            and a compressed file is read in blocks of 64 MiB.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged.
@@ -83,7 +83,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
 
 def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yields blocks as (data, length in bytes of the complete lines at its start)."""
+    """Yields each block as a pair: the data, and the number of bytes at its start that are complete lines."""
     files, inner = file_io.filesystem(file_split.path)
     if file_split.end is None:
         with files.open_input_stream(inner, compression=None) as raw:
@@ -104,7 +104,7 @@ def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes
 
 
 def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
-    """Position in the file of the first line that begins in the split; None if no line begins in it."""
+    """Returns the position of the split's first line in the file; None if no line begins in the split."""
     position = file_split.start - 1
     while True:
         data = source.read(1 << 16)
@@ -189,5 +189,5 @@ def _require_short(line: bytes, file_split: FileSplit) -> None:
     if len(line) > _LONGEST_LINE_BYTES and b"\r" not in line:
         raise DataError(
             f"{file_split.path} has a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
-            "the file is probably not text with one row per line: deliver such a file",
+            "deliver a text file with one row per line; this file probably has another format",
         )

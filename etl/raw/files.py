@@ -29,9 +29,9 @@ class RawFiles:
         dt: the day; for a table without dates, the run date.
         paths: paths of the files.
         bytes: total size of the files.
-        digest: the digest of the raw manifest, if there is one. Otherwise, a digest of the names (below the
-            part of the path without wildcards), sizes and modification times. So a late or replaced file
-            changes it.
+        digest: the digest of the manifest in the folder of the files, if there is one. Otherwise, a digest of
+            the files' names, sizes and modification times. So a file that arrives late or is replaced
+            changes the digest. Here a name is a path relative to the last folder before a wildcard.
         recorder: records further inputs that are read with these files, such as tables of attributes.
     """
 
@@ -43,7 +43,7 @@ class RawFiles:
 
 
 def raw_path(config: Config, table: RawTable, dt: str) -> str:
-    """The table's path or glob pattern for one day."""
+    """Returns the table's path or glob pattern for one day."""
     return table.path.replace("{lake}", config.lake).replace("{data}", config.data).replace("{date}", dt)
 
 
@@ -52,9 +52,10 @@ def find_raw(
 ) -> RawFiles | None:
     """Returns the raw files of one day; None if there are none. `recorder` records them as inputs of the run.
 
-    If the folder has a manifest, only the files in the manifest are returned. So files of an interrupted or
-    replaced delivery are ignored. Otherwise all files that match the path are returned. Wildcards are also
-    allowed in folders. Names that begin with a dot or an underscore are ignored.
+    If the folder of the raw files has a manifest, only files that the manifest lists are returned. So files
+    of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path are
+    returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
+    begin with a dot or an underscore.
 
     Raises:
         DataError: a file is compressed in a format that no engine can read.
@@ -88,24 +89,31 @@ def require_raw(
     key: str = "log.path",
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> RawFiles:
-    """Returns the raw files of one day, and requires that there are some.
+    """Returns the raw files of one day, which must exist.
 
     Raises:
-        DataError: there are no files, or all are empty. `key`, the configuration key, is in the message.
+        DataError: there are no files, or all are empty. The message names `key`, the configuration key of the
+            path.
     """
     raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
     if raw is None:
         raise DataError(
-            f"no raw file at {pattern} (from {key})", f"deliver the log of {dt}, or correct {key} with --set"
+            f"no raw file at {pattern} (from {key})",
+            f"deliver the raw files of {dt}, or correct {key} in the configuration or with --set",
         )
     if raw.bytes == 0:
-        raise DataError(f"the raw files at {pattern} are empty (0 bytes)", f"deliver the log of {dt} again")
+        raise DataError(
+            f"the raw files at {pattern} are empty (0 bytes)", f"deliver the raw files of {dt} again"
+        )
     return raw
 
 
 def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
-    """Returns (path, path below the part without wildcards, info) of the matching files, ordered by path."""
+    """Returns (path, relative path, info) of the matching files, ordered by path.
+
+    The relative path begins with the first folder that a wildcard matches, or with the file name.
+    """
     remote = "" if file_io.is_local(pattern) else f"{scheme_of(pattern)}://"
     *folders, name = file_io.filesystem(pattern)[1].split("/")
     fixed = next((index for index, folder in enumerate(folders) if _WILDCARD.search(folder)), len(folders))

@@ -1,7 +1,7 @@
-"""The rule for ids of users, items and groups, for both engines.
+"""The rule for ids of users, items and groups, as Spark expressions and for Arrow arrays.
 
-A single id that violates the rule could stop the delivery of all lists: PostgreSQL cannot store NUL
-characters, or index entries of more than 2,704 bytes.
+A single id that violates the rule could stop the delivery of all recommendation lists: PostgreSQL cannot
+store NUL characters, or index entries of more than 2,704 bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
 
 
 def reason(column: str) -> str:
-    """The reason for quarantining a row whose id in this raw column violates the rule."""
+    """Returns the reason for quarantining a row whose id in this raw column violates `RULE`."""
     return f"key:{column}"
 
 
 def is_bad_key(text: Column) -> Column:
-    """Whether a text violates the rule; null for null."""
+    """Returns whether an id violates `RULE`; null for null."""
     return text.rlike(_CONTROL) | (F.octet_length(text) > MAX_KEY_BYTES)
 
 
 def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
-    """Returns (n,) bool: whether each of n texts violates the rule; null for null."""
+    """Returns (n,) bool: whether each of n ids violates `RULE`; null for null."""
     return pc.or_(
         pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
     )

@@ -36,9 +36,9 @@ FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 def read_text_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
 ) -> DataFrame:
-    """Reads the lines of tsv or csv files: row_id, _file, _line_number, _line, typed columns and `_reason`.
+    """Reads tsv or csv files. Returns row_id, _file, _line_number, _line, the typed columns and _reason.
 
-    An empty field is null. `_reason` is null or the first reason to reject the line:
+    An empty field is null. `_reason` is the first reason to reject the line, or null. The reasons are
     `not_utf8` (`_line` has U+FFFD in place of each invalid byte), `quote` (csv only, see etl/raw/quotes.py),
     `field_count`, `integer:<column>` and `number:<column>` (malformed, or outside the range of float32).
 
@@ -66,7 +66,7 @@ def read_text_rows(
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
     """Adds `_fields`: the table's fields as strings, or null if the line does not have `width` fields.
 
-    A csv line that violates the rule of quotes (etl/raw/quotes.py) gets a reason.
+    A csv line that violates the rule for double quotes (etl/raw/quotes.py) gets the reason `quote`.
     """
     fields = F.split(LINE, literal_pattern(table.separator), -1)
     if table.format == "tsv":
@@ -85,7 +85,7 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
 
 
 def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
-    """Returns the index of each of the table's columns in a line, and the number of fields of a line.
+    """Returns the index of each table column in the header, and the number of fields of the header.
 
     Raises:
         DataError: the header lacks a column, or contains a column more than once.
@@ -94,19 +94,20 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
     if missing:
         raise DataError(
             f"{paths[0]} has no columns {missing}; its header is {header}",
-            "correct log.columns (source) or the file",
+            "correct the column names in the configuration (`source`, or `name` if `source` is not set), or "
+            "the header of the file",
         )
     repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
     if repeated:
         raise DataError(
             f"{paths[0]} has more than one column named {repeated[0]!r}; its header is {header}",
-            "deliver the file with different column names",
+            "deliver the file with a different name for each column",
         )
     return [header.index(column.source_name) for column in table.columns], len(header)
 
 
 def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
-    """The header of all csv files.
+    """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
         DataError: a file is empty or damaged; its header differs from the first file's, is too long, is not
@@ -117,7 +118,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     for path, header in headers.items():
         if header != first:
             raise DataError(
-                f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout"
+                f"{path} has the header {header!r}, but {paths[0]} has the header {first!r}",
+                "deliver files with the same header",
             )
     fields = quotes.split_line(first, table.separator)
     if fields is None:
@@ -129,13 +131,14 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _first_line(path: str) -> str:
-    """The header of a csv file. It ends at LF, CR LF or CR, as all lines do."""
+    """Returns the header of a csv file. It ends at LF, CR LF or CR, as all lines do."""
     start = first_bytes(path, _LONGEST_HEADER_BYTES)
     first = re.split(b"[\r\n]", start, maxsplit=1)[0]
     if len(first) == _LONGEST_HEADER_BYTES:
         raise DataError(
-            f"{path}: the first line, its header, is longer than {_LONGEST_HEADER_BYTES} bytes",
-            "deliver a csv file whose first line has the names of its columns, or change log.format",
+            f"{path}: the first line, which must be the header, is longer than {_LONGEST_HEADER_BYTES} bytes",
+            "deliver a csv file whose first line has the names of its columns, or change `format` of this "
+            "table in the configuration",
         )
     try:
         # Some spreadsheets write a byte order mark at the start of a file.
@@ -147,7 +150,7 @@ def _first_line(path: str) -> str:
 
 
 def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
-    """Replaces `_fields` by the table's columns, typed (int as bigint, float as double), and `_reason`."""
+    """Replaces `_fields` by the table's typed columns (int as bigint, float as double); sets `_reason`."""
     values = {
         column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
     }
@@ -171,13 +174,13 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
 
 
 def number_of(text: Column) -> Column:
-    """Converts a text to a double; null if it is not a number, or is outside the range of float32."""
+    """Converts a text to a double; null if the text is not a number within the range of float32."""
     number = F.when(text.rlike(_NUMBER), text.cast("double"))
     return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
 
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
-    """The source columns, the typed columns and `_reason`.
+    """Returns row_id, _file, _line_number and _line, the typed columns and `_reason`, each computed once.
 
     Spark's optimizer would push a filter on `_reason` below this projection. Then every row would be split
     and cast again for each column on which the reason depends. To prevent this, the columns are put into an
@@ -195,7 +198,7 @@ def _empty_to_null(text: Column) -> Column:
 
 
 def _literal_name(column: str) -> str:
-    """A column's name in backquotes, because Spark treats a dot in an unquoted name as access to a field."""
+    """Returns a column's name in backquotes: Spark treats a dot in an unquoted name as access to a field."""
     return "`" + column.replace("`", "``") + "`"
 
 
@@ -207,7 +210,7 @@ def read_parquet_rows(
     Args:
         spark: the session.
         table: names and types of the columns.
-        paths: of the files.
+        paths: paths of the files.
         first_rows: row_id of each file's first row.
 
     Raises:
@@ -217,7 +220,8 @@ def read_parquet_rows(
     missing = [column.source_name for column in table.columns if column.source_name not in raw.columns]
     if missing:
         raise DataError(
-            f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)"
+            f"{paths[0]} has no columns {missing}; its columns are {raw.columns}",
+            "correct the column names in the configuration (`source`, or `name` if `source` is not set)",
         )
     columns: dict[str, Column] = {}
     reasons: list[Column] = [F.lit(None).cast("string")]

@@ -1,4 +1,4 @@
-"""Assigns row_ids: they number the lines of a day from 0, over all its files, equally in every run."""
+"""Assigns row_ids, which number the lines of all files of a day from 0. They are the same in every run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INDEX_IN_TASK = (1 << 33) - 1
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """Reads the lines of text files with their numbers.
 
-    Several tasks may read one file in blocks. So the lines of each block are counted first. This takes one
-    pass over the text, without parsing, and the driver collects one row per block.
+    Spark divides a file into blocks, which different tasks read. So the lines of each block are counted
+    first. This takes one pass over the text, without parsing, and the driver collects one row per block.
 
     Returns:
         Frame of (file, line_number, row_id, line, is_utf8). `file` is an element of `paths`. `line_number`
         starts at 1 in each file, and `row_id` at 0 in the first file. Invalid UTF-8 bytes of a line are
-        replaced by U+FFFD. `is_utf8` is computed directly after the reader, which always runs on the CPU,
-        because a GPU treats all strings as valid.
+        replaced by U+FFFD. `is_utf8` is computed directly after the text reader, which always runs on the
+        CPU, because a GPU treats all strings as valid.
 
     Raises:
         DataError: a compressed file is damaged.
@@ -75,7 +75,7 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Frame of (file, block, index, line, is_utf8). Lines of a block are ordered by the index."""
+    """Returns the frame (file, block, index, line, is_utf8). `index` gives the order of lines in a block."""
     for_workers = spark_cannot_read(spark, paths)
     if for_workers:
         others = [path for path in paths if path not in for_workers]
@@ -92,9 +92,9 @@ def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def paths_by_spark_name(paths: Sequence[str], spark_names: Iterable[str]) -> dict[str, str]:
-    """Returns Spark's name of each file → its path in `paths`.
+    """Maps Spark's name of each file to the path of the file in `paths`.
 
-    Spark adds a scheme to the path, and escapes blanks and percent signs.
+    In its names, Spark adds a scheme to the path, and escapes blanks and percent signs.
     """
     path_of = {_without_scheme(path): path for path in paths}
     return {name: path_of[_without_scheme(unquote(name))] for name in spark_names}

@@ -1,8 +1,8 @@
-"""Splits CSV lines with double quotes by the strict rule of RFC 4180, for both engines.
+"""Splits CSV lines with double quotes by the strict rule of RFC 4180, in Python and as Spark expressions.
 
 A field that contains a double quote must begin and end with a double quote, and each double quote inside must
-be doubled. A line that violates this rule is rejected (reason `quote`). Usually, it is a part of a field that
-contains a line break.
+be doubled. A line that violates this rule is rejected with the reason `quote`. Such a line usually contains
+only a part of a field, because the field contains a line break.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ REASON = "quote"
 
 @lru_cache(maxsize=16)
 def _patterns(separator: str) -> tuple[str, str]:
-    """Regular expressions for Python and Java: a valid line, and a field with the separator after it.
+    """Returns regular expressions for a valid line, and for a field with the separator after it.
 
-    All repetitions are possessive, because backtracking on a long line could overflow Java's stack.
+    Both are valid in Python and Java. All repetitions are possessive, because backtracking on a long line
+    could overflow Java's stack.
     """
     end = f"\\{separator}" if separator in string.punctuation else separator
     field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
@@ -29,7 +30,7 @@ def _patterns(separator: str) -> tuple[str, str]:
 
 
 def split_line(line: str, separator: str) -> list[str] | None:
-    """The fields of a line without their quotes; None if the line violates the rule."""
+    """Returns the fields of a line without their quotes; None if the line violates the rule for quotes."""
     if '"' not in line:
         return line.split(separator)
     line_pattern, field_pattern = _patterns(separator)
@@ -40,12 +41,15 @@ def split_line(line: str, separator: str) -> list[str] | None:
 
 
 def is_broken(line: Column, separator: str) -> Column:
-    """Whether a line violates the rule of quotes."""
+    """Returns whether a line violates the rule for double quotes (RFC 4180)."""
     return F.contains(line, F.lit('"')) & ~line.rlike(rf"\A{_patterns(separator)[0]}\z")
 
 
 def quoted_fields(line: Column, separator: str) -> Column:
-    """The fields of a line without their quotes, as an array of strings. The line must obey the rule."""
+    """Returns the fields of a line without their quotes, as an array of strings.
+
+    The line must obey the rule for quotes: `is_broken` must be false.
+    """
     fields = F.regexp_extract_all(F.concat(line, F.lit(separator)), F.lit(_patterns(separator)[1]), F.lit(1))
     return F.transform(fields, _without_quotes)
 

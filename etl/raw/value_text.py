@@ -1,4 +1,4 @@
-"""Converts values to the text that is hashed, counted and looked up. Both engines return the same bytes."""
+"""Converts values to the texts that are hashed, counted and looked up, with equal bytes in both engines."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def literal_pattern(text: str) -> str:
 
 
 def text_column(value: Column) -> Column:
-    """The text of a value of a frame."""
+    """Returns the text of a value of a Spark frame."""
     return value.cast("string")
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """(n,) the texts of n values."""
+    """Returns the (n,) texts of n values."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
 def joined_column(values: Sequence[Column]) -> Column:
     """Joins several values of a row to one text; null if all values are null.
 
-    A single value is not changed: the result is its text.
+    The text of a single value is not changed.
     """
     if len(values) == 1:
         return text_column(values[0])
@@ -51,7 +51,7 @@ def joined_column(values: Sequence[Column]) -> Column:
 
 
 def joined_array(values: Sequence[pa.Array]) -> pa.Array:
-    """`joined_column` for arrays of n values."""
+    """Returns (n,) texts that equal those of `joined_column`, for Arrow arrays of n values."""
     if len(values) == 1:
         return text_array(values[0])
     parts = [pc.fill_null(text_array(array), MISSING) for array in values]

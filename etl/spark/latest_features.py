@@ -1,4 +1,4 @@
-"""Publishes the tables of users and items: the latest features of each key up to the run date."""
+"""Publishes tables with the latest features of each user and of each item, up to the run date."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ def publish_latest(
     run_date: str,
     features: Sequence[Manifest],
 ) -> dict[str, Manifest]:
-    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per key, sorted by key.
+    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per user or item, sorted by key.
 
-    If the configuration has a table of attributes, features are computed from its rows. Otherwise, each
-    key's latest row in the window's feature partitions is used (latest day, then largest row_id). If a
-    partition with the same inputs exists, it is not written again.
+    If the configuration has a table of attributes (section `users` or `items`), features are computed from
+    the rows of this table. Otherwise, the features of a user or item are those of its latest row in the
+    feature partitions: the row of the latest day with the largest row_id. A partition that already exists for
+    the same inputs is not written again.
 
     Args:
-        spark, config, lake: of the run.
+        spark, config, lake: session, configuration and data lake of the run.
         workflow: computes the features.
-        run_date: the date of the partitions.
-        features: manifests of the window's feature partitions.
+        run_date: the date of the published partitions.
+        features: manifests of the feature partitions of all days of the run.
 
     Returns:
-        `user` and `item` → manifest; empty for a log without keys.
+        The manifests of the two partitions, under `user` and `item`. Empty if the log has no keys.
     """
     if config.keys is None:
         return {}
@@ -83,7 +84,7 @@ def publish_latest(
 
 
 def _rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
-    """The rules for rows of these tables: only lists may be null, and dense features must be finite."""
+    """Returns the rules for rows of the two tables: only lists may be null, and numbers must be finite."""
     lists = {feature.name for feature in spec.multi_hot}
     not_null = [key, *(name for name in columns if name not in lists)]
     return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})
@@ -97,7 +98,7 @@ def _from_window(
     key: str,
     columns: Sequence[str],
 ) -> DataFrame:
-    """Returns the key and `columns` of each key's latest row."""
+    """Returns the columns `key` and `columns` of the latest row of each key."""
     table = lake.features(workflow.version)
     days = [
         rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]).withColumn(

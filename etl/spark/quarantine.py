@@ -1,6 +1,6 @@
 """Quarantine: stores the rows that cannot be parsed, with reason, file, line number and raw text.
 
-If their share of a day's rows exceeds a limit, the job stops.
+If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class DayCounts:
     """Row counts of a day's raw log.
 
     Attributes:
-        rows_in: all rows.
-        good: rows that are used.
-        bad: quarantined rows.
-        dropped: reason → number of rows that are not used. It also includes rows that an operator of
-            `prepare` drops, which are not quarantined.
+        rows_in: number of rows in the raw log.
+        good: number of rows that are used.
+        bad: number of quarantined rows.
+        dropped: number of rows that are not used, by reason. These are the quarantined rows, and rows that an
+            operator of `prepare` drops.
     """
 
     rows_in: int
@@ -54,7 +54,7 @@ _RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Digest of the parsing rules and of the log's settings, except its path."""
+    """Returns a digest of the parsing rules and of the settings of all raw tables, without their paths."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
@@ -64,9 +64,10 @@ def layout_digest(config: Config) -> str:
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
-    """Publishes `quarantine/dt=…` for one day and returns its counts. Reads the day only if it is missing.
+    """Publishes the quarantine partition of one day, and returns the day's row counts.
 
-    The quarantine is published even if the limit is exceeded, because it is needed to find the error.
+    The raw log is read only if there is no partition for this log and these settings. The partition is
+    published even if too many rows cannot be parsed, because its rows help to find the error.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
@@ -103,29 +104,31 @@ def _count_and_publish(
 
 
 def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
-    """Compares a day's counts with the limits.
+    """Checks that a day has rows, and that not too many of its rows are quarantined.
 
     Args:
-        config: the configuration, which has the limits.
+        config: the configuration, which has the limit `quality.max_bad_share`.
         raw: the raw files of the day.
         counts: the day's counts.
-        quarantine: path of the day's quarantine, for the error message.
+        quarantine: path of the day's quarantine partition, for the error message.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
     """
     if counts.rows_in == 0:
         raise DataError(
-            f"the raw log of {raw.dt} holds no row: {raw.paths[0]}", "deliver the log of that day again"
+            f"the raw log of {raw.dt} holds no row: {raw.paths[0]}",
+            f"deliver the raw log of {raw.dt} again",
         )
     bad = counts.bad
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
         raise DataError(
             f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
-            f"{config.quality.max_bad_share:.1%}), by reason {counts.dropped}, first file {raw.paths[0]}",
-            f"look at the lines in {quarantine}; deliver the day again, or raise quality.max_bad_share "
-            "if these rows are not needed",
+            f"{config.quality.max_bad_share:.1%}); number of rows by reason: {counts.dropped}; first file of "
+            f"the day: {raw.paths[0]}",
+            f"look at the lines in {quarantine}; deliver the raw log of {raw.dt} again, or raise "
+            "quality.max_bad_share if these rows are not needed",
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

@@ -26,18 +26,18 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """Reads all rows of a day's raw log, good and bad.
+    """Reads all rows of a day's raw log, with a reason for each row that cannot be used.
 
     Returns:
         Frame with these columns:
-        row_id: index of the row in the day's files, from 0. `negatives` multiplies it later.
+        row_id: index of the row among all rows of the day, from 0. `negatives` changes it later.
         _file, _line_number, _line: file, line number and text of the row.
         _reason: null for a good row. Otherwise, why it cannot be parsed, or the operator of `prepare` that
             drops it.
         the raw columns, with the types of the configuration.
         label: float, 0 or 1.
         user_key, item_key, group_key: strings, if the configuration sets their columns.
-        event_time: µs UTC, if the configuration sets its column.
+        event_time: µs since 1970-01-01 UTC, if the configuration sets its column.
     """
     rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
@@ -61,7 +61,7 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
 
 
 def _bad_key(table: RawTable, name: str) -> Column:
-    """The reason for rows whose id in this column violates the rule of etl/raw/ids.py; otherwise null."""
+    """Returns the reason for rows whose id in this column violates the rule of etl/raw/ids.py; else null."""
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")
@@ -69,12 +69,12 @@ def _bad_key(table: RawTable, name: str) -> Column:
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
-    """The good rows of `read_log`, without file and line."""
+    """Returns the good rows of `read_log`, without the columns of file, line number, line and reason."""
     return rows.where(F.col(REASON).isNull()).drop(FILE, LINE, LINE_NUMBER, REASON)
 
 
 def bad_rows(rows: DataFrame) -> DataFrame:
-    """The bad rows of `read_log`: (row_id, source_file, line_number, reason, line)."""
+    """Returns the bad rows of `read_log` with the columns row_id, source_file, line_number, reason, line."""
     return rows.where(F.col(REASON).isNotNull()).select(
         ROW_ID,
         F.col(FILE).alias("source_file"),
@@ -99,17 +99,17 @@ def read_attributes(
     It has many parameters, because table, key, section and ids vary independently among its callers.
 
     Args:
-        spark, config: of the run.
+        spark, config: session and configuration of the run.
         table: the table to read.
         key: the column or columns whose values must be unique.
         section: the section of the configuration, for error messages.
-        dt: the date of the table.
+        dt: the date that replaces `{date}` in the table's path.
         id_column: the column with ids of users or items; None if there is none.
-        recorder: records the file as an input of the run.
+        recorder: records the table's files as an input of the run.
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/ids.py, or a key
-            is null or not unique, so that a join would multiply rows.
+            is null or not unique. A join with such keys would multiply rows.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
@@ -126,22 +126,22 @@ def read_attributes(
         first = tuple(checked["first_bad"]) if checked else ()
         rule = f" ({ids.RULE})" if id_column and first and first[1] == ids.reason(id_column) else ""
         raise DataError(
-            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): "
-            f"{first}{rule}",
-            f"correct the file or {section}.columns",
+            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse; the line number and reason of "
+            f"the first are {first}{rule}",
+            f"correct the file, or correct {section}.columns in the configuration",
         )
     if checked["keys"] != checked["rows"]:
         key_names = ", ".join(keys)
         raise DataError(
             f"{raw.paths[0]}: {checked['rows']} rows have {checked['keys']} different values of {key_names}; "
             f"{_first_invalid_key(rows, keys)}",
-            f"deliver exactly one row per {key_names}, none of them null",
+            f"deliver exactly one row for each value of {key_names}, without nulls",
         )
     return rows.select(*table.names)
 
 
 def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
-    """A text with the smallest key that is null or not unique."""
+    """Returns a text that names the smallest key that is null or not unique."""
     counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
     null = reduce(or_, (F.col(name).isNull() for name in keys))
     first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()
@@ -150,7 +150,7 @@ def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
 
 
 def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:
-    """The rows of a raw table in any format, as etl.raw.parse returns them."""
+    """Returns the rows of a raw table in any format, with the columns that etl.raw.parse returns."""
     if table.format == "parquet":
         first, first_rows = 0, []
         for path in raw.paths:
@@ -163,7 +163,7 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
 
 
 def _label(config: Config) -> tuple[Column, Column]:
-    """Returns (label, whether the row has a valid label)."""
+    """Returns two expressions: the label of a row, and whether this label is valid."""
     raw = F.col(config.log.label.column)
     kinds = {column.name: column.type for column in config.log.columns}
     value = number_of(raw) if kinds[config.log.label.column] == "string" else raw.cast("double")

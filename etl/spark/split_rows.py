@@ -1,6 +1,6 @@
-"""Prepared rows: good raw rows with splits, negatives and attributes.
+"""Prepared rows: good raw rows with splits, negatives and attributes, after the operators of `prepare`.
 
-Workflows are fitted on them and applied to them.
+Workflows are fitted on prepared rows, and compute features from prepared rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from etl.workflow.feature_plan import plan
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """Returns one day's good rows: keys, label, raw columns, attributes and `_day`.
+    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and `_day`.
 
-    If the log is split inside one partition, the rows also have a column `split`.
+    If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
     """
     rows = good_rows(read_log(spark, config, raw))
     if config.split.by != "day":
@@ -41,11 +41,12 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
 
 
 def preparation(config: Config) -> dict[str, str]:
-    """Returns name → version of the method that draws or divides rows.
+    """Returns the versions of the methods that draw negatives and divide rows into splits.
 
-    It is only set for logs for which an earlier release used another method. It is part of the inputs of
-    workflows, profiles and feature partitions, so that those of the earlier release are written again. For
-    all other logs it is empty, so their partitions remain valid.
+    The result is part of the inputs of workflows, profiles and feature partitions. It contains only methods
+    that differ from those of an earlier release, so that everything that the earlier release computed with
+    its methods is written again. If there is no such method, the result is empty, and existing partitions
+    remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     return {
@@ -55,10 +56,10 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 class PreparedRows:
-    """Returns the prepared rows of days. Each day is prepared only once, because this counts its lines.
+    """Returns the prepared rows of days. Each day is prepared only once, because all its lines are counted.
 
-    If the log is split inside one partition, its rows are persisted, because splits and joins need several
-    passes.
+    If one partition contains all splits (`split.by` is not `day`), its prepared rows are persisted, because
+    splits and joins need several passes over them.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
@@ -66,7 +67,7 @@ class PreparedRows:
         self._of_day: dict[str, DataFrame] = {}
 
     def __call__(self, raw: RawFiles) -> DataFrame:
-        """The prepared rows of a day."""
+        """Returns the prepared rows of a day."""
         if raw.dt not in self._of_day:
             rows = prepared_rows(self._spark, self._config, raw)
             self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()

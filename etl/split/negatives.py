@@ -1,4 +1,4 @@
-"""Draws items without interaction as negatives, for logs that contain only positive rows."""
+"""Draws negatives, which are items without a row of the user, for logs that have only positive rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ _SINCE = "_since"
 
 
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
-    """Adds up to `per_positive` negatives per positive row: items for which the user has no visible row.
+    """Adds up to `per_positive` negatives for each positive row: items for which the user has no row.
 
-    For a row, the rows of its split and of earlier splits are visible: the train split for a train row, and
-    all rows for a test row. So validation and test rows do not change the negatives of a train row. If there
-    is no column `split` (one day of a log that is stored by day), all rows of the day are visible.
+    The draws for a row use only rows of the same split and of earlier splits. For a train row, these are the
+    train rows; for a test row, these are all rows. So validation and test rows do not change the negatives of
+    a train row. If there is no column `split` (one day of a log that is stored by day), the draws use all
+    rows of the day.
 
-    Draw n of a row takes the item at index pmod(xxhash64(row_id, n, seed), number of visible items). Items
-    are ordered by the first split in which they occur, then by item. The result depends only on the log and
-    the configuration. If the user has a visible row with the drawn item, the draw is skipped.
+    Let m be the number of items in the rows that the draws for a positive row use. Draw n, from 1 to
+    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). Items are ordered by the first
+    split in which they occur, then by item key. If the user has one of the used rows with the drawn item, no
+    row is added. The result depends only on the log and the configuration.
 
-    A new row has label 0 and the columns of its positive row, except the item. `row_id` becomes
+    A new row has label 0 and the columns of its positive row, except the item. All `row_id`s become
     row_id * (per_positive + 1) + n, with n = 0 for the rows of the log.
 
     Args:
         rows: frame with keys, label and row_id.
-        config: number of draws and seed.
+        config: maximum number of negatives per positive row, and the seed.
         item_column: the raw column of the item key.
     """
     stride = config.per_positive + 1
@@ -70,12 +72,12 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
 
 
 def is_drawn(config: Negatives) -> Column:
-    """Whether a row of a feature table is a drawn negative and not a row of the log."""
+    """Returns a condition: the row of a feature table is a drawn negative and not a row of the log."""
     return F.pmod(F.col(ROW_ID), F.lit(config.per_positive + 1).cast("bigint")) != 0
 
 
 def _split_number(rows: DataFrame) -> Column:
-    """0 for train, 1 for validation, 2 for test; 0 for rows without a split."""
+    """Returns the number of a row's split: 0 for train or for no split, 1 for validation, 2 for test."""
     number = F.lit(0)
     if SPLIT in rows.columns:
         for index, split in enumerate(SPLITS):
@@ -84,7 +86,7 @@ def _split_number(rows: DataFrame) -> Column:
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """Number of visible items: those whose first row is in the split `_since` or an earlier split."""
+    """Returns the number of items whose first row is in the split with the number `_since`, or before it."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
     visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])

@@ -38,15 +38,16 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     missing = [day for day in later if not has_log(day)]
     if missing:
         raise DataError(
-            f"there is no raw log for {missing}, the validation and test days of run date {run_date}",
-            "deliver these days",
+            f"there is no raw log for {missing}, which are validation or test days of run date {run_date}",
+            "deliver the raw logs of these days",
         )
     present = [day for day in train if has_log(day)]
     if len(present) < config.min_train_days:
         raise DataError(
-            f"only {len(present)} of the train days {train[0]}..{train[-1]} have a raw log; "
+            f"only {len(present)} of the train days {train[0]}..{train[-1]} have a raw log, but "
             f"split.min_train_days={config.min_train_days}",
-            "deliver the missing days, choose a later --run-date, or lower split.min_train_days",
+            "deliver the raw logs of more train days, choose a later --run-date, or lower "
+            "split.min_train_days",
         )
     return {
         "train": present,
@@ -56,15 +57,16 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
 
 
 def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """Adds a string column `split` to the rows of one partition, by `fraction` or `leave_last_out`."""
+    """Adds a string column `split` to the rows of one partition, by the method `config.by`."""
     return _by_fraction(rows, config) if config.by == "fraction" else _leave_last_out(rows)
 
 
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """Divides rows by event time, or by row_id if the log has no times. Equal times are in the same split.
+    """Divides rows by event time, or by row_id if the log has no times.
 
-    Let rank be a row's index in this order, from 0. A row is in train if rank <= (rows - 1) * train, as for a
-    percentile. Rows that were dropped before, for example quarantined rows, have no rank.
+    Let rank be the index of a row in this order, from 0, and n the number of rows. A row is in the train
+    split if rank <= (n - 1) * `train`, as for a percentile. Rows with equal times are in the same split. Rows
+    that were dropped before, for example quarantined rows, have no rank.
 
     Raises:
         DataError: there are no rows.
@@ -72,7 +74,10 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     timed = EVENT_TIME in rows.columns
     cuts = _time_cuts(rows, config) if timed else _position_cuts(rows, config)
     if cuts is None:
-        raise DataError("the log has no good row", "look at the quarantine for the reasons")
+        raise DataError(
+            "the log has no good row",
+            "correct the raw log; the quarantine has a reason for each rejected row",
+        )
     first, second = cuts
     order = F.col(EVENT_TIME if timed else ROW_ID)
     split = F.when(order <= first, "train").when(order <= second, "validation").otherwise("test")
@@ -80,7 +85,7 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
 
 def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
-    """Returns event_time (µs) of the last train row and of the last validation row, which are percentiles.
+    """Returns the percentiles of event_time (µs) at which the train split and the validation split end.
 
     Returns None if there are no rows.
     """
@@ -95,8 +100,8 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
     """Returns row_id of the last train row and of the last validation row; None if there are no rows.
 
-    One pass counts the rows of each block of row ids. The rows of a block are read only if a split ends in
-    the block, and some of its row ids are missing because their rows were dropped.
+    One pass counts the rows of each block of 2**16 row_ids. The rows of a block are read again only if a
+    split ends in the block and some of its row_ids are missing, because their rows were dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(
@@ -126,11 +131,11 @@ def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:
-    """Uses the last two positives of each user for validation and test.
+    """Uses the last two positive rows of each user for validation and test.
 
-    A user's last positive and all rows after it are test. The positive before it, and all rows from it to the
-    last positive, are validation. All earlier rows are train. A user with only one positive has no validation
-    rows, and a user without positives has only train rows.
+    The test split contains the user's last positive row and all later rows. The validation split contains the
+    second last positive row and all rows between these two. The train split contains all earlier rows. A user
+    with only one positive row has no validation rows, and a user without positive rows has only train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)

@@ -1,7 +1,8 @@
-"""The keyed tables of all steps of one operator, computed in one pass over the training rows.
+"""Computes the keyed tables of all steps of one operator in one pass over the training rows.
 
-If each table were computed separately, the rows would be read three times: for its statistics, for the key
-ranges of its files, and for the statistics over all rows.
+A keyed table has one row per key, with statistics of the training rows that have this key. If each keyed
+table were computed separately, the training rows would be read three times for each of them: for its
+statistics, for the key ranges of its files, and for the statistics over all rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TABLE, _KEY = GROUP
 
 @dataclass(frozen=True)
 class KeyedTables:
-    """The keyed tables of an operator's steps, and its `facts` (see Operator.facts)."""
+    """The keyed tables of the steps of one operator, and the operator's `facts` (see Operator.facts)."""
 
     grouped: DataFrame = field(repr=False)
     facts: dict[str, Any]
@@ -40,9 +41,11 @@ class KeyedTables:
 def keyed_tables(
     rows: DataFrame, operator: Operator, keys: Sequence[Sequence[Column]]
 ) -> Iterator[KeyedTables]:
-    """Returns a context with the keyed tables of an operator's steps. It holds them in memory until it ends.
+    """Computes the keyed tables of an operator's steps, and keeps them in memory until the `with` block ends.
 
     Args:
+        rows: the training rows.
+        operator: the operator of all these steps.
         keys: the input columns of each step. A row in which all inputs of a step are null is not used for
             this step.
 
@@ -61,7 +64,10 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Repeats each row once per key that is not null and, with `with_all_rows`, once for the total."""
+    """Repeats each row for every step whose key is not null in this row.
+
+    With `with_all_rows`, each row is repeated once more, for the statistics over all rows.
+    """
     groups = [
         F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))
         for number, key in enumerate(keys)

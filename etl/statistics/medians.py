@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 
 def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, float | None]:
-    """Returns name → the lower median of the expression.
+    """Returns the lower median of each expression, by the name of the expression in `values`.
 
     The lower median is the smallest value v such that at least half of the values are <= v. Nulls are
     ignored. The median is None if all values are null. The driver collects one number per task and column.
@@ -50,7 +50,12 @@ def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
 
 def _values_at(ranged: DataFrame, targets: list[tuple[int, int, int]]) -> dict[int, float]:
-    """Returns column → the value at the target position within one part of its sorted values."""
+    """Returns, for each column index, the value at a position among the column's sorted values.
+
+    Args:
+        ranged: (column, value, count, part), sorted by column and value. `part` is the Spark partition.
+        targets: (column index, part, position of the value among the column's values in this part, from 1).
+    """
     positions = ranged.sparkSession.createDataFrame(targets, "column int, part int, position long")
     until = Window.partitionBy("column").orderBy("value").rowsBetween(Window.unboundedPreceding, 0)
     running = ranged.join(F.broadcast(positions), ["column", "part"]).withColumn(

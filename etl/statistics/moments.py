@@ -1,11 +1,11 @@
 """Exact mean and variance of many columns in one pass, independent of the order of rows and partitions.
 
 Floating-point sums depend on the order of addition. But statistics are part of digests, so they must be
-reproducible. So values are rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. Sums are
-divided at the end, also as integers.
+reproducible. So values are rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. At the end,
+mean and variance are computed from these sums as exact fractions.
 
-Sums of squares need more digits than Spark's decimal type has. So a number is divided into three parts of
-31 bits: x = upper * 2**62 + high * 2**31 + low, in units of 2**-24. The upper part of numbers below 2**38 is
+Sums of squares need more digits than Spark's decimal type has. So a number x is divided into three parts of
+31 bits: in units of 2**-24, x is upper * 2**62 + high * 2**31 + low. The upper part of numbers below 2**38 is
 0. Each product of two parts is divided into two halves. The parts and these halves are summed separately: as
 64-bit integers within a partition, where they cannot overflow, and as decimals over the partitions.
 """
@@ -39,7 +39,7 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
     Args:
         rows: the training rows.
-        values: name → numeric expression over `rows`; nulls are ignored.
+        values: maps names to numeric expressions over `rows`. Nulls are ignored.
 
     Raises:
         DataError: a value is NaN or infinite, or its absolute value is 2**69 or more.
@@ -96,9 +96,12 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
 @dataclass(frozen=True)
 class ExactSums:
-    """Number of rows, sum of their values in units of 2**-24, and sum of the squares in units of 2**-48.
+    """Exact sums over the values of some rows. The sums of different rows can be added in any order.
 
-    Sums of parts of the rows can be added in any order.
+    Attributes:
+        rows: number of rows.
+        total: sum of the values, in units of 2**-24.
+        squares: sum of the squared values, in units of 2**-48.
     """
 
     rows: int = 0
@@ -109,15 +112,20 @@ class ExactSums:
         return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
-        """Mean and standard deviation of the rows."""
+        """Returns the number of rows, and the mean and standard deviation of their values."""
         return _moments(self.rows, self.total, self.squares)
 
 
 def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSums:
-    """The sums of (n,) float64 values, of which value i occurs counts[i] times. NaN is not allowed.
+    """Returns the exact sums of n different values, of which values[i] occurs counts[i] times.
+
+    Args:
+        name: name of the values for the error message.
+        values: (n,) float64.
+        counts: (n,) int64.
 
     Raises:
-        DataError: as for measure_moments.
+        DataError: a value is NaN or infinite, or its absolute value is 2**69 or more.
     """
     unfit = ~(np.abs(values) < _LIMIT)
     if unfit.any():
@@ -127,7 +135,11 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     parts = {"upper": upper.astype(np.int64), "high": units >> _HALF_BITS, "low": units & (_HALF - 1)}
 
     def total(numbers: np.ndarray) -> int:
-        """The exact sum: each product has at most 63 bits, and Python's integers do not overflow."""
+        """Returns the exact sum of numbers[i] * counts[i].
+
+        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. The products
+        are added as Python integers, which do not overflow.
+        """
         most, least = numbers >> _HALF_BITS, numbers & (_HALF - 1)
         return sum((most * counts).tolist()) * _HALF + sum((least * counts).tolist())
 
@@ -142,7 +154,11 @@ def _sum(parts: Mapping[str, int]) -> int:
 
 
 def _squares(products: Mapping[str, int]) -> int:
-    """The sum of the squares from the sums of products: (u * h**2 + v * h + w)**2 with h = 2**31."""
+    """The sum of the squares from the sums of products.
+
+    A square is (u * h**2 + v * h + w)**2. Here h is 2**31, and u, v and w are the upper, high and low part of
+    the value.
+    """
     return (
         products["upper_upper"] * _HALF**4
         + 2 * products["upper_high"] * _HALF**3
@@ -154,8 +170,9 @@ def _squares(products: Mapping[str, int]) -> int:
 
 def _unfit(name: str, count: int) -> DataError:
     return DataError(
-        f"{name} has {count} values that are NaN, or whose absolute value is 2**69 (5.9e20) or more",
-        "put clip or log1p before normalize",
+        f"the mean of {name} cannot be computed: {count} values are NaN or infinite, or their absolute value "
+        "is 2**69 (5.9e20) or more",
+        "put the operator clip or log1p before normalize in the `ops` of this feature",
     )
 
 

@@ -1,4 +1,7 @@
-"""Statistics of the training rows for the steps of chains, with one pass over the rows per kind."""
+"""Computes the statistics of the training rows that steps need, in one pass per kind of statistic.
+
+A step is an operator with its inputs. A chain of steps computes features from raw columns.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ class StepInputs:
     """A step that needs statistics, with its inputs as columns of the training rows.
 
     Attributes:
-        key: a name for the step, unique in a round of the fit; error messages contain it.
-        values: one expression over the rows per input.
+        key: a name for the step. Steps that are measured together have different keys. Error messages
+            contain the key.
+        values: for each input, an expression over the rows.
         types: the type of each input.
-        cardinality: number of embedding rows, if the first input has ids; otherwise None.
+        cardinality: if the first input contains ids, the number of embedding rows for them; otherwise None.
     """
 
     key: str
@@ -34,7 +38,7 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Returns key → statistics, for steps that need moments, aggregates or a median.
+    """Computes the moments, medians and aggregates that the steps need, and returns them by step key.
 
     Raises:
         DataError: a value is too large to compute exact moments.
@@ -61,7 +65,10 @@ def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
 
 
 def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:
-    """Returns key → name of an aggregate → its value. All are computed in one aggregation."""
+    """Returns one dictionary for each step key. It maps the name of each aggregate to its value.
+
+    All aggregates of all steps are computed in one Spark aggregation.
+    """
     columns: list[Column] = []
     names: list[tuple[str, str]] = []
     for inputs in steps:
@@ -79,5 +86,5 @@ def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[
 
 
 def day_number(day: Column) -> Column:
-    """The number of days from 1970-01-01 to an ISO date."""
+    """Returns the number of days from 1970-01-01 to an ISO date."""
     return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))

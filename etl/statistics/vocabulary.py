@@ -1,4 +1,7 @@
-"""Vocabularies: value → id for each categorical column, from one pass. An extension never changes an id."""
+"""Builds vocabularies, which map the values of categorical columns to ids, in one pass over the rows.
+
+When a vocabulary is extended, new values get ids, and existing ids never change.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ from etl.raw.value_text import text_column
 
 @dataclass(frozen=True)
 class IdRule:
-    """Values that occur at least `min_count` times get an id, but at most `max_size` values do."""
+    """Decides which values of a vocabulary get an id.
+
+    Attributes:
+        min_count: a value gets an id only if it occurs at least this often.
+        first_id: the lowest id.
+        max_size: maximum number of values with an id; None for no limit.
+    """
 
     min_count: int
     first_id: int
@@ -24,8 +33,8 @@ class IdRule:
 def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
     """Counts the values of all columns in one pass, and returns (column, value, count, last_seen).
 
-    The shuffle is keyed by (column, value), so the values of a large column are spread over all tasks. Nulls
-    are not counted.
+    `last_seen` is the last day on which the value occurs. The shuffle is keyed by (column, value), so the
+    values of a large column are spread over all tasks. Nulls are not counted.
 
     Args:
         values: (name of the vocabulary, expression of the value, whether the value is a list).
@@ -58,14 +67,14 @@ def _named(name: str) -> Any:
 
 
 def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
-    """Adds new counts to known ones, and returns (column, value, id, count, last_seen).
+    """Adds the value counts of new days to a vocabulary: (column, value, id, count, last_seen).
 
     Values that occur only in `new` have a null id.
 
     Args:
         known: (column, value, id, count, last_seen) of the vocabulary to extend. It includes rare values,
             which have a null id.
-        new: (column, value, count, last_seen) of days that are not counted yet.
+        new: (column, value, count, last_seen) of days that the vocabulary does not include yet.
     """
     without_id = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
     return (
@@ -77,7 +86,7 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
 
 
 def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
-    """Assigns ids to values that have none and occur often enough: (column, value, id, count, last_seen).
+    """Assigns ids to frequent values that have none, and returns (column, value, id, count, last_seen).
 
     New ids continue after the highest id of the column, or start at the rule's first id. They are assigned by
     descending count; values with equal counts are sorted by their UTF-8 bytes. Values with fewer than
@@ -86,6 +95,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
 
     Args:
         counts: (column, value, id, count, last_seen). The id is null for values without an id.
+        rules: maps each column to its rule.
     """
     marked = counts.withColumn(
         "is_new",
@@ -116,7 +126,10 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
 
 
 def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
-    """One parameter of the rule for the row's column. Columns with equal parameters share a branch."""
+    """Returns an expression: one parameter of the rule for the column that the row names in `column`.
+
+    Columns with equal parameters share a branch of the expression.
+    """
     branches: dict[Any, list[str]] = {}
     for name, rule in rules.items():
         branches.setdefault(value(rule), []).append(name)
@@ -124,9 +137,11 @@ def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
-    """Returns vocabulary → number of entries, highest id, and number of occurrences with and without an id.
+    """Returns the facts of each vocabulary, by its name.
 
-    The driver collects one row per vocabulary.
+    The facts are the number of values with an id (`entries`), the highest id, the number of values without an
+    id (`rare_values`), and how often the values of each group occur. The driver collects one row per
+    vocabulary.
     """
     known = with_id.groupBy("column").agg(
         F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")

@@ -1,24 +1,26 @@
 """The click-log generator: users and items, impressions, and clicks whose best possible AUC is known.
 
-A day depends only on (seed, sizes, date). It has the same bytes whenever, and by any worker, it is
-generated. Read the modules in this order: columns, click (the probability), world (users and items),
-impressions (who sees what), layout and damage (rows to lines), summary (counts), files, generate.
+The content of a day depends only on the seed, the configured sizes and the date. So a day has the same bytes
+whenever it is generated, and whichever worker generates it. Read the modules in this order: columns, click
+(the probability), world (users and items), impressions (which user sees which item), layout and damage (rows
+to lines), summary (counts), files, generate.
 
-A criteo row is the label (1 for a click), then the columns in the order below, separated by tabs. Rows are in
-the order of time. A named row is `clicked`, `event_time` (seconds since 1970 UTC), then the same columns
-under readable names, separated by commas, with a header. All fields except label, time and the two ids may be
-empty. Categories are codes in [0, n), written as 8 hex digits (criteo) or as, for example, `segment_3`
-(named). Integers are decimal.
+In the layout `criteo`, a row is the label (1 for a click), then the columns in the order below, separated by
+tabs. Rows are in the order of time. In the layout `named`, a row is `clicked`, `event_time` (seconds since
+1970 UTC), then the same columns under readable names, separated by commas, with a header. All fields except
+label, time and the two ids may be empty. A category with n levels has the codes 0 to n - 1. They are written
+as 8 hex digits (criteo) or as, for example, `segment_3` (named). Integers are decimal.
 
-The last column below says whether a column changes the click probability: no, on its own (yes), or together
-with another.
+A number at the end of a meaning below is the number of levels of a category. The last column of the table
+says whether a column changes the click probability. Here "with" another column means that each pair of values
+of both columns has its own effect.
 
     criteo  named                  meaning                                            changes the probability
     I1      user_days_registered   age of the account in days                         no
     I2      user_visits            visits in the last month                           yes, by its logarithm
     I3      user_spend_cents       money spent in the last month                      no
     I4      user_reviews_written   reviews the user wrote                             no
-    I5      user_age               years                                              by the group
+    I5      user_age               years                                              by user_age_group
     I6      item_price_cents       price                                              no
     I7      item_reviews           reviews the item has                               yes, by its logarithm
     I8      item_rating_tenths     mean rating, 10 to 50                              yes, by its logarithm
@@ -36,7 +38,7 @@ with another.
     C7      user_plan              membership, 4                                      yes
     C8      user_region            12                                                 no
     C9      user_style             8                                                  with item_colour
-    C10     user_language          5                                                  no
+    C10     user_language          language, 5                                        no
     C11     user_channel           how the user signed up, 6                          no
     C12     item_category          20                                                 with user_segment
     C13     item_theme             12                                                 with user_interest

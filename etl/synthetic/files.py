@@ -23,13 +23,13 @@ _GZIP_WINDOW = 31  # zlib's code for gzip framing with a header that has no time
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file on disk.
+    """A raw file on disk.
 
     Attributes:
-        name: in the partition.
-        bytes: its size.
-        sha256: of its bytes on disk.
-        summary: counts of its rows, of the type of its kind of log.
+        name: name of the file in its partition.
+        bytes: size of the file.
+        sha256: SHA-256 of the file's bytes.
+        summary: counts of the file's rows. Their type depends on the layout of the log.
     """
 
     name: str
@@ -43,7 +43,7 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
 
     Args:
         config: the section `generate`.
-        partition: its folder and date.
+        partition: the partition of the raw log, which has the folder and the date of the file.
         file: number of the file. Files are consecutive parts of the day, so that name order is time order.
 
     Raises:
@@ -77,6 +77,6 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
 
 
 def _gzip(data: bytes) -> bytes:
-    """One gzip member. A file may consist of several (RFC 1952, 2.2)."""
+    """Compresses data to one gzip member. A gzip file may consist of several members (RFC 1952, 2.2)."""
     compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
     return compressor.compress(data) + compressor.flush()

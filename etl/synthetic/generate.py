@@ -18,26 +18,30 @@ from storage.paths import Lake, Partition
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
-    """`config.days` consecutive dates from `first_day` on."""
+    """Returns `config.days` consecutive dates. The first is `first_day`."""
     first = date.fromisoformat(first_day)
     return [(first + timedelta(days=offset)).isoformat() for offset in range(config.days)]
 
 
 def generate_settings(config: Config) -> Generate:
-    """The section `generate`.
+    """Returns the section `generate` of the configuration.
 
     Raises:
-        ConfigError: there is no such section, or its format differs from that of the section `log`.
+        ConfigError: the section is missing, or its layout has another format than the section `log`.
     """
     generate = config.generate
     if generate is None:
-        raise ConfigError("generating a log needs the section generate", "add `generate: {}` to the file")
+        raise ConfigError(
+            "the configuration has no section generate, which says what log to generate",
+            "add `generate: {}` to the configuration file",
+        )
     layout = kind_of(generate).layout
     if (config.log.format, config.log.separator) != (layout.format, layout.separator):
         raise ConfigError(
             f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, "
             f"but log.format={config.log.format} and log.separator={config.log.separator!r}",
-            "change generate.layout or the section log so that both agree",
+            f"set log.format={layout.format} and log.separator={layout.separator!r}, or change "
+            "generate.layout",
         )
     return generate
 
@@ -45,8 +49,8 @@ def generate_settings(config: Config) -> Generate:
 def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
     """Writes and publishes `raw/dt=…` for each date, and returns the manifests in the order of `dates`.
 
-    The content of a file does not depend on the executor of its task. The files of an earlier generation are
-    deleted when the new one is published.
+    The content of a file does not depend on the executor that runs its task. If a day was generated before,
+    its old files are deleted when the new ones are published.
     """
     tasks = [(dt, file) for dt in dates for file in range(config.files_per_day)]
 

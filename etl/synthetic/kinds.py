@@ -1,4 +1,4 @@
-"""The kinds of log that can be generated, by `generate.layout`."""
+"""The kinds of log that can be generated. `generate.layout` selects one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Kind:
     """A kind of log.
 
     Attributes:
-        layout: of its files.
-        blocks: (configuration, day, file) → lines and counts, block by block. Counts have `rows` and can be
-            added.
-        facts: (configuration, day, counts of all files) → the day's facts for its manifest, `best_auc` among
-            them.
+        layout: the layout of the files.
+        blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
+            configuration, the day and the number of the file. Summaries have `rows` and can be added.
+        facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
+            configuration, the day and the sum of the summaries of all files.
     """
 
     layout: Layout
@@ -40,5 +40,5 @@ _KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(config: Generate) -> Kind:
-    """The kind of log of a configuration."""
+    """Returns the kind of log that `generate.layout` selects."""
     return _KINDS[config.layout]

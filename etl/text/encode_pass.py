@@ -33,9 +33,9 @@ class EncodeTask:
 
     Attributes:
         file_split: the file split to read.
-        first_row: row_id of its first line.
+        first_row: row_id of the first line of the file split.
         features_file: path of the file to write. Each attempt at the task adds a different part to the
-            name (storage.publish.own_path).
+            file name (storage.publish.own_path).
         scratch: name under which the scan pass saved the parsed split; None if it did not save it.
     """
 
@@ -71,9 +71,10 @@ class Encoding:
 
 
 def encode_splits(spark: SparkSession, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
-    """Writes one Parquet file per task and returns their paths in the order of the tasks. Does not publish.
+    """Writes one Parquet file per task, and returns the paths of the files in the order of the tasks.
 
-    Rows are distributed round-robin over the row groups of a file, so each group is a sample of the file.
+    The files are not published. Rows are distributed round-robin over the row groups of a file, so each group
+    is a sample of the file.
     """
     sent = tuple(tasks)
     return collect_results(spark, len(sent), lambda index: encode_file_split(sent[index], encoding))
@@ -110,7 +111,10 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
 def _parsed_blocks(
     task: EncodeTask, layout: FileLayout, needed: Sequence[str]
 ) -> Iterator[tuple[int, ParsedBlock]]:
-    """Yields (row_id of the first line, block): the block of the scan pass, or newly parsed blocks."""
+    """Yields (row_id of the block's first line, parsed block) for each block of a file split.
+
+    If the scan pass saved the parsed split, this is loaded as one block. Otherwise the split is parsed again.
+    """
     saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
     if saved is not None:
         yield task.first_row, saved
@@ -146,7 +150,7 @@ def _write(
 
 
 def _columns(blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding) -> Mapping[str, pa.Array]:
-    """Column of the feature table → its (n,) values."""
+    """Returns the (n,) values of each column of the feature table, by column name."""
     names = {name for chain in encoding.chains for name in chain.inputs}
     raw = {name: unify([block.columns[name] for _, block in blocks]) for name in sorted(names)}
     dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}

@@ -46,19 +46,19 @@ class FileLayout:
 
     @property
     def types(self) -> Mapping[str, Type]:
-        """Raw column → its type."""
+        """Maps the name of each raw column to its type."""
         return {column.name: column.type for column in self.columns}
 
     def formula(self, text: str) -> Formula:
-        """A formula over the raw columns."""
+        """Returns the parsed formula, which may refer to the raw columns."""
         return parse(text, kinds_of(self.types))
 
 
 def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
-    """The layout of a log's text files.
+    """Returns the layout of a log's text files.
 
     Raises:
-        DataError: a csv file's header lacks a column or differs from the others.
+        DataError: the header of a csv file lacks a column, or differs from the headers of the other files.
     """
     log = config.log
     positions, width = list(range(len(log.columns))), len(log.columns)

@@ -1,7 +1,7 @@
 """Parses a block of lines into typed, dictionary-encoded columns. Rejected lines get a reason.
 
 The compiled scanner (etl/native/scan.py) finds the fields. This module checks types, once per distinct value.
-The sql engine returns the same rows and reasons.
+With `workflow.engine: sql`, Spark parses the log instead, and returns the same rows and reasons.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 @dataclass(frozen=True)
 class ParsedBlock:
-    """The rows and the rejected lines of one block.
+    """The n valid rows and the rejected lines of one block.
 
     Attributes:
         bytes: size of the block's text.
         lines: number of lines in the block.
-        row_lines: (n,) int64, the line of each good row in the block, from 0.
-        columns: raw column → dictionary array of n values (int64, double or string). Also `label` (float),
-            and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of strings) and
-            `event_time` (int64 µs).
-        counts: raw column → number of rows of each value of its dictionary. Empty if the block has a
-            rejected line.
-        rejected: (line in the block, reason, text) of every line that is not a row, including lines that
-            `filter` or `dropna` drops.
+        row_lines: (n,) int64, for each row the index of its line in the block, from 0.
+        columns: maps each raw column to a dictionary array of n values (int64, double or string). It also has
+            `label` (float) and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of
+            strings) and `event_time` (int64 µs).
+        counts: maps each raw column to the number of rows with each value of its dictionary. Empty if rows or
+            a header were removed after the scan, because the scanner has counted these too.
+        rejected: (index of the line in the block, reason, text) of every line that is not a valid row. This
+            includes lines that the operators `filter` and `dropna` drop.
     """
 
     bytes: int
@@ -49,7 +49,7 @@ class ParsedBlock:
 
 
 class _RowReasons:
-    """Row → the first reason to reject it."""
+    """Maps the index of each rejected row to the first reason for rejecting the row."""
 
     def __init__(self, rows: int) -> None:
         self.by_row: dict[int, str] = {}
@@ -61,7 +61,7 @@ class _RowReasons:
 
     @property
     def good(self) -> np.ndarray:
-        """The rows without a reason, ascending."""
+        """The indices of the rows that are not rejected, ascending."""
         kept = np.ones(self.rows, bool)
         kept[list(self.by_row)] = False
         return np.flatnonzero(kept)
@@ -73,7 +73,7 @@ def parse_block(
     """Parses a block of whole lines.
 
     Args:
-        block: lines that end with LF. The last one may lack it.
+        block: lines that end with LF. The last line may lack the LF.
         layout: the layout of the log.
         wanted: the string columns to return. Numeric columns are always parsed, to check their values.
         header: whether the first line is a header and not a row.
@@ -143,7 +143,7 @@ def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
 
 
 def _rows_with(encoded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
-    """The rows whose code is one of `codes`."""
+    """Returns the indices of the rows whose dictionary code is one of `codes`."""
     marked = np.zeros(len(encoded.dictionary) + 1, bool)
     marked[codes] = True
     return np.flatnonzero(
@@ -201,7 +201,7 @@ def _label(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowRea
 def _event_time(
     columns: Mapping[str, pa.Array], column: str, microseconds: int, reasons: _RowReasons
 ) -> pa.Array:
-    """Returns (n,) int64 µs. A time whose µs do not fit into 64 bits is null."""
+    """Returns the (n,) event times in µs, as int64. A time that does not fit into 64 bits is null."""
     encoded = columns[column]
     instants = encoded.dictionary.cast(pa.int64(), safe=False)
     last = (2**63 - 1) // microseconds
@@ -232,7 +232,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def _with_texts(block: bytes | memoryview, rejected: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
-    """Adds the text to each (line, reason)."""
+    """Adds the text of the line to each (index of the line, reason)."""
     if not rejected:
         return []
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)

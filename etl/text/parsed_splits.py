@@ -1,7 +1,7 @@
 """Stores parsed file splits on a worker's local disk, so that they are not parsed again in the encode pass.
 
-If the file of a split does not exist, the encode pass parses the split again. This happens if another machine
-parsed it, the file was lost, or the disk was nearly full. The files are in Spark's local directories, which
+A split has no file on a worker if another machine parsed the split, if the disk was nearly full, or if the
+file was lost. Then the encode pass parses the split again. The files are in Spark's local directories, which
 Spark deletes when the application ends. `load` deletes a file after reading it.
 """
 
@@ -44,9 +44,10 @@ def save(name: str, block: ParsedBlock) -> None:
 
 
 def load(name: str, columns: set[str]) -> ParsedBlock | None:
-    """Reads and deletes the block that `save` wrote under a name. It has no rejected lines.
+    """Reads the block that `save` wrote under a name, and deletes the file of the block.
 
-    Returns None if the file does not exist, is incomplete, or lacks one of these columns.
+    The returned block contains no rejected lines. The result is None if the file does not exist, is
+    incomplete, or lacks one of these columns.
     """
     path = _path(name)
     if path is None or not path.exists():

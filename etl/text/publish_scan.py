@@ -1,4 +1,4 @@
-"""Publishes the results of the scan pass for a day: its quarantine and its value counts."""
+"""Publishes the results of the scan pass for a day: the day's quarantine and the day's value counts."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ _QUARANTINE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ScannedDay:
-    """One day of a scan pass.
+    """One day that a scan pass has read.
 
     Attributes:
-        raw: the day's files.
-        splits: task → its file split, in the order of the day's lines.
-        summaries: task → its summary. Tasks of other days are included.
+        raw: the raw files of the day.
+        splits: maps the index of each of the day's tasks to its file split, in the order of the day's lines.
+        summaries: maps the index of each task to the summary of its file split. Tasks of other days are
+            included.
     """
 
     raw: RawFiles
@@ -53,7 +54,7 @@ class ScannedDay:
         return ((file_split, self.summaries[task]) for task, file_split in self.splits.items())
 
     def first_lines(self) -> list[tuple[int, str, int, int]]:
-        """(task, path, row_id of the split's first line, index of that line in its file)."""
+        """Returns (task, path, row_id of the first line, index of this line in its file) of each split."""
         starts: list[tuple[int, str, int, int]] = []
         row_id, line_in_file, path = 0, 0, ""
         for task, file_split in self.splits.items():
@@ -70,11 +71,11 @@ def publish_quarantine(
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
     Args:
-        config: of the run.
-        partition: of the quarantine table.
-        day: to publish.
-        scanned: frame of `scan_splits`.
-        inputs: of the partition's manifest.
+        config: the configuration of the run.
+        partition: the day's partition of the quarantine table.
+        day: the day to publish.
+        scanned: the frame that `scan_splits` returned.
+        inputs: the inputs for the partition's manifest.
     """
     dropped: Counter[str] = Counter()
     for _, summary in day.split_summaries():
@@ -113,18 +114,18 @@ def publish_counts(
     """Publishes the files of value counts that the summaries of a day refer to.
 
     Args:
-        config: of the run.
-        partition: of the table of value counts.
-        day: to publish.
+        config: the configuration of the run.
+        partition: the day's partition of the table of value counts.
+        day: the day to publish.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
-        inputs: of the partition's manifest.
+        inputs: the inputs for the partition's manifest.
 
     Raises:
         DataError: the day has no line.
     """
     splits = [*day.split_summaries()]
     if not splits:
-        raise DataError(f"the raw log of {day.raw.dt} holds no line", "deliver the log of that day again")
+        raise DataError(f"the raw log of {day.raw.dt} has no lines", "deliver the log of that day again")
     publish_files(
         partition,
         dict.fromkeys(f"{attempt}/{file_name(summary.file)}" for _, summary in splits),
@@ -147,7 +148,7 @@ def file_name(path: str) -> str:
 
 
 def _sum_by_name(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of each name over all parts. All parts have the same names; sums of zero are included."""
+    """Adds the numbers of each name over all parts. All parts must have the same names."""
     return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 

@@ -1,7 +1,7 @@
 """The scan pass parses every line of the given days once, counts values, and returns rejected lines.
 
-Each task reads one file split. It writes the value counts of the split as Parquet. It returns rejected lines
-and numbers of lines, which the driver needs for the quarantine and for row_ids.
+Each task reads one file split. It writes the value counts of the split as Parquet. It returns the rejected
+lines for the quarantine, and the number of lines, from which the driver computes row_ids.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path for its value counts. Each attempt at the task adds a different part to the name.
-        buckets: number of hash buckets into which its value counts are divided.
+        counts_file: path of the file to write, with the split's value counts. Each attempt at the task adds a
+            different part to the file name.
+        buckets: number of hash buckets into which the value counts are divided.
         scratch: name under which to save the parsed split; None to save nothing.
     """
 
@@ -51,11 +52,11 @@ class SplitSummary:
     """Counts of one scanned file split.
 
     Attributes:
-        lines: number of its lines.
-        good: number of good rows.
-        dropped: reason → number of lines that are not good rows.
-        values: column → number of its distinct values.
-        file: path of its value counts.
+        lines: number of lines.
+        good: number of lines that are valid rows.
+        dropped: maps each reason to the number of lines that are not valid rows for this reason.
+        values: maps each counted column to the number of its distinct values.
+        file: path of the file with the value counts of the split.
     """
 
     lines: int
@@ -88,8 +89,8 @@ def scan_splits(
 
     Args:
         spark: the session.
-        tasks: file splits.
-        layout: of the log.
+        tasks: the file splits to scan.
+        layout: the layout of the log.
         counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.
     """
     sent, names = tuple(tasks), tuple(counted)
@@ -99,7 +100,7 @@ def scan_splits(
 
 
 def collect_summaries(scanned: DataFrame) -> dict[int, SplitSummary]:
-    """Task → summary of its file split. Collects one row per task."""
+    """Returns the summary of each file split, by the index of its task. Collects one row per task."""
     rows = scanned.where("summary is not null").select("task", "summary").collect()
     return {row["task"]: SplitSummary(**json.loads(row["summary"])) for row in rows}
 
@@ -142,7 +143,7 @@ def starts_file(file_split: FileSplit, lines_before: int) -> bool:
 
 
 def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
-    """The raw columns that a parse must return: `features`, and those of label, keys and filters."""
+    """The raw columns that a parse must return: `features`, and the columns of label, keys and filters."""
     names = {*features, layout.label.column}
     if layout.keys:
         names |= set(layout.keys.columns)

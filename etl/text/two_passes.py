@@ -1,6 +1,7 @@
-"""Processes days of text in two passes.
+"""Processes the days of a text log in two passes.
 
-The scan pass writes quarantine and value counts. After the fit, the encode pass writes the features.
+The scan pass publishes the quarantine and the value counts of each day. After the workflow has been fitted,
+the encode pass writes the features.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ class _ScannedSplit:
 
 
 def text_passes_apply(spark: SparkSession, config: Config) -> bool:
-    """Whether Python workers can read the days' files themselves, without Spark frames.
+    """Whether Python workers can read the raw log themselves, without Spark frames.
 
-    They can if the log is text with one partition per day. Spark frames are necessary for logs with
-    attributes, negatives, operators that change rows, or splits inside a partition, and for logs on HDFS,
-    which only Spark's Hadoop client can read. Without the compiled scanner, all logs are read as frames.
+    They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
+    necessary for logs with tables of user or item attributes, with sampled negatives, or with operators that
+    change rows, and for logs on HDFS, which only Spark's Hadoop client can read. Without the compiled
+    scanner, all logs are read as frames.
     """
     applies = (
         choose_engine(spark, config.workflow.engine) == "arrow"
@@ -69,8 +71,8 @@ def text_passes_apply(spark: SparkSession, config: Config) -> bool:
     )
     if applies and not is_built():
         log.warning(
-            "the compiled scanner of text is missing, so Spark reads the days, several times slower; "
-            "run `make setup`"
+            "the compiled scanner of text is missing, so Spark reads the raw log, which is several times "
+            "slower; run `make setup`"
         )
         return False
     return applies
@@ -85,12 +87,12 @@ class TextPasses:
         self._splits: dict[str, list[_ScannedSplit]] = {}
         self._scratch: dict[
             FileSplit, str
-        ] = {}  # file split → name of its saved block, for splits that this run scanned
+        ] = {}  # maps each split that this run has scanned to the name of its saved block
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Scans the days if necessary, and returns day → counts of its rows.
+        """Scans the days that are not scanned yet, and returns the row counts of each day.
 
-        Days that are not scanned yet are read in one job, and their tables are published.
+        The days are scanned in one Spark job. Then their quarantine and their value counts are published.
         """
         missing = [raw for raw in days if not self._is_scanned(raw)]
         if missing:
@@ -114,21 +116,24 @@ class TextPasses:
         return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
-        """Whether the values of all these columns are counted. Values of `float` columns never are."""
+        """Whether the values of all these columns are counted. `float` columns are never counted."""
         return {column.name for column in columns} <= set(self._counted_columns())
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns, for each scanned day, column → summary of its values. The label counts as a column."""
+        """Returns one dictionary per scanned day. It maps each column and the label to its summary."""
         return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Returns text column → its values on a scanned day compared with the training days."""
+        """Compares each text column on a scanned day with the training days. Returns a mapping by column."""
         return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Whether workers can compute all chains: no chain needs frames, and all tables fit in memory."""
+        """Whether workers can compute all features.
+
+        They can if no chain needs Spark frames, and all tables fit in memory.
+        """
         return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
 
     def encode_days(
@@ -140,9 +145,9 @@ class TextPasses:
         """Writes the feature partitions of scanned days in one job, and publishes them.
 
         Args:
-            workflow: computes the features.
-            days: day → its raw files, counts, and the inputs of its manifest.
-            rules: for the rows of the feature table.
+            workflow: the fitted workflow, which computes the features.
+            days: maps each day to its raw files, its row counts, and the inputs for its manifest.
+            rules: checks for the columns of the feature table.
         """
         table = self._lake.features(workflow.version)
         tasks: list[EncodeTask] = []
@@ -192,7 +197,7 @@ class TextPasses:
         return file_layout(self._config, tuple(path for raw in days for path in raw.paths))
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
-        """Inputs of the manifests of quarantine and value counts."""
+        """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""
         shared = {"raw": raw.digest, "layout": layout_digest(self._config)}
         return shared, {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
 

@@ -1,7 +1,9 @@
 """Files of value counts: how often each value of each column occurs in one file split of a day.
 
-A file has one row group per column. If the day is large, it has one row group per hash bucket of a column.
-The footer maps (column, bucket) to row groups, so a task that merges one bucket reads only its row group.
+A file split is a byte range of a raw file. A file of value counts has one row group per column or, if the day
+is large, one row group per hash bucket of a column.
+The footer maps (column, bucket) to row groups, so a task that merges one bucket reads only the row groups of
+this bucket.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from storage import file_io
 from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
-_GROUPS = b"nightrank.groups"  # footer: JSON of (column, bucket, buckets) by row group
+# Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
+_GROUPS = b"nightrank.groups"
 # Lengths and counts are stored as differences, which is smaller and faster to read than plain encoding.
 _ENCODINGS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
-# Maximum size of a day's raw text per hash bucket.
+# Maximum number of bytes of a day's raw text per hash bucket.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
 
@@ -51,7 +54,10 @@ ALL = Bucket()
 
 
 def buckets_for(size: int, most: int) -> int:
-    """The smallest power of two with size / result <= most, but at most MAX_BUCKETS."""
+    """Returns the number of hash buckets for `size` values or bytes, of which a bucket may contain `most`.
+
+    The result is the smallest power of two with size / result <= most, but at most MAX_BUCKETS.
+    """
     needed = max(1, -(-size // most))
     return min(MAX_BUCKETS, 1 << (needed - 1).bit_length())
 
@@ -59,11 +65,13 @@ def buckets_for(size: int, most: int) -> int:
 def write_counts(
     path: str, counts: Mapping[str, tuple[pa.StringArray, np.ndarray]], buckets: int
 ) -> tuple[str, dict[str, int]]:
-    """Writes one file, and returns its path and column → number of rows.
+    """Writes one file of value counts. Returns its path, and the number of rows of each column.
 
     Args:
-        path: path of the file. Each attempt adds a different part to the name (storage.publish.own_path).
-        counts: column → (n different values, their (n,) counts). If null occurs, it is the last value.
+        path: path of the file. Each attempt of a task adds a different part to the file name
+            (storage.publish.own_path).
+        counts: maps each column to (n different values, their (n,) counts). If null occurs, it is the last
+            value.
         buckets: the number of hash buckets of each column.
     """
     groups: list[tuple[str, Bucket, pa.StringArray, np.ndarray]] = []
@@ -112,7 +120,11 @@ def _by_bucket(
 
 
 def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.StringArray, np.ndarray, int]:
-    """Returns (n values without null, their (n,) counts, number of nulls) of a column or of one bucket."""
+    """Reads the value counts of a column, or of one hash bucket of the column, from a file.
+
+    Returns:
+        (n values without null, their (n,) counts, number of nulls). Nulls belong to the first bucket.
+    """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         parquet = pq.ParquetFile(source)

@@ -1,8 +1,8 @@
 """Computes the statistics for a fit from the value counts of the training days, without reading rows.
 
-Normally, one task merges the counts of a column. If a vocabulary has very many values, one task per hash
-bucket merges them. These tasks write the rare values themselves. They send the values that may get an id to
-one further task, which assigns the ids.
+Normally, one task merges the counts of a column. If a vocabulary has very many values, they are divided into
+hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket
+itself. It sends the values that may get an id to one further task, which assigns the ids.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from etl.value_counts.requests import CountRequest, Counts, derived_values
 from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary
 from spark.tasks import Batches, run_tasks
 
-# A row that a task returns belongs to one request. It is a result as JSON, or an entry of a vocabulary
-# (value, id, count, last_seen).
+# Each row that a task returns belongs to one request. The row is either a result as JSON, or an entry of a
+# vocabulary (value, id, count, last_seen).
 _SCHEMA = "request int, result string, value string, id int, count bigint, last_seen int"
 _ARROW = pa.schema(
     [
@@ -41,11 +41,10 @@ _ARROW = pa.schema(
 def compute_statistics(
     spark: SparkSession, requests: Sequence[CountRequest], counts: Counts, folders: VocabularyFolders
 ) -> dict[str, dict[str, Any]]:
-    """Returns key of a request → its result.
+    """Returns a dictionary that maps the key of each request to its result.
 
     The result is {rows, mean, std} for moments, {median} for a median, and {facts, files} for a vocabulary.
-
-    Files of vocabularies are written to `folders`. The caller must publish them.
+    The files of vocabularies are written to `folders`. The caller must publish these files.
 
     Raises:
         DataError: a value is too large to compute exact moments.
@@ -67,7 +66,10 @@ def moments_from(result: Mapping[str, Any]) -> Moments:
 
 
 def _max_values(request: CountRequest, counts: Counts) -> int:
-    """Upper bound for the number of values of a vocabulary; 0 for requests that one task always computes."""
+    """Returns an upper bound for the number of values of a requested vocabulary.
+
+    The result is 0 for requests that one task always computes.
+    """
     if request.statistic != "vocabulary" or request.fixed_values is not None:
         return 0
     return sum(counts.values[column.column] for column in request.columns)
@@ -79,9 +81,10 @@ def _merge_buckets(
     counts: Counts,
     folders: VocabularyFolders,
 ) -> Callable[[int], Iterator[pa.RecordBatch]]:
-    """Computes the requests that are not divided into buckets.
+    """Returns the function that each task runs. Its argument is the index of the task.
 
-    For a bucket, it returns the entries that may get an id, and the facts of the rare values.
+    If a request is not divided into buckets, the function yields the request's result. For one bucket of a
+    request, it yields the vocabulary entries that have or may get an id, and the facts of the rare values.
     """
 
     def run(task: int) -> Iterator[pa.RecordBatch]:
@@ -100,9 +103,9 @@ def _merge_buckets(
 def _combine_buckets(
     requests: tuple[CountRequest, ...], folders: VocabularyFolders
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Combines the results of requests that were divided into buckets.
+    """Returns a function for mapInArrow that combines the results of each request divided into buckets.
 
-    All rows of a request must be in the same partition.
+    All rows of a request must be in the same Spark partition.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:

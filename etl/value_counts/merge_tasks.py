@@ -15,13 +15,14 @@ K = TypeVar("K")
 
 
 def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, Bucket]]]:
-    """Returns, for each task, the hash buckets of columns that it merges.
+    """Returns one list per task: the (column, hash bucket) pairs that the task merges.
 
     Small columns share a task, because every Python task has an overhead of some milliseconds. Each task
-    starts with its largest bucket, so that no slot has to begin a large bucket at the end of the job.
+    starts with its largest bucket, so that no large bucket is begun near the end of the job.
 
     Args:
-        values: column, or its key → upper bound for the number of its different values.
+        values: maps each column to an upper bound for the number of its different values. Any key may stand
+            for a column.
         slots: number of tasks that run at the same time.
     """
     buckets = []

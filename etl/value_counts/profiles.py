@@ -1,7 +1,7 @@
 """Computes column summaries and comparisons of days for the data report from value counts, not from rows.
 
-One task processes a column. A column with very many values is divided into hash buckets, each processed by
-one task, and the results of its buckets are added.
+Usually one task processes a whole column. A column with very many values is divided into hash buckets. Then
+one task processes each bucket, and the results of the buckets are added.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from spark.tasks import run_tasks
 def summarise_days(
     spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
 ) -> list[dict[str, Summary]]:
-    """Returns, for each day, column name → summary of the column's values. The label counts as a column.
+    """Returns one dictionary per day. It maps each column and the label to the summary of its values.
 
-    Runs one Spark job. The driver collects a few rows per column.
+    The function runs one Spark job. The driver collects a few rows per column.
     """
     by_name = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
 
@@ -47,7 +47,10 @@ def summarise_days(
 def compare_days(
     spark: SparkSession, train: Sequence[Counts], day: Counts, columns: Sequence[Column]
 ) -> dict[str, Values]:
-    """Returns categorical column → its values on a day compared with the training days. One Spark job."""
+    """Compares each categorical column on a day with the training days. Returns a dictionary by column.
+
+    The function runs one Spark job. A column that has no value on any of these days is not in the result.
+    """
     names = [column.name for column in columns if not column.numeric]
     sides = tuple((path, 0) for counts in train for path, _ in counts.files)
     sides += tuple((path, 1) for path, _ in day.files)
@@ -84,14 +87,18 @@ def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
 
 
 def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
-    """Column → upper bound for the number of its different values on all days."""
+    """Returns, for each column, an upper bound for the number of its different values on all days."""
     return {name: sum(counts.values[name] for counts in days) for name in names}
 
 
 def _run_by_bucket(
     spark: SparkSession, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
 ) -> Mapping[str, list[list[str]]]:
-    """Calls `function` in workers for each hash bucket. Returns column → results, in the order of buckets."""
+    """Calls `function` in Spark workers for each column and hash bucket. Returns the results by column.
+
+    The results of a column are in the order of its buckets. `values` maps each column to an upper bound for
+    the number of its different values.
+    """
     if not values:
         return {}
     tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)

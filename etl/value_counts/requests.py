@@ -1,4 +1,8 @@
-"""Requests of a fit for statistics from value counts, and values that fitted steps compute from a column."""
+"""Describes the statistics that a fit needs from value counts, and computes the values for these statistics.
+
+A chain is a sequence of steps (operators) that computes features. The statistics of a step may be about
+values that earlier steps of the chain compute from a raw column.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class DerivedColumn:
     Attributes:
         column: name of the raw column.
         chain: the fitted steps.
-        value: name of the value, computed by the chain, whose statistics are needed.
+        value: name of the chain's value whose statistics are needed.
     """
 
     column: str
@@ -38,12 +42,14 @@ class DerivedColumn:
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A fit requests moments or the median of one column, or the vocabulary of one or several columns.
+    """A request for the moments or the median of one column, or for the vocabulary of one or several columns.
 
     Attributes:
+        key: the name of the vocabulary, or another unique name of the request.
         rule: the rule that decides which values of a vocabulary get an id.
         fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
-        parent: files of the parent workflow to extend: (files of vocabularies, files of rare values).
+        parent: files of the earlier workflow version that is extended: (files of vocabularies, files of rare
+            values). Both are empty for a new workflow.
     """
 
     key: str
@@ -60,8 +66,10 @@ class Counts:
 
     Attributes:
         files: (path, day) of each file. The day is a number of days since 1970-01-01.
-        latest: the last of these days.
-        values: column → number of its rows in all files, an upper bound for its number of different values.
+        latest: the last of these days, or a later day that the extended workflow already includes; a number
+            of days since 1970-01-01.
+        values: maps each column to the number of its rows in all files. This is an upper bound for the number
+            of its different values.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -70,7 +78,7 @@ class Counts:
 
 
 def join_days(latest: int, days: Sequence[Counts]) -> Counts:
-    """Combines the counts of several days."""
+    """Combines the value counts of several days. `latest` is copied to the result."""
     values: Counter[str] = Counter()
     for day in days:
         values.update(day.values)
@@ -78,7 +86,11 @@ def join_days(latest: int, days: Sequence[Counts]) -> Counts:
 
 
 def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarray]:
-    """Returns (n values without null, their (n,) counts) of one file. A value may occur more than once."""
+    """Computes the values of a derived column from one file of value counts.
+
+    Returns:
+        (n values without null, their (n,) counts). A value may occur more than once.
+    """
     raw, counts, nulls = read_counts(path, column.column)
     if nulls:  # a step may replace nulls by values
         raw, counts = pa.concat_arrays([raw, pa.nulls(1, pa.string())]), np.append(counts, nulls)
@@ -99,7 +111,7 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
 def derived_texts(
     column: DerivedColumn, path: str, bucket: Bucket = ALL
 ) -> tuple[pa.StringArray, np.ndarray]:
-    """Returns `derived_values` of one hash bucket, with the values as texts."""
+    """Like `derived_values`, but returns only the values of one hash bucket, and returns them as texts."""
     if not column.chain.steps:
         values, counts, _ = read_counts(path, column.column, bucket)
         return values, counts

@@ -1,4 +1,7 @@
-"""Builds a vocabulary from value counts: adds counts to the parent's entries, assigns ids, writes files."""
+"""Builds a vocabulary from value counts: merges the counts, assigns ids and writes files.
+
+If an earlier workflow version (the parent) is extended, the counts are added to those of its vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,13 @@ RARE_SCHEMA = pa.schema([field for field in VOCABULARY_SCHEMA if field.name != "
 
 @dataclass(frozen=True)
 class VocabularyFolders:
-    """The folders for files of values with an id and of rare values, and the rows per row group."""
+    """The folders into which vocabularies are written.
+
+    Attributes:
+        known: the folder for values that have an id.
+        rare: the folder for rare values, which have no id.
+        row_group_rows: maximum number of rows of a Parquet row group.
+    """
 
     known: str
     rare: str
@@ -40,7 +49,10 @@ class VocabularyFolders:
 
 
 def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.Table:
-    """Returns (value, id or null, count, last_seen) of a bucket's values. Counts include the parent's."""
+    """Returns (value, id or null, count, last_seen) of each value in a hash bucket.
+
+    If a parent workflow is extended, its counts are included.
+    """
     if request.fixed_values is not None:
         return _fixed_entries(request.fixed_values, _rule(request), counts.latest)
     sums, ids = Sums(), [np.zeros(0, np.int32)]
@@ -71,7 +83,10 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
 def merge_bucket(
     index: int, request: CountRequest, counts: Counts, bucket: Bucket, folders: VocabularyFolders
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """Writes the rare values of a bucket. Returns (entries that have or may get an id, facts of the rare)."""
+    """Writes the rare values of a hash bucket. Returns the other entries, and the facts of the rare values.
+
+    The other entries are those that have an id or occur often enough to get one.
+    """
     entries = merge_entries(request, counts, bucket)
     enough = pc.greater_equal(entries["count"], _rule(request).min_count)
     stays = pc.or_(pc.is_valid(entries["id"]), enough)
@@ -87,9 +102,11 @@ def write_vocabulary(
     rare: Sequence[Mapping[str, Any]],
     folders: VocabularyFolders,
 ) -> dict[str, Any]:
-    """Assigns ids, writes the files, and returns {facts, files}.
+    """Assigns the ids of a vocabulary, writes its files, and returns {facts, files}.
 
     Args:
+        index: index of the request. The file names contain it.
+        request: the request for the vocabulary.
         entries: all entries that have an id or may get one.
         rare: facts of the rare values that other tasks have written, one per bucket.
     """
@@ -129,7 +146,7 @@ def _fixed_entries(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table
 
 
 def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
-    """Yields the parent's entries of a vocabulary in a bucket, one table per row group."""
+    """Yields the entries of the parent's vocabulary that are in a hash bucket, one table per row group."""
     for path in files:
         files_of_path, inner = file_io.filesystem(path)
         with files_of_path.open_input_file(inner) as source:

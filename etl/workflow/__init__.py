@@ -1,1 +1,1 @@
-"""Turns a configuration into chains of operators. The fitted chains, a workflow, compute features."""
+"""Converts a configuration to chains of operators. Fitted chains form a workflow, which computes features."""

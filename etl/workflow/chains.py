@@ -1,4 +1,4 @@
-"""Fitted chains compute features from raw values, with Spark expressions and joins or on Arrow arrays."""
+"""Fitted chains compute features from raw values, with Spark expressions and joins, or from Arrow arrays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FittedChain:
     """Fitted steps in order.
 
     Attributes:
-        inputs: raw columns; the steps read their values under these names.
+        inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
         types: the type of each input.
         outputs: the features that the chain computes.
     """
@@ -45,12 +45,12 @@ class FittedChain:
 
     @property
     def sql_only(self) -> bool:
-        """Whether only the sql engine can compute the chain for rows of a table."""
+        """Whether feature tables with this chain must be computed by the engine `sql`."""
         return any(step.sql_only for step in self.steps)
 
     @property
     def cardinalities(self) -> dict[str, int]:
-        """Feature → number of embedding rows, for features that are ids."""
+        """Number of embedding rows of each feature whose values are ids."""
         by_value: dict[str, int] = {}
         for step in self.steps:
             if step.cardinality is not None:
@@ -58,7 +58,7 @@ class FittedChain:
         return {name: by_value[name] for name in self.outputs if name in by_value}
 
     def apply(self, rows: DataFrame, tables: Tables, tag: str) -> tuple[DataFrame, dict[str, Column]]:
-        """With the sql engine: returns the rows with joined columns, and value name → expression."""
+        """Returns the rows with joined columns, and the Spark expression of each value (engine `sql`)."""
         values = {
             name: F.col(name).cast(SPARK_TYPES[kind])
             for name, kind in zip(self.inputs, self.types, strict=True)
@@ -72,13 +72,14 @@ class FittedChain:
     def compute(
         self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
     ) -> dict[str, pa.Array]:
-        """With the arrow engine: returns output → array. `arrays` has one array per input.
+        """Returns the array of each output (engine `arrow`). `arrays` has one array per input.
 
-        If the only input is dictionary-encoded or a string, the steps compute each distinct value once.
+        If the chain has a single input, which is a string or dictionary-encoded, the steps process each
+        distinct value only once.
 
         Args:
-            dtypes: feature → dtype, for the features to compute. None: all outputs, with the types that the
-                steps return.
+            dtypes: dtype of each feature to compute. If it is None, all outputs are returned with the types
+                that the steps return.
         """
         encoded = arrays[0] if len(arrays) == 1 else None
         if encoded is not None and (
@@ -112,7 +113,7 @@ class FittedChain:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The chain as JSON values."""
+        """Returns the chain as JSON values."""
         return {
             "inputs": self.inputs,
             "types": self.types,
@@ -125,7 +126,7 @@ class FittedChain:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FittedChain:
-        """The chain whose `to_json` this is."""
+        """Creates the chain from the result of `to_json`."""
         steps = tuple(
             OPERATORS[step["op"]][1].from_state(step["inputs"], step["outputs"], step["state"])
             for step in stored["steps"]
@@ -141,12 +142,12 @@ def apply_chains(
     tables: Tables,
     arrow: bool,
 ) -> DataFrame:
-    """Returns the columns `keep` and the features of the chains, one row per input row.
+    """Returns the columns `keep` and the features of the chains, with one row per input row.
 
     Args:
         features: the features to compute, in the order and with the dtypes of the result.
-        arrow: whether to use Python workers, which compute all chains that they support in one pass. Spark
-            joins compute the other chains.
+        arrow: whether to use Python workers. They compute all chains that are not `sql_only` in one pass.
+            Spark expressions and joins compute all other chains.
     """
     in_workers = [chain for chain in chains if arrow and not chain.sql_only]
     values: dict[str, Column] = {}
@@ -226,7 +227,7 @@ def compute_features(
     dtypes: Mapping[str, str],
     tables: LocalTables,
 ) -> dict[str, pa.Array]:
-    """Returns feature → array (n,), for the features in `dtypes`, from raw columns of n values."""
+    """Computes the features in `dtypes` from raw columns of n values. Returns an array (n,) per feature."""
     features: dict[str, pa.Array] = {}
     for chain in chains:
         features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
@@ -267,6 +268,6 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
 
 
 def as_number(values: pa.Array) -> float | int | list[int] | None:
-    """The value of an array with one value, as a Python value."""
+    """Returns the only value of an array as a Python value."""
     value = values[0].as_py()
     return float(np.float32(value)) if isinstance(value, float) else value

@@ -16,10 +16,11 @@ class Plan:
     """Everything that a configuration does to raw rows.
 
     Attributes:
-        filters: operators that drop rows; they run first.
-        changers: operators that add columns or aggregate rows, in order.
-        columns: column after the changers → type.
-        features: names in the order of the FeatureSpec; a fit may remove some of them.
+        filters: operators that drop rows. They run first.
+        changers: operators that add columns or combine rows, in order.
+        columns: maps each column that exists after the changers to its type.
+        chains: the chains that compute the features.
+        features: names of the features, in the order of the FeatureSpec. A fit may remove some features.
     """
 
     filters: tuple[RowFilter, ...]

@@ -26,13 +26,18 @@ FILE_NAME = "workflow.json"
 
 @dataclass(frozen=True)
 class LocalWorkflow:
-    """A fitted workflow without Spark. It computes features on Arrow arrays, by the `arrow` engine.
+    """A fitted workflow without Spark. It computes features from Arrow arrays, with the `arrow` engine.
 
     Attributes:
-        descriptions: a text for each chain of the configuration; an extension must have the same texts.
-        counted: raw day → digest, for the days whose values this version or an earlier one has counted.
-        vocabularies: vocabulary → its facts: numbers of entries, occurrences, rare_values, rare_occurrences,
-            and the highest id.
+        parent: the version that this version extends; None if all steps were newly fitted.
+        descriptions: a text for each chain of the configuration. A configuration can extend this version only
+            if it has the same texts.
+        counted: maps each training day of this version, and of the versions that it extends, to the digest of
+            the day's raw log.
+        vocabularies: for each vocabulary, the number of values with an id (`entries`) and of their
+            occurrences (`occurrences`), the number of values without an id (`rare_values`) and of their
+            occurrences (`rare_occurrences`), and the largest id (`highest`).
+        local: opens the tables of this version.
     """
 
     version: str
@@ -45,18 +50,21 @@ class LocalWorkflow:
     local: LocalTables
 
     def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
-        """Returns feature → its value for one raw row.
+        """Returns the value of each of these features for one raw row.
 
         `raw` maps raw columns to values; a missing column is null. The row is treated as a row outside the
         training days, so its target encodings are computed from all training rows.
 
         Raises:
-            ConfigError: the workflow has no feature of this name, or a value does not fit its column's type.
+            ConfigError: a feature is not in the workflow, or a value does not fit its column's type.
         """
         by_name = {feature.name: feature for feature in self.spec.features}
         unknown = sorted(set(features) - set(by_name))
         if unknown:
-            raise ConfigError(f"workflow {self.version} has no features named {unknown}", "correct the names")
+            raise ConfigError(
+                f"workflow {self.version} has no features named {unknown}",
+                f"choose from the features {sorted(by_name)}",
+            )
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
         try:
             arrays = one_row(chains, raw)
@@ -67,14 +75,14 @@ class LocalWorkflow:
         return {name: as_number(values[name]) for name in features}
 
     def raw_columns(self, features: Sequence[str]) -> list[str]:
-        """The raw columns that these features depend on, in the order of the chains."""
+        """Returns the raw columns that these features depend on, in the order of the chains."""
         names = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
         return list(dict.fromkeys(names))
 
     def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-        """Returns feature → id → the raw value that has this id. Reads the vocabularies once.
+        """Returns, for each feature, a mapping from ids to the raw values that have these ids.
 
-        The result does not contain reserved ids, or ids that no value has.
+        The vocabularies are read once. Reserved ids, and ids that no value has, are not in the result.
 
         Raises:
             ConfigError: a feature has no vocabulary.
@@ -94,10 +102,10 @@ class LocalWorkflow:
         return values
 
     def vocabulary_of(self, feature: str) -> str:
-        """The name of the vocabulary whose ids a feature has.
+        """Returns the name of the vocabulary whose ids are the values of a feature.
 
         Raises:
-            ConfigError: the feature does not have ids of a vocabulary.
+            ConfigError: the values of the feature are not ids of a vocabulary.
         """
         name = feature
         for step in (
@@ -111,19 +119,23 @@ class LocalWorkflow:
                 break
             name = step.inputs[0]
         raise ConfigError(
-            f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
+            f"{feature} has no vocabulary in workflow {self.version}",
+            "choose a feature that the operator categorify computes",
         )
 
 
 @dataclass(frozen=True)
 class FittedWorkflow(LocalWorkflow):
-    """A fitted workflow that transforms frames, with its tables in a Spark session and its engine."""
+    """A fitted workflow that computes the features of Spark frames, with the given tables and engine."""
 
     tables: Tables
     engine: Engine
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
-        """Returns `spec.table_columns` and `keep`, one row per prepared row (keys, label and raw columns)."""
+        """Returns the columns `spec.table_columns` and `keep`, with one row per prepared row.
+
+        `rows` are prepared rows: they have the keys, the label and the raw columns (etl.spark.split_rows).
+        """
         label = F.col(self.spec.label).cast("float")
         keys = [*self.spec.key_columns, self.spec.label]
         names = [feature.name for feature in self.spec.features]
@@ -131,14 +143,14 @@ class FittedWorkflow(LocalWorkflow):
         return encoded.select(*keys, *names, *keep)
 
     def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
-        """Returns the columns `keep` and the named features in their dtypes, one row per input row."""
+        """Returns the columns `keep` and the named features in their dtypes, with one row per input row."""
         by_name: dict[str, Feature] = {feature.name: feature for feature in self.spec.features}
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
         selected = {name: by_name[name] for name in features}
         return apply_chains(rows, chains, selected, keep, self.tables, self.engine == "arrow")
 
     def decode(self, rows: DataFrame, feature: str, to: str) -> DataFrame:
-        """Adds the column `to` with the raw values of a feature's ids; null for reserved ids.
+        """Adds the column `to` with the raw values of a feature's ids. Reserved ids become null.
 
         Raises:
             ConfigError: the feature has no vocabulary.
@@ -155,7 +167,7 @@ def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]
     The tables of the version must be published before.
 
     Args:
-        tables: published table → number of rows.
+        tables: number of rows of each published table.
     """
     version = workflow.version
     for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
@@ -179,7 +191,7 @@ def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
-    """Whether a version exists and the files of its tables match their manifests."""
+    """Returns whether a version exists and the files of its tables match their manifests."""
     if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
         return False
     tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
@@ -192,24 +204,27 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
         stored = format_versions.WORKFLOW.check(file_io.read_json(path), path)
     except FileNotFoundError as error:
         raise DataError(
-            f"workflow {version} does not exist ({path})", "run build_features to fit it"
+            f"workflow {version} does not exist ({path})", "run build_features to fit a workflow"
         ) from error
     if "chains" not in stored:
         raise DataError(
             f"workflow {version} was written by an earlier release ({path})",
-            "run build_features with --set workflow.mode=fit to fit a new one",
+            "run build_features with --set workflow.mode=fit to fit a new workflow",
         )
     lake.recorder.record_read(lake.workflow(version), version)
     return stored
 
 
 def _table_names(stored: Mapping[str, Any]) -> list[str]:
-    """The tables that features need: all except the table of rare values, which only an extension reads."""
+    """Returns the tables that features need: all except the table of values without an id.
+
+    Only an extension of the workflow reads that table.
+    """
     return [name for name in stored["tables"] if name != RARE]
 
 
 def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Name → number of rows, for each table and for each vocabulary in the table of vocabularies."""
+    """Returns the number of rows of each table, and of each single vocabulary under its `vocabulary_key`."""
     return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
 
 
@@ -253,7 +268,7 @@ def load_workflow(
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise InfrastructureError(
-            "load_workflow needs a running Spark session", "create one with spark.session first"
+            "load_workflow needs a running Spark session", "create a session with the module spark.session"
         )
     stored = _read(lake, version)
     names = _table_names(stored)

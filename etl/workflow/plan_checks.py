@@ -25,13 +25,15 @@ def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: M
     keys = config.keys.columns if config.keys else []
     lost = [name for name in keys if name not in columns]
     if lost and changers:
-        raise ConfigError(f"prepare drops the key columns {lost}", "add them to `by` of groupby")
+        raise ConfigError(
+            f"prepare drops the key columns {lost}", "add these columns to `by` of groupby in `prepare`"
+        )
 
 
 def require_chains(
     config: Config, columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains
 ) -> None:
-    """Checks features and chains against each other and against the rest of the configuration.
+    """Checks the features of a configuration, and the chains that compute them.
 
     Raises:
         ConfigError: a name is not allowed or not unique, a feature reads the label, an operator reads a
@@ -54,7 +56,7 @@ def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
             column_name(name)
         except ValueError as error:
             raise ConfigError(
-                f"an operator would add a column {name!r}: {error}", "give it another name"
+                f"an operator would add a column {name!r}: {error}", "give this column another name"
             ) from error
 
 
@@ -65,8 +67,8 @@ def _require_no_label(config: Config, chains: Chains) -> None:
         if labels:
             raise ConfigError(
                 f"features are computed from {labels}, which is the label that a model must predict",
-                "remove it from features; if it is a raw column with the name of the label, give it another "
-                "name in log.columns (source)",
+                "remove the column from features; if it is another column with the name of the label, write "
+                "a new `name` in log.columns, and the column's name in the raw log as `source`",
             )
 
 
@@ -74,31 +76,34 @@ def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -
     """Raises ConfigError if a scope lists a wrong feature.
 
     A scope may list only features. If users or items have a table of attributes, features in their scope must
-    be computed from columns of this table.
+    be computed from columns of this table. With `negatives`, features of items must not read columns of the
+    log.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
     if unknown:
         raise ConfigError(
-            f"scopes lists {unknown}, which are not features", f"the features are {list(features)}"
+            f"scopes lists {unknown}, which are not features",
+            f"list only features; the features are {list(features)}",
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
     for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
         elsewhere = [name for name in names if table and not set(sources[name]) <= set(table.names)]
         if elsewhere:
             raise ConfigError(
-                f"scopes.{side} lists {elsewhere}, which read columns that are not in {side}s.columns",
-                f"compute them from columns of {side}s, or move them to another scope",
+                f"scopes.{side} lists {elsewhere}, which are computed from columns that are not in "
+                f"{side}s.columns",
+                f"compute these features from columns in {side}s.columns, or list them in another scope",
             )
     if config.negatives and config.keys:
         log_columns = set(config.log.names) - {config.keys.item}
         wrong = [name for name in scopes.item if set(sources[name]) & log_columns]
         if wrong:
             raise ConfigError(
-                f"`negatives` puts another item into a row, but scopes.item lists {wrong}, which read "
-                "columns of the log: these columns describe the item of the log row, so they would be wrong "
-                "for the drawn item",
-                "take these columns from a table of items",
+                f"`negatives` puts another item into a row, but scopes.item lists {wrong}, which are "
+                "computed from columns of the log: these columns describe the item of the log row, so they "
+                "would be wrong for the drawn item",
+                "declare these columns in items.columns, and deliver a table of items",
             )
 
 
@@ -113,7 +118,8 @@ def _require_free_names(chains: Chains) -> None:
             f"features would add columns named {wrong}, which is not allowed: {list(RESERVED)} are columns "
             "of every feature table, and a name must not contain a dot or a backtick, or begin with an "
             "underscore",
-            "give these columns other names with rename, or in log.columns (source)",
+            "give these columns other names with the operator rename, or write a new `name` in log.columns, "
+            "and the column's name in the raw log as `source`",
         )
 
 
@@ -122,7 +128,8 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
     repeated = sorted({name for name in features if features.count(name) > 1})
     if repeated:
         raise ConfigError(
-            f"two features have the same name: {repeated}", "give one of them another name with rename"
+            f"two features have the same name: {repeated}",
+            "give one of the two another name with the operator rename",
         )
     seen: dict[str, Categorify] = {}
     for step in (step for chain in chains for step in chain.steps):
@@ -133,12 +140,13 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
         if name in seen and (operator.share is None or seen[name] != operator):
             raise ConfigError(
                 f"two vocabularies would be named {name}",
-                "put rename before one of the two categorify, or let both share one vocabulary: set `share` "
-                "and use equal parameters",
+                "put rename before categorify in one of the two groups, or let both groups share a "
+                "vocabulary: write categorify with `share` and equal parameters in both",
             )
         if name in (VOCABULARY, RARE):
             raise ConfigError(
-                f"a vocabulary cannot be named {name}: a table has this name", "put rename before categorify"
+                f"a vocabulary cannot be named {name}: a table of every workflow has this name",
+                "put rename before categorify, or set `share` to another name",
             )
         seen[name] = operator
 
@@ -146,7 +154,7 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
 def _require_tables(chains: Chains) -> None:
     """Raises ConfigError if two different keyed tables would have the same name.
 
-    Tables are the same if the same operators compute them from the same columns.
+    Two steps may share one table if the same operators compute it from the same columns.
     """
     seen: dict[str, Any] = {}
     for chain in chains:
@@ -156,7 +164,8 @@ def _require_tables(chains: Chains) -> None:
                 if seen.setdefault(table_name(step), definition) != definition:
                     raise ConfigError(
                         f"two tables of {step.operator.name} would be named {table_name(step)}",
-                        f"put rename before one of them, so that {list(step.inputs)} have other names",
+                        f"put rename before {step.operator.name} in one of the two groups, so that "
+                        f"{list(step.inputs)} have other names there",
                     )
 
 
@@ -167,5 +176,6 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
         if wrong:
             raise ConfigError(
                 f"{operator.name} needs columns of type {' or '.join(NUMBERS)}, not {wrong}",
-                f"use some of {sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
+                "use some of the columns "
+                f"{sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
             )

@@ -17,9 +17,10 @@ class Chain:
     """Unfitted steps that compute features from raw columns. No step is in two chains.
 
     Attributes:
-        inputs: raw columns that the chain reads; steps use the same names for their values.
+        inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
         types: the type of each input.
-        outputs: features, in order; when a step is fitted, it may still remove some of them.
+        kind: kind of the features: dense, categorical or multi_hot.
+        outputs: names of the features, in order. A fit may remove some features.
     """
 
     inputs: tuple[str, ...]
@@ -35,8 +36,8 @@ class BoundGroup:
 
     Attributes:
         steps: the steps, in order.
-        outputs: feature → type, in order.
-        ids: feature → whether it holds ids of an embedding table.
+        outputs: maps each feature to its type, in order.
+        ids: maps each feature to true if its values are ids of an embedding table, otherwise to false.
     """
 
     steps: tuple[Step, ...]
@@ -48,7 +49,7 @@ def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
     """Returns the steps and outputs of a group.
 
     Args:
-        columns: raw column → type.
+        columns: maps each raw column to its type.
 
     Raises:
         ConfigError: a column, operator or parameter is unknown, or an operator cannot follow another one.
@@ -56,7 +57,8 @@ def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
     unknown = [name for name in group.columns if name not in columns]
     if unknown:
         raise ConfigError(
-            f"features.columns lists {unknown}, which are not columns", f"use some of {sorted(columns)}"
+            f"features.columns lists {unknown}, which are not columns",
+            f"use some of the columns {sorted(columns)}",
         )
     current = {name: columns[name] for name in group.columns}
     ids = dict.fromkeys(current, False)
@@ -79,7 +81,7 @@ def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
     """Returns the chains of a group. Columns are in the same chain only if a step combines them.
 
     Raises:
-        ConfigError: as for bind_group; or a feature does not have the kind that its group declares.
+        ConfigError: see bind_group; or a feature does not have the kind that its group declares.
     """
     bound = bind_group(group, columns)
     _require_kind(group, bound)
@@ -119,13 +121,14 @@ def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> l
 def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, bool]) -> None:
     """Raises ConfigError if ids of a vocabulary would become the values of another vocabulary.
 
-    Such ids depend on the order of the first vocabulary.
+    Ids depend on how often values occur in the training rows, so they must not be treated as values.
     """
     if any(ids.values()) and isinstance(operator, Categorify):
         entries = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(entries) > 1:
             raise ConfigError(
-                f"features {group.columns[:3]}: {entries} would encode ids again", "keep one categorify"
+                f"features {group.columns[:3]}: {entries} would encode ids again",
+                "keep only one categorify in this group",
             )
 
 
@@ -136,13 +139,16 @@ def _require_outputs(operator: Operator, steps: Sequence[Step]) -> None:
         lost = sorted(read_later & set(step.outputs))
         if lost:
             raise ConfigError(
-                f"{operator.name} would replace {lost} by {list(step.outputs)}, computed from "
-                f"{list(step.inputs)}, before a later step reads it",
+                f"{operator.name} would replace {lost} by values computed from {list(step.inputs)}, before "
+                f"it reads the original values of {lost}",
                 "put rename first, with new names that are not in the group's columns",
             )
     names = [name for step in steps for name in step.outputs]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{operator.name} adds columns with equal names: {names}", "rename some before it")
+        raise ConfigError(
+            f"{operator.name} adds columns with equal names: {names}",
+            "give the columns different names, for example with rename before this operator",
+        )
 
 
 def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
@@ -161,8 +167,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
     if wrong:
         lists = [name for name in wrong if bound.outputs[name] in LISTS]
         raise ConfigError(
-            f"{label}: a {group.kind} feature must have ids, but {wrong} would not",
+            f"{label}: a {group.kind} feature must have ids, but the values of {wrong} would not be ids",
             "set kind: multi_hot for lists of ids, or add list_slice: {length: 3, columns: true}"
             if lists and group.kind == "categorical"
-            else "write ops: [{categorify: {min_count: 5}}] or another operator that returns ids",
+            else "add an operator that returns ids, such as ops: [{categorify: {min_count: 5}}]",
         )

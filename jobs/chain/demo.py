@@ -35,7 +35,7 @@ class Calendar:
     Attributes:
         first: the first generated day.
         run_dates: the date of each run.
-        held_out: the day after the last run date. No stage of a run reads its log.
+        held_out: the day after the last run date. No stage of a run reads the log of this day.
     """
 
     first: str
@@ -49,8 +49,8 @@ def run_demo(
     """Generates the log, runs all stages, and prints the result.
 
     Args:
-        submission: the configuration must have a section `generate`, and the overrides must put the lake
-            into `out`.
+        submission: the settings for all stages. The configuration must have a section `generate`, and the
+            overrides must put the lake into `out`.
         out: the folder of the demo, which is emptied first.
         num_runs: number of run dates.
         interruptions: the signals that this process has received.
@@ -123,13 +123,14 @@ def calendar(config: Config, num_runs: int) -> Calendar:
             "use conf/datasets/generated.yaml or a file that extends it",
         )
     if num_runs < 1:
-        raise ConfigError(f"--nights {num_runs} is not a number of nights", "give 1 or more")
+        raise ConfigError(f"--nights {num_runs} is less than 1", "pass --nights 1 or more")
     window = split.train_days + split.validation_days + split.test_days
     if generate.days < window + num_runs:
         raise ConfigError(
-            f"generate.days={generate.days} is too few: the window of the split, the nights after the first "
-            f"and the day that is held out need {window + num_runs}",
-            f"give --set generate.days={window + num_runs} or fewer --nights",
+            f"generate.days={generate.days} is too few: {num_runs} runs need {window + num_runs} days, "
+            f"{window} for the window of the first run (section split), one for each later run, and one for "
+            "measuring the last lists",
+            f"pass --set generate.days={window + num_runs}, or a smaller --nights",
         )
     days = [_days_after(generate.first_date, window - 1 + index) for index in range(num_runs + 1)]
     return Calendar(generate.first_date, tuple(days[:-1]), days[-1])
@@ -147,7 +148,9 @@ def make_fresh(folder: Path) -> None:
         ConfigError: the folder contains files, but not the marker file of the demo.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
-        raise ConfigError(f"{folder}/ was not made by the demo", "move it away, or give --out another folder")
+        raise ConfigError(
+            f"{folder}/ was not made by the demo", "move this folder away, or pass another folder as --out"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _MARKER).touch()
@@ -164,7 +167,7 @@ def _lists_table(lists: Sequence[UserList]) -> str:
 
 
 def seconds_table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
-    """Seconds of each stage (rows) in each run (columns), and the sums of the runs.
+    """A table of the seconds of each stage (row) in each run (column). The last row is the sum of each run.
 
     If a run did not have a stage, the cell is empty.
     """

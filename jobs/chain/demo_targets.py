@@ -32,7 +32,7 @@ def verdict(run: RunFacts) -> list[Figure]:
     if run.evaluation is None or run.judged is None or run.measure is None or run.measure.dt != run.run_date:
         raise DataError(
             f"the run of {run.run_date} has no evaluation or no measure of its lists",
-            "run nightly --retrain for it, then measure_recommendations",
+            "run nightly --retrain for this date, then measure_recommendations",
         )
     best = run.evaluation.get("best_auc")
     logistic = logistic_regression(run.evaluation)

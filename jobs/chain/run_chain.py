@@ -51,9 +51,13 @@ class StageRunner:
 
 
 def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
-    """Announces a run, runs its stages with a fresh runner, and records the run.
+    """Prints the head line of a run, runs its stages, and writes its run record.
 
     If a stage fails, the report is still written: it shows which stages have run.
+
+    Args:
+        plan: chooses the stages.
+        runner: runs the stages. It must not have run any stage before.
 
     Returns:
         The outcome of each stage.

@@ -24,7 +24,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The stages of one configuration for one run date.
+    """Chooses the stages of one run, for one configuration and one run date.
 
     If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records which data is
     read to choose the stages.
@@ -41,7 +41,7 @@ class RunPlan:
         return Lake(self.config.lake, self.recorder)
 
     def steps_before_gate(self) -> list[Step]:
-        """The steps up to and including the gate."""
+        """The steps up to and including the gate, evaluate_model. Without `retrain`, only build_features."""
         if not self.retrain:
             mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
@@ -87,7 +87,7 @@ class RunPlan:
         return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
 
     def _champion_lacks_features(self) -> bool:
-        """Whether the gate kept a champion whose workflow version differs from the challenger's."""
+        """Whether features must be built again: the gate kept a champion with another workflow version."""
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
             return False

@@ -59,7 +59,7 @@ class Submission:
         """
         if not Path(self.profile).is_file():
             raise ConfigError(
-                f"the Spark profile {self.profile} does not exist", "give --profile a file of conf/spark/"
+                f"the Spark profile {self.profile} does not exist", "pass a file of conf/spark/ as --profile"
             )
         words = [str(spark_submit()), "--properties-file", self.profile, str(JOBS / f"{stage.job}.py")]
         words += ["--config", self.config, "--run-date", stage.run_date]
@@ -98,7 +98,7 @@ class StoppedError(NightrankError):
         name = signal.Signals(number).name
         super().__init__(
             f"{name} arrived; {stage} was stopped",
-            "start the same run again: nothing half-written is visible",
+            "start the same run again; readers of the tables see no half-written data",
         )
         self.exit_code = 128 + number
 
@@ -126,7 +126,7 @@ class Interruptions:
 
 
 def spark_submit() -> Path:
-    """The spark-submit of the environment that this interpreter belongs to."""
+    """The path of spark-submit in the Python environment of this interpreter."""
     program = Path(sys.executable).parent / "spark-submit"
     if not program.exists():
         raise ConfigError(f"{program} does not exist", "run `make setup` and use .venv/bin/python")
@@ -183,7 +183,7 @@ def run_stage(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks a process group to end. When its leader has ended, or after ten seconds, kills the rest."""
+    """Sends SIGTERM to a process group. When its leader has ended, or after ten seconds, sends SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -196,7 +196,8 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def error_excerpt(log: Path) -> list[str]:
     """The lines of a failed stage's log that explain the failure.
 
-    These are the error of our job with its remedy, or the last lines of the log if there is no such error.
+    These lines are the error that the job logged and its remedy. If the job logged no error, they are the
+    last lines of the log.
     """
     lines = [line for line in log_tail(log) if line.strip() and not _SPARK_LINE.match(line)]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]

@@ -1,4 +1,4 @@
-"""Checks that need only the configuration: operators, model settings, segments, and features for lists."""
+"""Checks that need only the configuration: operators, model settings, user segments, features for lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.settings import Features, check_model, read_settings
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, model settings and segments. Every job calls this first.
+    """Checks operators, model settings, and the segments of popular items. Every job calls this first.
 
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
@@ -41,7 +41,8 @@ def check_training(config: Config) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    If a fit may leave out a feature (drop_low_cardinality), its value in score.context is optional.
+    If the operator drop_low_cardinality may leave out a context feature, the raw value of this feature in
+    score.context is optional.
 
     Raises:
         ConfigError: the model cannot make top-k lists.
@@ -63,7 +64,7 @@ def check_lists(config: Config) -> None:
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:
-    """(location in the configuration, model) of all models that are trained."""
+    """(location, model) of all models that are trained. A location is the beginning of an error message."""
     multi_hot = config.model.multi_hot
     baselines = [
         (f"train.baselines names {name!r}: ", ModelConfig(architecture=name, multi_hot=multi_hot))
@@ -105,5 +106,5 @@ def _check_segments(config: Config, feature_plan: Plan) -> None:
             raise ConfigError(
                 f"candidates.sources: segment={source.segment!r} is neither a feature of scope user nor a "
                 f"column of candidates.user_attributes; these are {known}",
-                "name one of these",
+                "write one of these names as `segment`",
             )

@@ -1,4 +1,4 @@
-"""Checks of things outside of the configuration: tables other than the log, credentials, and drivers."""
+"""Checks of what a configuration refers to: tables other than the log, credentials, and drivers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_sinks(config: Config, profile: str) -> None:
 
 
 def _tables(config: Config) -> dict[str, RawTable]:
-    """Key of the configuration → the table that it names, for all tables other than the log."""
+    """Maps each key of the configuration that names a table, other than the log, to this table."""
     candidates = config.candidates
     tables: dict[str, RawTable | None] = {
         "users.path": config.users,

@@ -10,7 +10,7 @@ from jobs.reference.pages import configuration_page, models_page
 
 
 def generated_files() -> dict[str, str]:
-    """Path below the root of the checkout -> text."""
+    """Maps the path of each generated file, below the root of the checkout, to its text."""
     return {
         "conf/schema.json": _json(config_schema()),
         "conf/model_schema.json": _json(model_schema()),

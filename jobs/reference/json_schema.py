@@ -1,6 +1,6 @@
 """JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
 
-If a file `extends` another file, it may leave out keys that the other file has. So keys are required only in
+A file that `extends` another file may leave out keys that the other file has. So keys are required only in
 files without `extends`.
 """
 
@@ -45,7 +45,8 @@ def config_schema() -> Schema:
         definitions[name].pop("required", None)
     extends = {
         "type": "string",
-        "description": "Path of a file, relative to this one, that this file changes.",
+        "description": "Path of another configuration file, relative to this file. The keys of this file "
+        "replace those of the other file.",
     }
     return {
         "$schema": _DRAFT,
@@ -72,7 +73,10 @@ def model_schema() -> Schema:
 
 
 def _model_definitions() -> dict[str, Schema]:
-    """`Model` and its parts. They do not require `architecture`, because a parent file may contain it."""
+    """The definition `Model` and those it refers to.
+
+    They do not require `architecture`, because a file that the configuration `extends` may contain it.
+    """
     schema = _without_titles(MODELS.json_schema())
     definitions: dict[str, Schema] = schema.pop("$defs")
     members = [member["$ref"].removeprefix(_PREFIX) for member in schema["oneOf"]]
@@ -97,7 +101,10 @@ def _operator_definitions() -> dict[str, Schema]:
 
 
 def _entry(operators: Iterable[type[Parameters]]) -> Schema:
-    """An entry of `ops` or `prepare`: `{name: parameters}`, or the name if no parameter is required."""
+    """The schema of an entry of `ops` or `prepare`.
+
+    An entry is `{name: parameters}`, or only the name if the operator has no required parameter.
+    """
     short: list[str] = []
     properties: dict[str, Schema] = {}
     for operator in operators:

@@ -1,4 +1,4 @@
-"""docs/configuration.md and docs/models.md: a table of keys for each section."""
+"""Makes docs/configuration.md and docs/models.md, with a table of keys for each section."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _CONFIGURATION = """# Configuration
 This page is for everyone who writes a configuration file. It lists every key of a file with its type, its
 default and its meaning. One YAML file configures all jobs of one log. An unknown key is an error.
 
-* `extends: other.yaml` reads another file first, by a path relative to this file. Sections are merged key by
-  key, and lists are replaced.
+* `extends: other.yaml` reads another configuration file first. Its path is relative to this file. The keys of
+  this file then replace those of the other file: sections are merged key by key, and lists are replaced.
 * `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists
   the settings of each architecture.
-* `--set train.epochs=2` on a command line changes one key after the file is read.
+* `--set train.epochs=2` on the command line of a job changes one key after the file is read.
 * [Operators](operators/README.md) describes the entries of `ops` in `features`, and of `prepare`.
 
-Editors complete and check a file by `conf/schema.json` if its first line names the schema, as in the files of
-`conf/datasets`: `# yaml-language-server: $schema=../schema.json`. Model files use `conf/model_schema.json`.
+Many editors complete and check a YAML file if its first line names a JSON schema. The first line of the
+configuration files in `conf/datasets` is `# yaml-language-server: $schema=../schema.json`. The first line of
+a model file names `conf/model_schema.json`.
 """
 
 _MODELS = """# Models
@@ -40,7 +41,7 @@ model file, such as those in `conf/models`, or of the section `model` of a [conf
 
 
 def configuration_page() -> str:
-    """docs/configuration.md."""
+    """The text of docs/configuration.md."""
     sections = dict(_sections(Config, ""))
     links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in sections.items() if path}
     links["ModelConfig"] = "[section](models.md) or text"
@@ -52,7 +53,7 @@ def configuration_page() -> str:
 
 
 def models_page() -> str:
-    """docs/models.md."""
+    """The text of docs/models.md."""
     common = dict(_sections(ModelConfig, ""))
     links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in common.items() if path}
     parts = [_HEAD, _MODELS]
@@ -76,7 +77,7 @@ def _documented(kind: type[BaseModel], links: Mapping[str, str]) -> str:
 
 
 def _sections(kind: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """(section, path of keys) of a section and of all sections in it. A repeated type has its first path."""
+    """Yields (type, path of keys) of a section and of all sections in it. Each type is yielded only once."""
     yielded: dict[type[BaseModel], str] = {kind: path}
     yield kind, path
     for name, field in kind.model_fields.items():
@@ -103,7 +104,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _tag(kind: type[BaseModel]) -> str:
-    """The value that selects this member of a union: that of the first key with a single possible value."""
+    """The value that selects this member of a union. It is the value of the first key with only one value."""
     types = [field.annotation for field in kind.model_fields.values()]
     return next(
         get_args(only)[0] for only in types if get_origin(only) is Literal and len(get_args(only)) == 1

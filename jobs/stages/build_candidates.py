@@ -43,7 +43,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
-    """`candidate_items`: the items that may be recommended, numbered in the order of their key."""
+    """Publishes `candidate_items`: the items that may be recommended, numbered in the order of their keys."""
     config = context.config.candidates
     source = context.lake.items(dataset.workflow_version).partition(context.run_date)
     known = read_manifest(source)
@@ -75,7 +75,11 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
 def publish_candidates(
     context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables
 ) -> Manifest:
-    """`candidates`: one row per user. Facts: names of the sources, and pairs that each filter excluded."""
+    """Publishes `candidates`, with one row per user.
+
+    The facts of its manifest are the names of the sources, and the number of (user, item) pairs that each
+    filter excluded.
+    """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])

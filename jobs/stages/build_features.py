@@ -34,7 +34,7 @@ def run(context: RunContext) -> JobSummary:
         else None
     )
     if champion and reason:
-        log.info("fitting a workflow and not extending champion %s's: %s", champion, reason)
+        log.info("fitting a new workflow instead of extending that of champion %s: %s", champion, reason)
     elif champion:
         parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
     built = build(context.spark, context.config, context.lake, context.run_date, parent, context.phase)

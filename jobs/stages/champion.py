@@ -1,4 +1,4 @@
-"""Applies an override if a person asked for one, then shows which model serves on a run date and why."""
+"""Applies an override (rollback, pin or release), if any, and shows which model serves on a date and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.registry.overrides import OverrideRequest, pin, release, roll_back
 
 
 def run(context: RunContext, action: Action | None, request: OverrideRequest) -> tuple[str, JobSummary]:
-    """Applies the override, if there is one.
+    """Applies the override if `action` is not None, and shows which model serves.
 
     Returns:
         The history as text for a terminal, and the summary.
@@ -35,7 +35,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
 
 
 def _apply(context: RunContext, action: Action | None, request: OverrideRequest) -> Override | None:
-    """The override that was recorded; None if none was asked for, or if it changes nothing."""
+    """Records the override and returns it; None if `action` is None, or if the override changes nothing."""
     if action is None:
         return None
     record = {"rollback": roll_back, "pin": pin, "release": release}[action]

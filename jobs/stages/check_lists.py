@@ -1,7 +1,7 @@
-"""Checks the published lists of a run date as a reader would.
+"""Checks the published lists of a run date.
 
-Every file must be complete. The lists must come from the champion, and from the users and candidates that are
-published now. The job changes nothing and needs no Spark session.
+Every file must be complete. The lists must come from the current champion, and from the users and candidates
+that are published now. The job changes nothing and needs no Spark session.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(context: RunContext) -> JobSummary:
     if not manifest.rows:
         raise DataError(
             f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
-            "look at the candidates' section of the report",
+            "look at the section on candidates in the report of this date",
         )
     return JobSummary(
         partition.path,
@@ -64,9 +64,9 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
         files, inner = file_io.filesystem(path)
         info = files.get_file_info(inner)
         if not info.is_file or info.size != entry.bytes:
-            state = f"has {info.size}" if info.is_file else "is gone"
+            state = f"has {info.size}" if info.is_file else "is missing"
             raise DataError(
-                f"{path} should have {entry.bytes} bytes and {state}",
+                f"{path} should have {entry.bytes} bytes, but it {state}",
                 f"run score_daily for {partition.dt} again",
             )
         with files.open_input_file(inner) as opened:

@@ -1,7 +1,7 @@
-"""Checks whether a day's log is good enough to use; build_features begins with the same checks.
+"""Checks whether the raw log of a day can be used; build_features begins with the same checks.
 
-Publishes the quarantine and the data report, which build_features then does not change. A figure above a
-limit of the section `quality` raises DataError.
+Publishes the quarantine and the data report, which build_features then does not change. Raises DataError if
+the log exceeds a limit of the section `quality`.
 """
 
 from __future__ import annotations

@@ -27,13 +27,14 @@ def run(context: RunContext) -> JobSummary:
     sinks = context.config.deliver.sinks
     if not sinks:
         raise ConfigError(
-            "deliver.sinks is empty: there is nowhere to deliver to", "name sinks under `deliver`"
+            "deliver.sinks is empty, so there is no sink to deliver the lists to",
+            "add a sink to deliver.sinks",
         )
     partition = context.lake.recommendations.partition(context.run_date)
     manifest = read_manifest(partition)
     if "reason" not in dict(manifest.schema):
         raise ConfigError(
-            f"{partition.path} was written by an earlier release, without reasons",
+            f"{partition.path} was written by an earlier release, without the column `reason`",
             f"run score_daily for {context.run_date} again",
         )
     lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest, context.recorder)

@@ -1,6 +1,6 @@
 """Compares challenger and champion on the same raw test rows; the gate decides which model serves.
 
-Each model reads these rows through its workflow version.
+For each model, its own workflow version computes the features of these rows.
 """
 
 from __future__ import annotations

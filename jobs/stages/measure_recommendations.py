@@ -1,7 +1,7 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-The most popular items are measured in the same way. Users without a row in the train split are measured
-separately, because neither the popular items nor the model can use their history.
+Lists of the most popular items are measured in the same way. Users without a row in the train split are
+measured separately, because the model was not trained on any row of theirs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("nightrank.measure")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Measures the lists of the run date and publishes the facts."""
+    """Measures the lists of the run date and publishes the figures as `measures`."""
     require(context.config, "keys")
     lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
@@ -89,7 +89,16 @@ def relevance_facts(
     popular: Mapping[bool, Relevance],
     popular_coverage: float,
 ) -> dict[str, Any]:
-    """Figures of the lists and of the most popular items, each for users with and without train rows."""
+    """Hit rate, NDCG and coverage of the lists and of the most popular items, for users with train rows.
+
+    For users without train rows, only the hit rate and NDCG of the lists are returned, under `cold_users`.
+
+    Args:
+        published: the manifest of the lists.
+        lists, popular: the figures of the lists and of the most popular items: under True for users with
+            train rows, under False for users without.
+        popular_coverage: the share of all items that the most popular items make up.
+    """
     warm, popular_warm, cold = lists[True], popular[True], lists[False]
     return {
         "k": published.facts["k"],
@@ -112,7 +121,7 @@ def relevance_facts(
 
 
 def positives(context: RunContext, dataset: Dataset) -> DataFrame:
-    """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
+    """Distinct (user_key, item_key) of the clicks of the day after the run date, or of the test split.
 
     Raises:
         DataError: the day after the lists has no raw log.
@@ -132,15 +141,15 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
 
 
 def recommended(context: RunContext, published: Manifest) -> DataFrame:
-    """The lists of a manifest: (user_key, position, item_key)."""
+    """The published lists, as (user_key, position, item_key)."""
     lists = rows_of(context.spark, context.lake.recommendations.partition(context.run_date), published)
     return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
 
 
 def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
-    """The k items with most clicks in train for every user: (user_key, position, item_key).
+    """Lists of the k items with the most clicks in the train split: (user_key, position, item_key).
 
-    Users, items and exclusions are those of the published lists.
+    The lists have the same users, items and exclusions as the published lists.
     """
     version = published.facts["workflow_version"]
     items = candidate_items(context, version, numbered_items(context, version))
@@ -164,9 +173,9 @@ def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Da
 def candidate_recall(
     context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
-    """Recall of the candidates by source, for users with train rows and, under `cold_users`, for others.
+    """Recall of the candidates by source, for users with train rows and, under `cold_users`, for all others.
 
-    None if the candidates were built by a release that did not record their sources.
+    Returns None if the candidates were built by a release that did not record their sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.

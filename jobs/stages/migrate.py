@@ -10,7 +10,7 @@ from storage.paths import Lake
 
 
 def version_table(survey: Survey) -> str:
-    """One line for each kind of file and version."""
+    """A table with one line for each kind of file and each format version."""
     files = Counter((file.kind.name, file.version, file.kind.version) for file in survey.files)
     to_migrate = Counter((file.kind.name, file.version, file.kind.version) for file in survey.to_migrate)
     lines = [f"  {'Kind of file':<30}  {'Version':>7}  {'Current':>7}  {'Files':>7}  {'To migrate':>10}"]

@@ -17,7 +17,11 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Facts: `raw_log`, `published`, and the steps of an ordinary run (`night`) and of a `retraining`."""
+    """Reports the raw log, whether lists are published, and the steps of a run (keys of the job summary).
+
+    `night` lists all steps of a run without retraining. `retraining` lists the steps of a run with retraining
+    up to the gate; the steps after the gate depend on its decision.
+    """
     config, run_date = context.config, context.run_date
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date, context.recorder)

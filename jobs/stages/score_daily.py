@@ -92,7 +92,7 @@ def run(context: RunContext) -> JobSummary:
 def list_request(
     context: RunContext, model: ModelInfo, items: Manifest
 ) -> tuple[ListRequest, dict[str, str]]:
-    """The request to score lists, for the workers, and the digests of the tables that business rules read."""
+    """The request that tells workers how to score lists, and the digests of the tables of business rules."""
     values = encoded_context(context, model)
     table = context.lake.candidate_items(model.spec.workflow_version)
     item_files = data_files(table.partition(context.run_date), items)
@@ -126,7 +126,10 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
 def candidate_users(
     spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
 ) -> DataFrame:
-    """Users with their candidates, from the files of the manifests, in enough partitions for all cores."""
+    """Users with their candidates, in enough Spark partitions for all cores.
+
+    The rows come from the files that the two manifests name, even if the tables are replaced meanwhile.
+    """
     lake, version = context.lake, dataset.workflow_version
     user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)
     candidate_lists = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)

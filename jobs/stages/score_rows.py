@@ -17,7 +17,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Scores the rows of `score.rows_split` one by one. The workers read and write the files."""
+    """Scores every feature row of the split `score.rows_split`. Spark workers read and write the files."""
     model, dataset = champion_and_dataset(context)
     split = context.config.score.rows_split
     groups = row_groups(context.lake, dataset, split)

@@ -29,8 +29,9 @@ def train(context: RunContext, config: Config) -> JobSummary:
     """Trains unless the same version exists, and records the version as the one trained for the run date.
 
     Args:
-        context: of the job.
-        config: gives the name, the model and the settings. It is the job's configuration, or a changed copy.
+        context: the context of the job.
+        config: the configuration with the name, the model and the settings of the training: that of the job,
+            or a changed copy of it.
     """
     mlflow_mirror.prepare(context.lake)
     with context.phase("plan"):

@@ -1,4 +1,4 @@
-"""Trains the two-tower model of a source `retrieval` of the section candidates."""
+"""Trains the two-tower model of the source `retrieval` in the section `candidates`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from conf.printable import printable_lines
 
 
 class Html(str):
-    """Markup, which is not escaped. Only the functions below create it, and never from data."""
+    """HTML markup, which is not escaped again. Text from data never becomes Html without being escaped."""
 
     __slots__ = ()
 

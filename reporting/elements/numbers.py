@@ -24,7 +24,7 @@ def decimal(value: Any, digits: int = 4) -> str:
 
 
 def percent(value: Any, digits: int = 1) -> str:
-    """A share as a percentage."""
+    """A share (0 to 1) as a percentage."""
     return NONE if _absent(value) else f"{100 * value:.{digits}f}%"
 
 
@@ -34,12 +34,15 @@ def seconds(value: Any) -> str:
 
 
 def times(value: Any) -> str:
-    """A ratio."""
+    """A ratio with two decimals, such as 1.25×."""
     return NONE if _absent(value) else f"{value:.2f}×"
 
 
 def share_reached(auc: float | None, best_auc: float | None) -> float | None:
-    """How far `auc` is from guessing (0.5) to the best possible AUC, as a share; None if one is unknown."""
+    """(auc - 0.5) / (best_auc - 0.5), which is 0 for guessing and 1 for the best possible AUC.
+
+    None if one of the two AUC values is unknown, or if `best_auc` is not above 0.5.
+    """
     if auc is None or best_auc is None or best_auc <= 0.5:
         return None
     return (auc - 0.5) / (best_auc - 0.5)

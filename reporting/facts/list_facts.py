@@ -17,7 +17,13 @@ from storage.paths import Lake, Partition
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """How often items are in lists. Only `rows` of the `of_rows` list entries were read."""
+    """How often each item is in a list, counted in a sample of the list entries.
+
+    Attributes:
+        times: maps each item to the number of its list entries in the sample.
+        rows: number of list entries in the sample.
+        of_rows: number of all list entries.
+    """
 
     times: Counter[str]
     rows: int
@@ -26,19 +32,28 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class History:
-    """One user's clicks and impressions on the days of the dataset: item → (clicks, impressions)."""
+    """One user's clicks and impressions on the days of the dataset.
+
+    Attributes:
+        items: maps each item to (number of clicks, number of impressions).
+    """
 
     items: dict[str, tuple[int, int]]
 
     def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
-        """The first n clicked items by descending clicks, ties by item, as (item, clicks, impressions)."""
+        """The n items with the most clicks, ties by item, as (item, clicks, impressions)."""
         clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
         return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
 
 
 @dataclass(frozen=True)
 class UserList:
-    """A user's list: (position, item, score, reason), by position. `history` is None without key columns."""
+    """One user's list.
+
+    Attributes:
+        entries: (position, item, score, reason) of each entry, ordered by position.
+        history: the user's clicks and impressions; None if the dataset does not exist or has no user column.
+    """
 
     user: str
     entries: list[tuple[int, str, float, str]]
@@ -46,7 +61,7 @@ class UserList:
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
-    """Counts items in a sample of evenly spread files, with about five million list entries at most."""
+    """Counts the items in a sample of evenly spread files, with at most about 5 million list entries."""
     times: Counter[str] = Counter()
     for path in even_files(partition, manifest):
         for count in column(path, "item_id").value_counts().to_pylist():
@@ -57,9 +72,9 @@ def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
 def sample_lists(
     lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
 ) -> list[UserList]:
-    """The lists of up to n users. The users are evenly spread over the partition, which is sorted by user.
+    """The lists of up to n users.
 
-    A rerun chooses the same users.
+    The users are evenly spread over the partition, which is sorted by user. A rerun chooses the same users.
     """
     files = data_files(partition, manifest)
     if not manifest.rows:
@@ -92,7 +107,7 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
 
 
 def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
-    """Clicks and impressions of a few users, from about five million rows of the dataset's newest days."""
+    """Maps each user to clicks and impressions, from about 5 million rows of the dataset's newest days."""
     files, left = [], MOST_ROWS
     members = sorted(
         (member for members in dataset.splits.values() for member in members),

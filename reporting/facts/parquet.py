@@ -18,7 +18,7 @@ MOST_ROWS = 5_000_000  # of one column; reading them takes seconds, and a report
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Every n-th file of a partition (or of one of its splits), with about MOST_ROWS rows at most."""
+    """Every n-th file of a partition or of one of its splits; the files have at most about MOST_ROWS rows."""
     rows = sum(file.rows for file in manifest.split_files(split))
     return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
 
@@ -30,7 +30,7 @@ def column(path: str, name: str) -> pa.ChunkedArray:
 
 
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
-    """The rows that meet a condition. Row groups whose statistics rule it out are not read."""
+    """The rows that meet a condition. Row groups are not read if their statistics show no such row."""
     if not files:
         return []
     source = file_io.filesystem(files[0])[0]

@@ -27,7 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed attempt. A killed job leaves no record, but the record of `nightly` has its exit code."""
+    """A failed attempt at a job. A killed job has no record; its exit code is in the record of `nightly`."""
 
     dt: str
     job: str
@@ -41,13 +41,13 @@ class DayFacts:
     """The facts of one run date. A value is None if no record and no manifest has it.
 
     Attributes:
-        rows, dropped: for the log of this date, the number of rows read, and reason → number of rows left
-            out.
+        rows: number of rows read from the raw log of this date.
+        dropped: maps each reason to the number of rows of this log that were left out for it.
         psi, psi_column: the PSI and the name of the column that drifted most from the train days.
-        seconds: group of jobs → seconds of the last successful attempts of these jobs.
-        rows_per_s: job → rows per second in its last successful attempt. For train_model these are rows
-            trained on.
-        core_s, cost: core seconds and cost of all attempts, including failed ones.
+        seconds: maps each group of jobs (GROUPS) to the seconds of the last successful attempts at its jobs.
+        rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model, rows
+            are the rows trained on.
+        core_s, cost: core seconds and cost of all attempts at all jobs, including failed attempts.
     """
 
     dt: str
@@ -68,20 +68,20 @@ class DayFacts:
 
     @property
     def dropped_share(self) -> float | None:
-        """Share of the rows that were left out."""
+        """Share of the log's rows that were left out; None if the number of rows is unknown or 0."""
         return sum(self.dropped.values()) / self.rows if self.rows else None
 
 
 @dataclass(frozen=True)
 class History:
-    """The days that have any value, oldest first, and the currency of the costs."""
+    """The run dates that have at least one value, oldest first, and the currency of the costs."""
 
     days: tuple[DayFacts, ...]
     currency: str | None
 
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
-    """Reads the run records and manifests of the last `days` run dates, up to this one."""
+    """Reads the run records and manifests of the last `days` dates up to `run_date`."""
     # Create this Lake without a recorder, because earlier run dates are not inputs of the run that draws the
     # page.
     lake, dates = Lake(config.lake), dates_up_to(run_date, days)
@@ -96,7 +96,7 @@ def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
 
 
 def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> DayFacts:
-    """The facts of one run date."""
+    """The facts of one run date, from its run records and manifests."""
     log = _manifest_of(lake.quarantine.partition(dt))
     evaluation = _facts(lake.evaluations.partition(dt))
     changes = _facts(lake.list_changes.partition(dt))
@@ -124,12 +124,12 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
 
 
 def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Job → its last successful attempt; `nightly` is left out. `records` must be ordered by start time."""
+    """Maps each job, except `nightly`, to its last successful attempt. `records` are in order of time."""
     return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 
 def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
-    """Failed attempts, oldest first. Attempts that were killed come from the records of `nightly`."""
+    """The failed attempts, oldest first. Killed attempts are found in the exit codes of `nightly`."""
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [
         Failure(
@@ -151,7 +151,7 @@ def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
 
 
 def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
-    """Group of jobs → seconds."""
+    """Maps each group of jobs to the sum of its seconds."""
     seconds: dict[str, float] = defaultdict(float)
     for record in records:
         group = next((name for name, jobs in GROUPS.items() if record.job in jobs), "other")
@@ -160,7 +160,7 @@ def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
-    """Job → rows per second."""
+    """Maps each job to its rows per second."""
     speeds = {}
     for job in ("build_features", "score_daily", "score_rows"):
         if job in last and last[job].seconds > 0:
@@ -171,7 +171,7 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """The highest PSI of the columns that are not exempt, and the name of the column."""
+    """The highest PSI of a column that is not in quality.exempt, and the column's name."""
     indexes = [
         (column["psi"], column["name"])
         for column in quality.get("columns", [])
@@ -181,7 +181,7 @@ def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None
 
 
 def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
-    """Number of rows read, and reason → rows dropped; None and {} if the partition is not published."""
+    """The number of rows read, and of rows dropped by reason; None and {} if nothing is published."""
     if not is_published(partition):
         return None, {}
     manifest = read_manifest(partition)

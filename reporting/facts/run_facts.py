@@ -27,7 +27,13 @@ _RUN_DATES = 14
 
 @dataclass(frozen=True)
 class Day:
-    """The rows of one day in one split. But rows_in and dropped count all rows of the day."""
+    """The rows of one day in one split.
+
+    Attributes:
+        rows_in, dropped: number of rows read, and of rows left out by reason, of the complete day.
+        rows: number of rows of the day in this split.
+        click_rate: share of clicks in these rows, estimated from some files; None without rows.
+    """
 
     split: str
     dt: str
@@ -39,7 +45,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Measure:
-    """Facts of measure_recommendations for the lists of `dt`."""
+    """The facts that measure_recommendations published for the lists of the date `dt`."""
 
     dt: str
     values: Mapping[str, Any]
@@ -47,7 +53,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report of build_features: compares the day with its train days; has figures above a limit."""
+    """The data report of build_features.
+
+    Attributes:
+        compared: the comparison of the day with its train days.
+        findings: the figures that are above a limit.
+    """
 
     compared: Comparison
     findings: tuple[Finding, ...]
@@ -59,14 +70,14 @@ class RunFacts:
 
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
-        quality: the data report. It exists even if one of its limits stopped the run.
+        quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
         model: model.json of the challenger trained on this date, otherwise of the model that made the lists.
         changes: the comparison of the lists with the last published ones, by score_daily. It exists even if
             the lists were held back.
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
-        measure: the measure of this date's lists, or of the lists of the day before, if this date's lists
-            cannot be measured yet.
+        measure: the measured relevance of this date's lists or, if they have not been measured yet, of the
+            lists of the day before.
     """
 
     name: str
@@ -88,7 +99,7 @@ class RunFacts:
 
     @property
     def judged(self) -> Mapping[str, Any] | None:
-        """The test figures of the model that serves after the gate; None for a run without training."""
+        """The test figures of the model that serves after the gate's decision; None without training."""
         if self.evaluation is None:
             return None
         champion = self.evaluation["champion"]
@@ -96,7 +107,7 @@ class RunFacts:
 
 
 def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> RunFacts:
-    """The facts of a run date, for the jobs that have run. `recorder` records the tables that are read."""
+    """The facts that the jobs of a run date published. `recorder` records the tables that are read."""
     lake = Lake(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
@@ -117,7 +128,7 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
 
 
 def earlier_run_dates(config: Config, run_date: str) -> list[str]:
-    """The last fourteen run dates up to this one that published lists or an evaluation, oldest first."""
+    """The last fourteen dates up to `run_date` that have published lists or an evaluation, oldest first."""
     lake = Lake(config.lake)
     dates = set()
     for table in (lake.recommendations, lake.evaluations):
@@ -177,7 +188,7 @@ def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
-    """The version of the challenger; without a challenger, of the model that made the lists."""
+    """The version of the challenger or, without a challenger, of the model that made the lists."""
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
     return None if recommendations is None else recommendations.facts.get("model_version")
@@ -190,7 +201,7 @@ def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | No
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:
-    """The measure of this date's lists, or else of the lists of the day before."""
+    """The measured relevance of this date's lists or, if missing, of the lists of the day before."""
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
@@ -200,6 +211,6 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
 
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The figures of the logistic regression baseline on the test day, or None."""
+    """The test figures of the logistic regression baseline; None if no such baseline was trained."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")

@@ -33,7 +33,7 @@ _SAMPLE_USERS = 4
 
 
 def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[RunFacts, Html]:
-    """The facts of a run, and its complete page. `recorder` records the tables that are read."""
+    """Returns the facts of a run and the complete HTML page. `recorder` records the tables that are read."""
     lake = Lake(config.lake, recorder)
     run = read_run_facts(config, run_date, recorder)
     counts, lists = None, []

@@ -1,4 +1,4 @@
-"""Shows the decisions about a model's versions, newest last: which one serves, since when, and why."""
+"""Shows the decisions about a model's versions, newest last: which version serves, since when, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
 
 
 def describe_override(override: Override | None) -> str:
-    """Describes what an override did, and what to run now. None means that nothing was changed."""
+    """Describes what an override (a manual decision) did, and what to run now.
+
+    `override` is None if the command changed nothing.
+    """
     if override is None:
         return (
             "\n  Nothing was changed: this is already the current state. "

@@ -1,6 +1,6 @@
 """Reads the published list of one user, and the user's and items' features, without a Spark session.
 
-Row groups whose statistics show that they do not contain the user are not read.
+It does not read row groups whose statistics show that the user is not in them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class InspectedList:
         facts: the facts of the recommendations' manifest: model_version, workflow_version, scored_at, k and
             others.
         entries: {position, item_id, score, reason}, ordered by position.
-        user_features: feature → encoded value.
-        item_features: item → feature → encoded value. Items that the items table no longer has are left out.
+        user_features: maps each feature of the user to its encoded value.
+        item_features: maps each item to a mapping from its features to their encoded values. Items that the
+            items table no longer has are left out.
         history: clicks and impressions on the days of the dataset; None if the dataset no longer exists.
     """
 
@@ -50,7 +51,7 @@ class InspectedList:
 
 
 def find(lake: Lake, run_date: str, user: str) -> InspectedList:
-    """The published list of a user.
+    """Returns the published list of a user.
 
     Raises:
         DataError: the date has no lists, its lists were held back, or the user is unknown or had no
@@ -98,8 +99,8 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
         return DataError(
             f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
             "other users",
-            "check that the id is written as in the log. A user is known after the first build_features that "
-            "reads a row of this user (with a table of users: its row in this table)",
+            "check that the id is written as in the log. build_features adds a user to this table when it "
+            "first reads a row of the user in the log or, if `users` is configured, in the table of users",
         )
     candidates = lake.candidates(version).partition(run_date)
     manifest = read_manifest(candidates)
@@ -125,7 +126,7 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
 def _features(
     partition: Partition, spec: FeatureSpec, scope: Scope, key: str, wanted: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Key → feature → encoded value, for each wanted key that the table has."""
+    """Maps each key of `wanted` that the table has to a mapping from features to encoded values."""
     names = [feature.name for feature in spec.scoped(scope)]
     rows = _rows(partition, read_manifest(partition), [key, *names], pc.field(key).isin(wanted))
     return {row[key]: {name: row[name] for name in names} for row in rows}

@@ -20,9 +20,10 @@ Names = Mapping[str, Mapping[int, str]]
 
 
 def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
-    """Feature → id → raw value, for the ids of this list. Features without a vocabulary are left out.
+    """Maps each feature to a mapping from ids to raw values, for the ids in this user's and items' features.
 
-    Empty if the lake no longer has the workflow. Then the page shows ids instead of raw values.
+    Features without a vocabulary are left out. The result is empty if the lake no longer has the workflow.
+    Then the page shows ids instead of raw values.
     """
     try:
         workflow = load_local(lake, str(user_list.facts["workflow_version"]))
@@ -42,7 +43,7 @@ def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
 
 
 def page(user_list: InspectedList, names: Names) -> str:
-    """The page text: model and workflow, user features, the list, item features, clicks."""
+    """The text of the page: model and workflow, user features, the list, item features, clicks."""
     facts = user_list.facts
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
@@ -57,7 +58,7 @@ def page(user_list: InspectedList, names: Names) -> str:
 
 
 def described(features: Mapping[str, Any], names: Names) -> str:
-    """`name=value, …`: the raw value of an id if it is known, otherwise the number that the model reads."""
+    """Formats features as `name=value, …`. Ids are shown as raw values if these are known."""
     return ", ".join(
         f"{printable(name)}={printable(_value(value, names.get(name)))}" for name, value in features.items()
     )

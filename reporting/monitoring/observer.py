@@ -48,7 +48,7 @@ class Observer:
     """Collects what one run reads and publishes, and its warnings, from its start to its end.
 
     `run` records what the run reads and publishes: pass it to the context of the run. `waits` means that the
-    run only waits for other jobs. These are recorded themselves, so the cores of this run are not counted.
+    run only waits for other jobs. The other jobs have their own records, so no core seconds are counted here.
     """
 
     config: Config
@@ -84,8 +84,8 @@ class Observer:
 
         Args:
             exit_code: the exit code of the job.
-            phases: phase → seconds.
-            summary: the job summary; None if the job failed before it had one.
+            phases: maps the name of each phase to its seconds.
+            summary: the job summary; None if the job failed before it had a summary.
             error: the error that ended a failed job.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
@@ -149,7 +149,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Turns any error in the block into a warning, because the job has already done its work."""
+    """Turns any error in the block into a warning with this consequence, because the job's work is done."""
     try:
         yield
     except Exception as error:

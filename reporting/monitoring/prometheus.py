@@ -38,17 +38,16 @@ METRICS: Mapping[str, str] = {
     "nightrank_fact": "A number from the last run's job summary (label fact)",
     "nightrank_spark_tasks": "Tasks of the last run",
     "nightrank_spark_failed_tasks": "Tasks of the last run that failed",
-    "nightrank_spark_task_seconds": "Seconds its tasks ran",
-    "nightrank_spark_gc_seconds": "Seconds its tasks collected garbage",
-    "nightrank_spark_input_bytes": "Bytes Spark read from storage",
-    "nightrank_spark_output_bytes": "Bytes Spark wrote to storage",
-    "nightrank_spark_shuffle_write_bytes": "Bytes written to shuffles",
-    "nightrank_spark_spilled_bytes": "Bytes written to disk because memory was short",
+    "nightrank_spark_task_seconds": "Seconds the tasks of the last run took, added up",
+    "nightrank_spark_gc_seconds": "Seconds the tasks of the last run collected garbage, added up",
+    "nightrank_spark_input_bytes": "Bytes Spark read from storage in the last run",
+    "nightrank_spark_output_bytes": "Bytes Spark wrote to storage in the last run",
+    "nightrank_spark_shuffle_write_bytes": "Bytes the last run wrote to shuffles",
+    "nightrank_spark_spilled_bytes": "Bytes the last run wrote to disk because memory was short",
     # Only a successful run replaces these two.
-    "nightrank_last_success_timestamp_seconds": "When the last run that ended well did so, "
-    "in seconds since 1970",
-    "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last run "
-    "that ended well",
+    "nightrank_last_success_timestamp_seconds": "When the last successful run ended, in seconds since 1970",
+    "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last "
+    "successful run",
 }
 _OF_SUCCESS = ("nightrank_last_success_timestamp_seconds", "nightrank_last_success_date_timestamp_seconds")
 _OF_SPARK = {
@@ -66,7 +65,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def expose(record: RunRecord, watch: Watch) -> None:
-    """Writes the metric files and pushes the metrics, as configured.
+    """Writes the metrics of a run to files and pushes them, as the section `watch` configures.
 
     Raises:
         InfrastructureError: a metric file could not be written.
@@ -88,7 +87,7 @@ def run_text(record: RunRecord) -> str:
 
 
 def success_text(record: RunRecord) -> str:
-    """The metrics of the last successful run; empty if this run failed."""
+    """The metrics of the last successful run, in Prometheus's text format; empty if this run failed."""
     if record.failed:
         return ""
     labels = {"config": record.config, "job": record.job}
@@ -123,7 +122,7 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
 
 
 def _text(samples: Iterable[Sample]) -> str:
-    """Samples in text format, grouped by metric. Each group follows its help text and type."""
+    """Samples in text format, grouped by metric. A help text and a type precede each group."""
     of_metric: dict[str, list[Sample]] = {}
     for sample in samples:
         if math.isfinite(sample[2]):
@@ -158,7 +157,7 @@ def _midnight(run_date: str) -> float:
 
 
 def _push(gateway: str, record: RunRecord, text: str) -> None:
-    """Pushes by POST: replaces the metrics in `text`, and keeps others, such as those of the last success."""
+    """Sends `text` by POST. The gateway replaces these metrics and keeps others, such as the last success."""
     path = "/".join([*_group("job", record.job), *_group("config", record.config)])
     request = urllib.request.Request(
         f"{gateway.rstrip('/')}/metrics/{path}",

@@ -2,7 +2,7 @@
 
 Each row is a file with one line of JSON. The file is written atomically, has a unique name, and is never
 replaced. So runs at the same time need no lock, and no reader sees half a row. A retry adds a row. A killed
-job leaves no row. Any reader of JSON lines can read the folder as a table.
+job leaves no row. Any reader of JSON lines can read the folder `runs` as a table.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class RunRecord:
         config: name of the configuration.
         started_at, ended_at: UTC, ISO 8601.
         seconds: duration of the job's own process, without the start of spark-submit.
-        error: kind, problem and remedy, if the job failed.
-        phases: phase → seconds.
+        error: kind, problem and remedy of the error; None if the job did not fail.
+        phases: maps the name of each phase to its seconds.
         facts: facts of the job summary; empty if the job failed.
         warnings: the first warnings. `warning_count` is the number of all warnings.
         spark, stages: SparkWork.summary() and SparkWork.stages; None and empty if the job had no Spark
             session.
         core_s: number of cores that were held, times seconds. A job without a Spark session counts as one
             core, `nightly` as none.
-        cost: the amount in `currency`, if a price is configured.
+        cost: the cost of core_s in `currency`; None if no price is configured.
         lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
     """
 

@@ -19,9 +19,9 @@ class Work:
     """Sums over the tasks of one stage, or of all stages.
 
     Attributes:
-        task_s, cpu_s, gc_s: seconds of running, of CPU time (only in the JVM) and of garbage collection.
-        input_bytes, output_bytes: bytes that Spark itself read from and wrote to storage; without those of
-            Python workers.
+        task_s, cpu_s, gc_s: seconds that the tasks ran, used the CPU (only in the JVM) and collected garbage.
+        input_bytes, output_bytes: bytes that Spark itself read from and wrote to storage, without the bytes
+            that Python workers read and wrote.
         spilled_bytes: bytes written to disk because memory was short.
     """
 
@@ -48,10 +48,10 @@ class SparkWork:
     """The work of one Spark session.
 
     Attributes:
-        executors, cores: number of executors that Spark still lists, and of their cores. The driver counts if
-            it runs tasks itself.
-        core_s: cores times lifetime in seconds, added over the executors and the driver.
-        total: sums over all stages.
+        executors, cores: number of executors that Spark still lists, and number of their cores. The driver
+            counts as an executor if it runs tasks itself.
+        core_s: number of cores times lifetime in seconds, added over the executors and the driver.
+        total: the sums over the tasks of all stages.
         stages: the stages with the largest task_s, as flat dictionaries, in the order of their ids.
         stages_left_out: number of shorter stages that are not in `stages`.
     """
@@ -109,7 +109,10 @@ def spark_work(
     driver_core_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Adds up stages and executors, in the form of Spark's REST interface, without skipped stages."""
+    """Adds up the work of the stages and the core seconds of the executors. Skipped stages do not count.
+
+    `stages` and `executors` have the form of Spark's REST interface.
+    """
     ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
     works = [_work(stage) for stage in ran]
     rows = [_stage_row(stage, work) for stage, work in zip(ran, works, strict=True)]

@@ -18,10 +18,10 @@ _WIDTH = 24
 class TrainingBar:
     """Shows the log entries of rank 0. Use it as a context manager: leaving it ends the line of the bar.
 
-    An entry has `training` (the architecture), `step`, `steps` (the total) and `batch_rows` (rows per step).
-    It also has `loss`, `rows_per_s` and `loader_wait_share`, measured since the previous entry. The time left
-    is computed from `rows_per_s`. The step number may decrease: if an elastic training loses a rank, it
-    continues from its last checkpoint.
+    An entry has `training` (the architecture), `step`, `steps` (number of all steps) and `batch_rows` (rows
+    per step). It also has `loss`, `rows_per_s` and `loader_wait_share`, measured since the previous entry.
+    The time left is computed from `rows_per_s`. The step number may decrease: if an elastic training loses a
+    rank, it continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -66,7 +66,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """The time that this number of steps takes at the speed of the entry."""
+    """The time that `steps` more steps take at the speed `rows_per_s` of the entry, as text."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

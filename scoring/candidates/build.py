@@ -26,9 +26,9 @@ class SourceTables:
         items: (item_index, item_key).
         rows: the feature rows of the configured splits: user_key, item_key, label, features_dt and, if the
             log has it, event_time.
-        run_date: the last day that each source's window of days includes.
-        segments: name → (user_key, segment), for each segment of a source.
-        retrieved: (user_key, candidates) of the source `retrieval`; None without that source.
+        run_date: the last day of the window of days whose clicks a source counts.
+        segments: maps the name of each segment that a source uses to a frame (user_key, segment).
+        retrieved: (user_key, candidates) from the source `retrieval`; None without this source.
     """
 
     exclusions: Exclusions

@@ -1,4 +1,4 @@
-"""The rows that sources and filters read: clicks of users on items, within some days."""
+"""Selects the feature rows that sources and filters of candidates read, such as clicks of the last days."""
 
 from __future__ import annotations
 

@@ -6,15 +6,16 @@ with many clicks count no more than others. The similarity of two items is the c
 Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections 4.1 and
 4.3):
 
-    sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]),   w_u = 1 /
-    |items of u|
+    sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j])
+
+Here w_u is 1 / (number of items in the row of user u), and [condition] is 1 if the condition is true, else 0.
 
 A user's score of item j is the sum of sim(i, j) over the user's items i that have j among their `neighbours`
 most similar items.
 
 Weights are stored as integers in units of 2⁻²⁴, similarities in units of 2⁻³⁰. So all sums are exact, and the
 same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² pairs
-of items. Each task sums its pairs before the shuffle.
+of items. Each task adds up the weights of equal pairs before the shuffle.
 """
 
 from __future__ import annotations

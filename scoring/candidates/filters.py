@@ -27,9 +27,9 @@ class AttributeFilter:
 
     Attributes:
         name: the filter's name, under which its excluded pairs are counted.
-        kind: `deny` excludes the items that `rows` lists with the user's value. `allow` excludes the items
-            that `rows` lists, but not with the user's value. `at_least` excludes items whose number is
-            greater than the user's.
+        kind: `deny` excludes the items that have a row with the user's value. `allow` excludes the items that
+            have rows, but none with the user's value. `at_least` excludes the items whose value is greater
+            than the user's value.
         rows: (item_key, value), distinct, without nulls. For `at_least` there is one row per item, and value
             is a number.
         attribute: the user attribute (a column) that is compared with value.
@@ -49,8 +49,8 @@ class Exclusions:
         users: (user_key, excluded), one row per user; excluded is an array<int> of ascending item indices, or
             null if no item is excluded.
         most: length of the longest array `excluded`.
-        counts: name of a filter → number of (user, item) pairs that it excludes. Several filters may exclude
-            the same pair.
+        counts: maps the name of each filter to the number of (user, item) pairs that the filter excludes.
+            Several filters may exclude the same pair.
     """
 
     users: DataFrame
@@ -59,7 +59,7 @@ class Exclusions:
 
 
 def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
-    """The items not to recommend to a user again, by `candidates.repeats`.
+    """The items that must not be recommended to a user again, as `candidates.repeats` configures.
 
     Args:
         context: the context of the run.
@@ -67,8 +67,8 @@ def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tupl
         items: (item_index, item_key).
 
     Returns:
-        (user_key, item_index), distinct, or None if every item may be recommended again; and the name of
-        this filter.
+        Two values: distinct (user_key, item_index), or None if every item may be recommended again; and the
+        name of this filter.
     """
     splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
     if not splits or repeats == "all":
@@ -137,7 +137,9 @@ def exclude(
 
 
 def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:
-    """(_value, excluded ascending): the items that the filter excludes for each value, if there are any.
+    """(_value, excluded): the ascending indices of the items excluded for users with this value.
+
+    A value for which no item is excluded has no row.
 
     Args:
         rule: the filter.

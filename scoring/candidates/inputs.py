@@ -38,9 +38,9 @@ class CandidateTables:
         users: the manifest of the users table of the run date.
         filters: the filters by a user attribute.
         out_of_stock: (item_key) of the items that are out of stock; None if no such table is configured.
-        segments: name of a segment → (user_key, segment), for each segment that a source uses.
-        attributes: user_key and all columns of user_attributes, one row per user; None without that table.
-        retriever: the model that the source `retrieval` uses; None without that source.
+        segments: maps the name of each segment that a source uses to a frame (user_key, segment).
+        attributes: user_key and all columns of user_attributes, one row per user; None without this table.
+        retriever: the model that the source `retrieval` uses; None without this source.
     """
 
     users: Manifest
@@ -59,7 +59,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
         version: workflow version of the users table.
 
     Raises:
-        ConfigError: a segment is not a column of users.
+        ConfigError: a segment is neither a feature of scope `user` nor a column of user_attributes.
         DataError: a table is missing, or a value breaks a rule of its table (the message names file, column
             and value), or no retriever was trained.
     """
@@ -101,7 +101,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
 
 
 def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> DataFrame:
-    """user_key, item_key, label, features_dt and, if the log has one, event_time, of the given splits."""
+    """The feature rows of some splits: user_key, item_key, label, features_dt, and event_time if logged."""
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
     return read_split(context.spark, context.lake, dataset, splits, columns)
 
@@ -117,7 +117,7 @@ def users_of(
 def exclusions(
     context: RunContext, dataset: Dataset, version: str, items: DataFrame, tables: CandidateTables
 ) -> Exclusions:
-    """The items excluded for each user: known items, and items not allowed for the user's attributes.
+    """The items excluded for each user: items clicked or seen, and items not allowed for its attributes.
 
     Args:
         context: the context of the run.
@@ -138,7 +138,7 @@ def retrieve(
     numbered: Manifest,
     excluded: Exclusions,
 ) -> DataFrame | None:
-    """(user_key, candidates) of the source `retrieval`; None without that source.
+    """(user_key, candidates) from the source `retrieval`; None if this source is not configured.
 
     Args:
         context: the context of the run.
@@ -163,7 +163,7 @@ def retrieve(
 
 
 def table_digests(context: RunContext) -> dict[str, str]:
-    """Configuration key → digest of the file, for each table that candidates are computed from."""
+    """Maps the configuration key of each table that candidates are computed from to the table's digest."""
     config = context.config.candidates
     tables: dict[str, RawTable] = {_section(number): table for number, table in enumerate(config.filters)}
     if config.user_attributes is not None:
@@ -177,7 +177,7 @@ def table_digests(context: RunContext) -> dict[str, str]:
 def _segments(
     context: RunContext, version: str, users: Manifest, attributes: DataFrame | None
 ) -> dict[str, DataFrame]:
-    """Name → (user_key, segment) for each segment of a source, from user_attributes or the users table."""
+    """Maps each segment name of a source to (user_key, segment), read from user_attributes or users."""
     sources = context.config.candidates.sources
     names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
@@ -193,7 +193,7 @@ def _segments(
             raise ConfigError(
                 f"candidates.sources: segment={name!r} is neither a feature of scope user {features} "
                 f"nor a column of {USER_ATTRIBUTES} {known}",
-                "use one of these as the segment",
+                "set `segment` to one of these names",
             )
         segments[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
     return segments

@@ -26,7 +26,7 @@ def number_items(items: DataFrame) -> DataFrame:
 def available_items(
     items: DataFrame, seen: DataFrame | None, out_of_stock: DataFrame | None
 ) -> tuple[DataFrame, dict[str, int]]:
-    """The items that may be candidates, and for each reason the number of items left out.
+    """The items that may be candidates, and the number of items left out for each reason.
 
     An item that is both out of stock and inactive counts as out of stock.
 
@@ -53,7 +53,7 @@ def available_items(
     counts = {row[_REASON]: row["count"] for row in marked.groupBy(_REASON).count().collect()}
     if None not in counts:
         raise DataError(
-            f"no item is left to recommend: {counts}",
+            f"no item is left to recommend; number of items left out, by reason: {counts}",
             "raise candidates.active_days, or correct the table of items out of stock",
         )
     dropped = {name: counts.get(name, 0) for name in filter_names(seen, out_of_stock)}
@@ -61,5 +61,5 @@ def available_items(
 
 
 def filter_names(seen: DataFrame | None, out_of_stock: DataFrame | None) -> list[str]:
-    """Names of the filters that apply."""
+    """The names of the filters that apply. A filter whose argument is None does not apply."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

@@ -1,4 +1,4 @@
-"""Finds the items nearest to a user's vector: computes dot products with all items, keeps the n largest.
+"""Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
 Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
 device. Products are computed for one block of items at a time, and the best items of the block are merged
@@ -45,11 +45,11 @@ class Retriever:
 
     Attributes:
         predictor: the model on its device.
-        towers: the same model, as a TwoTower.
+        towers: predictor.model, typed as a TwoTower.
         vectors: (N, E) float32 on the device, by item index.
         context: the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
-        max_products: number of products that may be on the device at the same time.
+        max_products: maximum number of dot products that are on the device at the same time.
     """
 
     predictor: Predictor
@@ -69,7 +69,7 @@ class Retriever:
             users: user_key, the user features, excluded.
 
         Raises:
-            DataError: a product is NaN, or excluded indices are out of range. The message names the user.
+            DataError: a dot product is NaN, or excluded indices are out of range. The message names the user.
         """
         predictor, keys = self.predictor, users.column(USER_KEY)
         side = side_of(pa.Table.from_batches([users]), predictor.spec, predictor.multi_hot, "user").plus(
@@ -90,7 +90,7 @@ class Retriever:
         return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
 
     def _best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """(U, n) ranking keys of the items nearest to (U, E) user vectors; then NO_CANDIDATE."""
+        """(U, n) ranking keys of the items nearest to (U, E) user vectors, padded with NO_CANDIDATE."""
         best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
         row, item = excluded
         first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
@@ -114,14 +114,13 @@ class Retriever:
         return max(1, self.max_products // max(users, 1))
 
     def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
-        """Raises DataError if a product is NaN. The message names the user and the item."""
+        """Raises DataError if a dot product is NaN. The message names the user and the item."""
         wrong = products.isnan()
         if wrong.any():
             user, column = wrong.nonzero()[0].tolist()
             raise DataError(
-                f"retriever {self.predictor.version} gives user {users[user]} and "
-                f"the item of index {first + column} "
-                "a product that is NaN",
+                f"retriever {self.predictor.version}: the dot product of user {users[user]} and "
+                f"the item with index {first + column} is NaN",
                 "look for NaN or infinite features of this user and item, or a diverged model; train again",
             )
 
@@ -146,10 +145,10 @@ class Retriever:
 
 
 def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
-    """Ranking keys of the chosen cells of (U, width) products; each row ends with NO_CANDIDATE as padding.
+    """Ranking keys of the chosen cells of a matrix (U, width) of dot products, padded with NO_CANDIDATE.
 
-    The result is as wide as the largest number of chosen cells in a row. When a user's list is full, few
-    products are chosen, so keys are computed only for these.
+    The result is as wide as the largest number of chosen cells in a row. When the users' lists are full, few
+    cells are chosen, and keys are computed only for the chosen cells.
     """
     row, column = chosen.nonzero(as_tuple=True)
     counts = chosen.sum(dim=1)
@@ -173,7 +172,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     if not isinstance(towers, TwoTower):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "configure a model of architecture two_tower for the source retrieval, and train it",
+            "set `model` of the source retrieval to a two_tower model, and run train_retriever",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
@@ -184,7 +183,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
 
 @torch.inference_mode()
 def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
-    """Yields the vectors (N, E) in batches of `_BATCH_ITEMS` rows; one empty batch if there are no items."""
+    """Yields item vectors (N, E) in batches of `_BATCH_ITEMS` rows; one empty batch if there are no items."""
     for first in range(0, max(len(items.dense), 1), _BATCH_ITEMS):
         rows = slice(first, first + _BATCH_ITEMS)
         yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))

@@ -14,8 +14,8 @@ from storage.feature_spec import USER_KEY
 def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:
     """(user_key, candidates, excluded null, sources): the lists one after the other, without repeated items.
 
-    If several sources have an item, it belongs to the first of them. The other sources do not get another
-    item in its place. A user who has no row in any of the lists gets an empty list.
+    An item that several sources propose counts only for the first of these sources. The other sources do not
+    get another item in its place. A user who has no row in any of the lists gets an empty list.
 
     Args:
         users: user_key. The result has one row for each of these users.

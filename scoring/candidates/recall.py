@@ -20,12 +20,12 @@ class Recall:
     """Recall@n of one group of users, where n is the length of each user's list of candidates.
 
     Attributes:
-        users: users with a row in `candidates` and at least one positive.
+        users: number of users with a row in the candidates table and at least one positive.
         positives: number of positives (items clicked later) of these users.
         recall: the share of a user's positives that are candidates, averaged over these users; None if there
             are no users.
-        by_source: source → the part of `recall` that comes from candidates of this source. The parts add up
-            to `recall`. Empty if all items are candidates.
+        by_source: maps the name of each source to the recall from candidates of this source. These values add
+            up to `recall`. Empty if all items are candidates.
         mean_candidates: mean number of candidates of these users.
     """
 
@@ -39,17 +39,17 @@ class Recall:
 def measure_recall(
     candidates: DataFrame, items: DataFrame, positives: DataFrame, warm: DataFrame, sources: Sequence[str]
 ) -> dict[bool, Recall]:
-    """Recall of the candidates for warm users (key True), who are in `warm`, and cold users (key False).
+    """Returns the recall of the candidates for warm users (key True) and for cold users (key False).
 
     A positive whose item is not in `items` counts as missed.
 
     Args:
         candidates: (user_key, candidates, excluded, sources), one row per user.
         items: (item_index, item_key).
-        positives: distinct (user_key, item_key).
-        warm: distinct user_key.
-        sources: the names of the sources, by the number that the column `sources` has for them. With
-            `all_items` this column has no numbers.
+        positives: distinct (user_key, item_key) of the items that users clicked later.
+        warm: distinct user_key of the warm users. All other users are cold.
+        sources: the names of the sources. The column `sources` has indices into this sequence; it is null for
+            the source `all_items`.
     """
     indexed = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
     hits = _hits(indexed.join(candidates, USER_KEY), items.count())
@@ -103,12 +103,12 @@ def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
 
 
 def _share(hits: Column, name: str) -> Column:
-    """The share of hits among a user's positives."""
+    """A column `name` with the share of hits among a user's positives."""
     return (hits / F.count(F.lit(1))).cast(_EXACT).alias(name)
 
 
 def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, Recall]:
-    """The result of each group, from its sums. A group without a row has no users."""
+    """Computes the recall of each group, warm (True) and cold (False) users, from the group's sums."""
     recalls = {}
     for row in sums:
         users, by_source = row["users"], {}

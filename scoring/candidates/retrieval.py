@@ -35,7 +35,7 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
         request: names the model and the items, and gives n.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a product is NaN, or excluded indices are out of range. The message names the user.
+        DataError: a dot product is NaN, or excluded indices are out of range. The message names the user.
         ConfigError: the requested device does not exist, a context value is missing, or the model has no
             towers.
     """

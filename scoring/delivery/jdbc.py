@@ -56,12 +56,13 @@ class Tables:
 
 
 def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
-    """In one transaction, replaces the rows of a date with the lists, and deletes all but `keep_dates` dates.
+    """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 
-    The table has the columns dt, user_id, position, item_id, score, reason and model_version; its primary key
-    is (dt, user_id, position). Rows that have not changed are not written. If the date is older than all
-    dates to keep, nothing is delivered. If the process is killed, the table has either all old rows or all
-    new rows. A delivery that runs more than a day later drops the staging table.
+    One transaction does both; only the newest `sink.keep_dates` dates remain. The table has the columns dt,
+    user_id, position, item_id, score, reason and model_version; its primary key is (dt, user_id, position).
+    Rows that have not changed are not written. If the date is older than all dates to keep, nothing is
+    delivered. If the process is killed, the table has either all old rows or all new rows. The staging table
+    of a killed process remains until a delivery more than a day later drops it.
 
     Args:
         sink: the sink from the configuration.
@@ -69,8 +70,10 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
 
     Raises:
         ConfigError: the driver or the credentials are missing, or PostgreSQL rejects the user, the database
-        or the table. DataError: the table cannot hold a value of the lists. InfrastructureError: PostgreSQL
-        cannot be reached, or rows in the staging table are missing or repeated.
+            or the table.
+        DataError: the table cannot hold a value of the lists.
+        InfrastructureError: PostgreSQL cannot be reached, or rows in the staging table are missing or
+            repeated.
     """
     credentials = read_credentials(sink)
     tables = Tables(
@@ -109,7 +112,7 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _dates(database: Connection, target: str) -> list[str]:
-    """The dates of a table, newest first. Finding each date takes one lookup in the index of the key."""
+    """The dates of a table, newest first. Finding each date takes one lookup in the primary key's index."""
     dates = database.rows(
         f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
         f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
@@ -152,7 +155,8 @@ def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: i
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
         raise InfrastructureError(
-            f"sink {sink.name}: {rows} rows with {keys} keys were staged, but the lists have {expected}",
+            f"sink {sink.name}: the staging table has {rows} rows with {keys} distinct keys, "
+            f"but the lists have {expected} rows",
             "rerun the job: a task ran twice, or rows were lost. The served rows are unchanged",
         )
 
@@ -204,7 +208,7 @@ def _drop(database: Connection, staging: str) -> None:
 
 
 def _drop_abandoned(database: Connection, target: str) -> None:
-    """Drops staging tables that killed attempts left more than a day ago. A newer one may still be in use."""
+    """Drops staging tables that killed attempts left more than a day ago. A newer table may be in use."""
     schema, _, name = target.rpartition(".")
     tables = database.rows(
         "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",

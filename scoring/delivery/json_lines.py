@@ -1,4 +1,4 @@
-"""The JSON lines sink: one JSON object per user, in files that a manifest publishes."""
+"""The JSON lines sink: writes one JSON object per user to files, and publishes the files by a manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENTRY = ("item_id", "position", "score", "reason")
 
 
 def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> Delivered:
-    """Publishes `<path>/dt=<date>`. If this folder is complete and has the same lists, nothing changes.
+    """Publishes the folder `<path>/dt=<date>`. If it is complete and has the same lists, nothing changes.
 
     A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items ordered by
     position. Users are sorted across files, in the order in which the manifest lists them. If the process is
@@ -80,7 +80,7 @@ def _publish(
     inputs: dict[str, str],
     grace_hours: float,
 ) -> Manifest:
-    """Reads the files back to count their lines, and publishes them."""
+    """Reads the written files back to count their lines, and publishes the files."""
     folder = partition.file(attempt)
     ending = _ENDINGS[sink.compression]
     sizes = {

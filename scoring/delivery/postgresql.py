@@ -18,7 +18,7 @@ DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"
 CANNOT_HOLD = (
     "the lists have a value that the table cannot store; a retry will not help. Look at user_id, item_id and "
-    "reason. Features from a release that did not check ids may have such an id: run build_features, "
+    "reason. Earlier releases did not check the ids in the features. If an id is wrong, run build_features, "
     "build_candidates and score_daily for the date again. The served rows are unchanged"
 )
 
@@ -39,7 +39,7 @@ class Connection:
             prepared.close()
 
     def rows(self, statement: str, values: Sequence[str | int] = ()) -> list[tuple[str | None, ...]]:
-        """The rows of a query, values as text."""
+        """The rows of a query. All values are text."""
         prepared = self._prepared(statement, values)
         try:
             result, rows = prepared.executeQuery(), []
@@ -52,7 +52,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all statements of the block together, or none if it raises."""
+        """Commits all statements of the block together, or none if the block raises an error."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -108,12 +108,14 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
         first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
         return InfrastructureError(
             f"sink {sink.name}: {first}",
-            "read the cause in the log above; the served rows are unchanged",
+            "read the cause in the job's log above; the served rows are unchanged",
         )
     state, message = str(cause.getSQLState()), str(cause.getMessage()).strip()
     problem = f"sink {sink.name} ({sink.url}): {message} (SQLSTATE {state})"
     if state.startswith("28"):
-        return ConfigError(problem, "correct the user and password that deliver.sinks names")
+        return ConfigError(
+            problem, "correct the user and the password of this sink; deliver.sinks says where they are read"
+        )
     if state.startswith(("42", "3")):
         return ConfigError(
             problem,
@@ -149,6 +151,7 @@ def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
 def _driver_advice() -> str:
     """The remedy text for a missing driver."""
     return (
-        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or --packages), "
-        "or run `make jars` and name ~/.cache/nightrank/jars/postgresql-42.7.8.jar as driver_jar"
+        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or pass it as "
+        "--packages), or run `make jars` and set driver_jar of the sink to "
+        "~/.cache/nightrank/jars/postgresql-42.7.8.jar"
     )

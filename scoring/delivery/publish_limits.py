@@ -1,6 +1,6 @@
-"""Compares new lists with the last published ones, and holds them back if a limit is exceeded.
+"""Compares new lists with the last published ones. If a limit is exceeded, the new lists are not published.
 
-The comparison is published as `list_changes/dt=…`.
+The comparison is published in any case, as the table `list_changes`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Excess:
 
     Attributes:
         figure: name of a figure of list_changes.
-        setting: key of the section score.stop that sets the limit.
+        setting: the key of the section score.stop that sets the limit.
         value, limit: the value of the figure, and its limit.
     """
 
@@ -50,7 +50,7 @@ class Excess:
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
 
-# figure → the setting that limits it.
+# The key of score.stop that limits each figure.
 _LIMITS = {
     "churn": "max_churn",
     "coverage": "min_coverage",
@@ -68,19 +68,19 @@ def publish_changes(
     rows: int,
     made_of: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Publishes list_changes and returns them. It must be called before the lists are published.
+    """Publishes the table list_changes and returns its facts. Call it before the lists are published.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         lists: the new lists, with user_id, item_id and score.
-        facts: the result of summarize_lists, of which `coverage` is copied.
+        facts: the result of summarize_lists. `coverage` is copied from it.
         rows: number of entries of the lists.
-        made_of: name → digest, for each input that the lists were computed from.
+        made_of: maps the name of each input that the lists were computed from to its digest.
 
     Raises:
-        DataError: a figure exceeds its limit in `score.stop`. list_changes is published all the same, and
-        names this figure.
+        DataError: a figure exceeds its limit in `score.stop`. The table list_changes is published even then,
+            and names this figure.
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
@@ -111,7 +111,7 @@ def publish_changes(
         raise DataError(
             f"the lists of {context.run_date} are held back: {reasons}; {served}",
             f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
-            f"to publish them anyway, run score_daily again with {without_limits}",
+            f"to publish these lists anyway, run score_daily again with {without_limits}",
         )
     return changes
 
@@ -129,7 +129,7 @@ def last_published(lake: Lake, run_date: str) -> Partition | None:
 
 
 def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
-    """The figures that exceed their limits. A figure that is None never does."""
+    """The figures that exceed their limits. Figures whose value is None are not checked."""
     excesses = []
     for figure, setting in _LIMITS.items():
         value, limit = changes.get(figure), getattr(stop, setting)
@@ -141,7 +141,7 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
 
 
 def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
-    """The changes compared with the lists of an earlier date."""
+    """The figures that compare the new lists with `before`, the last published lists of an earlier date."""
     earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))

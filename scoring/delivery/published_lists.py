@@ -17,9 +17,9 @@ class PublishedLists:
     """The published lists of a date.
 
     Attributes:
-        rows: the list entries: COLUMNS, model_version and workflow_version.
+        rows: the list entries, with the columns COLUMNS, model_version and workflow_version.
         manifest: the manifest of the lists' partition.
-        recorder: records what is published from these lists.
+        recorder: records the tables that are published from these lists, for lineage.
     """
 
     rows: DataFrame
@@ -39,11 +39,11 @@ class PublishedLists:
 
 @dataclass(frozen=True)
 class Delivered:
-    """The contents of a sink after a delivery.
+    """The result of a delivery to one sink.
 
     Attributes:
         target: the address of the sink, without a password.
-        rows: number of list entries of the date.
+        rows: number of list entries that the sink has for the date; 0 if nothing was delivered.
         written, deleted: number of entries inserted or changed, and number of entries deleted; None if the
             sink does not count them.
     """

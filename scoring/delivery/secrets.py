@@ -1,4 +1,4 @@
-"""Reads user names and passwords from the places that the configuration names. They are never logged."""
+"""Reads user names and passwords from environment variables or files. User and password are never logged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_credentials(sink: JdbcSink) -> Credentials:
     """Reads user and password of a sink.
 
     Raises:
-        ConfigError: one of them is not in the place that the configuration names. The message names this
-        place.
+        ConfigError: the user or the password is not in the environment variable or file that the
+            configuration names. The message names this variable or file.
     """
     return Credentials(_read(sink, "user", sink.user), _read(sink, "password", sink.password))
 
@@ -44,8 +44,8 @@ def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
             value = file.read().strip()
     except OSError as error:
         raise ConfigError(
-            f"{where} cannot be read from {path}: {error.strerror}", "correct the path"
+            f"{where} cannot be read from {path}: {error.strerror}", f"correct `{which}.file` of this sink"
         ) from error
     if not value:
-        raise ConfigError(f"{where} should be in {path}, which is empty", f"write the {which} into it")
+        raise ConfigError(f"{where} should be in {path}, which is empty", f"write the {which} into this file")
     return value

@@ -1,1 +1,1 @@
-"""Measures predictions, ranked groups and lists by later clicks; the gate for challengers."""
+"""Measures predictions, ranked groups and lists against later clicks. The gate decides on challengers."""

@@ -1,4 +1,4 @@
-"""The gate's rules: whether a challenger becomes the champion.
+"""The gate's rules: decide whether a challenger (a new model) replaces the champion (the model that serves).
 
 An evaluation has four steps, each in one file; gate_run.py calls them in this order:
 
@@ -8,8 +8,8 @@ An evaluation has four steps, each in one file; gate_run.py calls them in this o
 4. gate_record.py formats the result for the report and for the registry.
 
 The challenger is promoted if the test shows, with a configured confidence, that it is not worse than the
-champion by more than a margin. Equal quality is enough, because the challenger has seen newer data. The two
-AUC values of one day do not show that two models are equal, so the gate uses a confidence interval.
+champion by more than a margin. Equal quality is enough, because the challenger has seen newer data. AUC
+values of one day cannot show that two models are equally good, so the gate uses a confidence interval.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SHORT = {"auc": "AUC", "log_loss": "log loss"}
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one model on the test rows that the gate compares.
+    """The figures that the gate compares, computed for one model on the test rows.
 
     Attributes:
         auc: area under the ROC curve.
-        log_loss: in nats.
-        calibration: predicted clicks divided by observed clicks.
+        log_loss: the mean log loss of a row, in nats.
+        calibration: the sum of the predicted probabilities divided by the number of clicks.
     """
 
     auc: float
@@ -47,13 +47,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Challenger and champion on the same rows.
+    """The comparison of challenger and champion on the same test rows.
 
     Attributes:
         champion: the champion's figures.
-        auc, log_loss: confidence intervals of the challenger's value minus the champion's; None if a class
-            has too few rows to resample.
-        rows, users: size of the test split. If the log has no key columns, `users` counts rows.
+        auc, log_loss: confidence intervals of the challenger's value minus the champion's; None if there
+            are too few clicks or non-clicks to resample.
+        rows, users: number of rows and number of users of the test split. If the log has no user column,
+            `users` is the number of distinct row ids.
     """
 
     champion: Figures
@@ -134,7 +135,11 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[Check]) -> Verdict:
-    """The reason begins with `lead`, or with the check of the AUC. Other checks at level `hold` follow."""
+    """The verdict for these checks: promoted unless a check is at level `hold`.
+
+    The reason begins with `lead` or, if `lead` is empty, with the message of the check of the AUC. The
+    messages of the other checks at level `hold` follow.
+    """
     first = [] if lead else [check.message for check in checks if check.name == "auc"][:1]
     holding = [check.message for check in checks if check.level == "hold"]
     parts = [*([lead] if lead else first), *(message for message in holding if message not in first)]
@@ -142,7 +147,7 @@ def _verdict(lead: str, checks: list[Check]) -> Verdict:
 
 
 def _as_warning(check: Check) -> Check:
-    """For a first model, lowers the level from `hold` to `warn`, except for a manual decision."""
+    """Returns a check of a first model with `warn` instead of `hold`. Manual decisions keep their level."""
     return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
@@ -170,8 +175,10 @@ def _margin_check(
     gain: Interval | None,
     margin: float | None,
 ) -> Check:
-    """Level `hold` if the interval of the gain begins below -margin. Without a margin the level is `ok`.
+    """Checks that the challenger is not worse than the champion by more than the margin.
 
+    The gain is the challenger's value minus the champion's. The level is `hold` if the confidence interval of
+    the gain begins below -margin, or if there is no interval. Without a margin, the level is always `ok`.
     Log loss is passed with its sign changed, so that a larger value is better for both measures.
     """
     sign = 1 if name == "auc" else -1
@@ -181,7 +188,7 @@ def _margin_check(
         f"({sign * (challenger - champion):+.4f}"
     )
     if gain is None:
-        message += "; no interval: too few rows of a class to resample)"
+        message += "; no interval: too few clicks or non-clicks to resample)"
         level: Level = "ok" if margin is None else "hold"
         return Check(name, level, message, challenger - champion, margin, setting)
     low, high = sorted((sign * gain.low, sign * gain.high))
@@ -197,8 +204,8 @@ def _margin_check(
         message += f": may be worse by more than {setting}={margin:g}"
         if gain.high - gain.low > 2 * margin:
             message += (
-                "; the interval is wider than twice the margin, so that an equal model would be kept out as "
-                f"well: test on more days (split.test_days) or raise {setting}"
+                "; the interval is wider than twice the margin, so even an equally good model would not be "
+                f"promoted: test on more days (split.test_days) or raise {setting}"
             )
     return Check(name, "hold", message, gain.low, margin, setting)
 
@@ -213,7 +220,7 @@ def _negated(interval: Interval | None) -> Interval | None:
 
 
 def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> Check:
-    """Level `hold` if the test split is too small for a decision."""
+    """Checks the size of the test split. The level is `hold` if `count` is less than `minimum`."""
     setting = f"gate.min_{name}"
     if count >= minimum:
         return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
@@ -222,7 +229,11 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
 
 
 def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
-    """Level `hold` if the ratio is out of range; only `warn` if the champion's ratio is further from 1."""
+    """Checks the challenger's ratio of predicted to observed clicks.
+
+    The level is `hold` if the ratio is out of the configured range. It is only `warn` if the champion's ratio
+    is further from 1.
+    """
     low, high, ratio = gate.calibration_low, gate.calibration_high, challenger.calibration
     message = f"predicted clicks are {ratio:.3f} times the observed ones"
     if low <= ratio <= high:
@@ -230,7 +241,7 @@ def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None
     limit, setting = (low, "gate.calibration_low") if ratio < low else (high, "gate.calibration_high")
     message += f", outside of {low:g} to {high:g} ({setting})"
     if champion is not None and _distance(champion.calibration) > _distance(ratio):
-        message += f"; the champion's are {champion.calibration:.3f} times, further off"
+        message += f"; the champion's ratio, {champion.calibration:.3f}, is further from 1"
         return Check("calibration", "warn", message, ratio, limit, setting)
     return Check("calibration", "hold", message, ratio, limit, setting)
 

@@ -1,7 +1,7 @@
 """Second step of the gate: checks whether the challenger's scores or the test day's data drifted.
 
-The figures of the data come from the data report that build_features published (etl.quality). They are not
-computed again.
+The figures about the data are not computed again. They come from the data report that build_features
+published (etl.quality).
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def data_report(context: RunContext) -> DataReport | None:
 
 
 def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> Drift | None:
-    """PSI of the challenger's scores. About ten bins hold equal shares of the champion's (metrics.psi)."""
+    """PSI of both models' scores. About ten bins each have an equal share of the champion's (metrics.psi)."""
     return drift_of(bin_numbers(champion.quality.score_bins, challenger.quality.score_bins, 0, 0))
 
 
 def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
-    """Sorted by descending value, ties by name."""
+    """Sorts pairs (name, value) by descending value, then by name."""
     return sorted(values, key=lambda item: (-item[1], item[0]))
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """The raw columns whose PSI is larger than chance explains."""
+    """Yields (name, PSI) of the raw columns whose PSI is larger than chance explains, without `exempt`."""
     for column in report.columns:
         if column.name not in exempt and column.psi_above_noise:
             yield column.name, column.psi_above_noise
@@ -92,8 +92,8 @@ def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
     value = scores.psi_above_noise
     if value:
         message += (
-            f", most at {scores.moved}, which {scores.moved_day_share:.1%} of its rows have and "
-            f"{scores.moved_train_share:.1%} of the champion's"
+            f", most in the bin {scores.moved}, which has {scores.moved_day_share:.1%} of the challenger's "
+            f"scores and {scores.moved_train_share:.1%} of the champion's"
         )
     return _limit_check(context, "score_psi", value, message)
 
@@ -102,7 +102,7 @@ def _column_check(context: RunContext, report: DataReport | None, columns: list[
     """Checks the drift of the raw columns of the test day from the train days."""
     if report is None:
         message = (
-            f"there is no data report of {context.run_date}, so drift of the log was not looked at: "
+            f"there is no data report of {context.run_date}, so the drift of the log was not checked: "
             "run build_features"
         )
         return Check("feature_psi", "warn", message)
@@ -117,7 +117,11 @@ def _column_check(context: RunContext, report: DataReport | None, columns: list[
 def _click_rate_check(
     context: RunContext, report: DataReport | None, click_rates: ClickRates | None
 ) -> Check | None:
-    """Checks the click rate; None for `leave_last_out`, which chooses the rows of its splits by clicks."""
+    """Checks how far the click rate of the test rows is from that of the train rows.
+
+    Returns None if a rate is unknown, or if split.by is `leave_last_out`, which chooses the rows of the
+    splits by their clicks.
+    """
     if report is None or click_rates is None or context.config.split.by == "leave_last_out":
         return None
     message = (

@@ -35,7 +35,8 @@ class ModelMeasures:
         version: version of the model.
         workflow_version: version of the workflow that encoded the rows.
         quality: the quality of the predicted probabilities.
-        oov_shares: feature → share of its ids that are not in the workflow's vocabulary.
+        oov_shares: maps each id feature to the share of its ids in the test rows that are not in the
+            workflow's vocabulary.
         ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty if
             keys.group is not configured.
     """
@@ -68,9 +69,9 @@ class Measurement:
     """Measures of several models on the same rows.
 
     Attributes:
-        models: version → measures.
-        users: number of users that were resampled (of rows, if the log has no key columns); 0 if only one
-            model was measured.
+        models: maps the version of each model to its measures.
+        users: number of users that were resampled, or number of distinct row ids if the log has no user
+            column; 0 if only one model was measured.
     """
 
     models: Mapping[str, ModelMeasures]
@@ -80,12 +81,14 @@ class Measurement:
 def measure_models(
     spark: SparkSession, context: RunContext, dataset: Dataset, models: list[ModelInfo]
 ) -> Measurement:
-    """Measures each model on the test rows. Two models are also measured in the same resamples of the users.
+    """Measures each model on the test rows.
 
-    The test rows are encoded once for each workflow version.
+    Two models are also measured on bootstrap resamples of the users, the same for both models. The test rows
+    are encoded once for each workflow version.
 
     Raises:
-        DataError: the numbers of rows or clicks differ between the models, so the raw rows differed too.
+        DataError: the models were measured on different numbers of rows or clicks, so the raw log has
+            changed.
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
@@ -112,7 +115,8 @@ def measure_models(
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
         raise DataError(
-            f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
+            "champion and challenger were measured on different rows; their numbers of (rows, clicks) are "
+            f"{sorted(counts)}",
             f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
     first = next(iter(rows.values()))
@@ -147,7 +151,7 @@ def rows_to_judge(
 
 
 def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
-    """For each feature of ids, the share of ids in all rows that are unknown or rare. Takes one Spark job."""
+    """Maps each id feature to the share of its ids that stand for unknown or rare values. One Spark job."""
     if not spec.embedded:
         return {}
     sums = []
@@ -170,9 +174,9 @@ def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
 
 
 def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
-    """Adds the column UNIT: the hash of the user, or of the row id if the log has no key columns.
+    """Adds the column UNIT: the hash of the user, or of the row id if the log has no user column.
 
-    Row ids count from 0 on each day. So rows of several test days that have the same id are resampled
-    together.
+    Rows with the same UNIT are resampled together. Row ids count from 0 on each day, so this includes rows of
+    different test days that have the same row id.
     """
     return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))

@@ -34,7 +34,7 @@ class Evaluation:
     Attributes:
         info: the challenger's model.json.
         challenger, champion: measures of both models; `champion` is None if there is no champion.
-        comparison: None without a champion.
+        comparison: the comparison of both models; None if there is no champion.
         drift: the figures that `drift_checks` returns.
         verdict: the decision and all checks.
     """
@@ -55,7 +55,7 @@ class Evaluation:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Measure → confidence interval of the difference between the models, for measures that have one."""
+        """Maps auc and log_loss to the interval of the difference between the models, if it is known."""
         if self.comparison is None:
             return {}
         intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
@@ -63,12 +63,12 @@ class Evaluation:
 
     @property
     def checks(self) -> list[dict[str, Any]]:
-        """The checks as JSON values, the worst first."""
+        """The checks as JSON values. The most severe levels come first."""
         ordered = sorted(self.verdict.checks, key=lambda check: _WORST_FIRST.index(check.level))
         return [_check_facts(check) for check in ordered]
 
     def facts(self, context: RunContext, dataset: Dataset) -> dict[str, Any]:
-        """The facts of the partition of `evaluations`: JSON values."""
+        """The facts that evaluate_model publishes in the table `evaluations`, as JSON values."""
         resampled_by = "user" if context.config.keys else "row"
         return {
             "challenger": self.challenger.to_facts(),
@@ -103,14 +103,17 @@ class Evaluation:
 
 
 def best_auc(context: RunContext, dataset: Dataset) -> float | None:
-    """The AUC of the true click probabilities on the test day; None unless a generated log has this fact."""
+    """The AUC of the true click probabilities on the test day, which is the best possible AUC.
+
+    Only a generated log has this fact. None for other logs, and if there are several test days.
+    """
     days = [member.dt for member in dataset.splits["test"]]
     raw = context.lake.raw.partition(days[0]) if len(days) == 1 else None
     return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
 
 
 def _headline(measures: ModelMeasures) -> dict[str, Any]:
-    """The figures of a model that the registry keeps."""
+    """The figures of a model that are recorded in the registry."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking}
 

@@ -1,7 +1,8 @@
 """MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
 
 All rows of a group are in one Spark task. Each task reduces its groups to one row of sums. The driver adds
-these integer sums, so the order of the tasks does not change the result, and any number of groups fits.
+these integer sums. So the result does not depend on the order of the tasks, and the driver's memory does not
+grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ _SUMS_DDL = "groups long, map_units long, ndcg_units long"
 
 
 def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
-    """Quality of ranking each group by descending probability; rows are (group_key, label 0/1, probability).
+    """Measures how well descending probability ranks the rows of each group.
+
+    Args:
+        predictions: (group_key, label, probability); the label is 0 or 1.
+        k: number of top positions that are measured.
 
     Returns:
         `k`; `groups`, the number of groups with a click (other groups do not count); `map` and `ndcg`, the
-        means over these groups, defined in metrics.ranking.
+        means of AP@k and NDCG@k over these groups, defined in metrics.ranking.
 
     Raises:
         DataError: no group has a click.
@@ -60,7 +65,10 @@ def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordB
 
 
 def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
-    """The sums over complete groups of rows (group_key, label, probability), at least one row."""
+    """The sums over the groups in `rows`, a table (group_key, label, probability) with at least one row.
+
+    All rows of a group must be in this table.
+    """
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     label = rows.column(LABEL).to_numpy()
     score = rows.column(PROBABILITY).to_numpy()

@@ -19,7 +19,7 @@ class Relevance:
     """Relevance of the lists of one group of users.
 
     Attributes:
-        users: number of users with a list and at least one positive.
+        users: number of users with a list and at least one positive (an item that the user clicked later).
         hit_rate: share of these users who have at least one positive in their list; None if there are no
             users.
         ndcg: mean NDCG of these users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list
@@ -32,12 +32,13 @@ class Relevance:
 
 
 def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int) -> dict[bool, Relevance]:
-    """Relevance of top-k lists for warm users (key True), who are in `warm`, and cold users (key False).
+    """Returns the relevance of top-k lists for warm users (key True) and for cold users (key False).
 
     Args:
         lists: (user_key, position from 1, item_key), one row per list entry.
-        positives: distinct (user_key, item_key).
-        warm: distinct user_key.
+        positives: distinct (user_key, item_key) of the items that users clicked later.
+        warm: distinct user_key of the warm users. All other users are cold.
+        k: maximum length of a list.
     """
     gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
     entries = lists.join(positives.withColumn("hit", F.lit(1)), [USER_KEY, ITEM_KEY], "left")

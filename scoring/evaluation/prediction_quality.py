@@ -2,8 +2,8 @@
 
 Spark partitions the rows by ranges of their probability. Each task reduces its range to one row of sums, and
 the driver adds these sums, so the driver's memory does not grow with the data. The AUC is exact. It counts
-pairs of a click and a non-click in the right order. For two rows in different ranges, the order of the ranges
-decides. Pairs within a range are counted by its task.
+the pairs of a click and a non-click that are in the right order. Each task counts the pairs within its range.
+If the two rows of a pair are in different ranges, the order of the ranges decides.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class PredictionQuality:
             predicted_over_observed, the sum of the probabilities divided by the number of clicks; calibration
             [{low, high, rows, mean_probability, click_rate}], one entry for each bin with rows; histogram
             {edges, counts}.
-        score_bins: number of rows in each bin of the probability (metrics.histogram). When the probability
-            doubles, it passes about 16 bins.
-        replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without a bootstrap.
+        score_bins: maps the key of each bin of the probability to the number of rows in this bin. The bins
+            are those of metrics.histogram: 16 bins between a probability and its double.
+        replicates: maps `auc` and `log_loss` to their values in each bootstrap replicate; empty
+            without a bootstrap.
     """
 
     facts: Mapping[str, Any]
@@ -71,7 +72,8 @@ class PredictionQuality:
 def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> PredictionQuality:
     """The quality of predictions; each row has a label (0 or 1) and a probability (float32).
 
-    The frame is evaluated twice, the first time to find the ranges. Persist it if computing it is expensive.
+    Spark evaluates `predictions` twice: first to find the ranges of probabilities by which it partitions the
+    rows, then to measure the rows. Persist the frame if computing it is expensive.
 
     Args:
         predictions: label, probability and, for resampling, UNIT (long). Rows with the same UNIT, a hash, are
@@ -79,7 +81,7 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
         resample: how to resample; with None, no replicates are computed.
 
     Raises:
-        DataError: the rows are all clicks or all non-clicks, or there are none.
+        DataError: there are no clicks or no non-clicks.
     """
     columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
     ranged = predictions.select(*columns).repartitionByRange(PROBABILITY)
@@ -87,10 +89,10 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
 
 
 def combine(partials: Iterable[Row]) -> PredictionQuality:
-    """The quality, computed from the sums of all ranges. The order of `partials` does not matter.
+    """Computes the quality from `partials`, which has the sums of each range of probabilities, in any order.
 
     Raises:
-        DataError: the rows are all clicks or all non-clicks, or there are none.
+        DataError: there are no clicks or no non-clicks.
     """
     ranges = sorted(partials, key=lambda sums: sums["lowest"])
     rows, positives = sum(sums["rows"] for sums in ranges), sum(sums["positives"] for sums in ranges)
@@ -130,7 +132,14 @@ def reduce_rows(
     units: NDArray[np.int64] | None = None,
     resample: Resample | None = None,
 ) -> dict[str, Any]:
-    """The sums of one range, which has at least one row. Probabilities are float32 values."""
+    """The sums over the rows of one range of probabilities. There is at least one row.
+
+    Args:
+        label: (n,) 1 for clicks, 0 for non-clicks.
+        probability: (n,) float32 values.
+        units: (n,) rows with equal units are resampled together; None without a bootstrap.
+        resample: how to resample; None without a bootstrap.
+    """
     score = probability.astype(np.float64)
     click = label > 0
     distinct, group = np.unique(score, return_inverse=True)
@@ -170,7 +179,7 @@ def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def _range_reducer(
     resample: Resample | None,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that reduces one range to sums."""
+    """Returns a function for mapInArrow that reduces the rows of one range to one row of sums."""
 
     def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]

@@ -38,6 +38,6 @@ def read_split(
         raise DataError(
             f"the dataset of {dataset.run_date} has no partition for the splits {list(splits)}, "
             f"only for {sorted(dataset.splits)}",
-            "run build_features for that date, or configure other splits",
+            "run build_features for that date, or configure only splits that have a partition",
         )
     return reduce(DataFrame.unionByName, frames)

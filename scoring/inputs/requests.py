@@ -34,7 +34,7 @@ class ModelRequest:
 
     Attributes:
         path: the model's folder.
-        device: the device to run it on.
+        device: the device to run the model on.
         step_rows: number of rows that go through the model at once; None chooses a number that suits the
             device.
         precision: precision of the matrix products.
@@ -76,7 +76,7 @@ class RetrievalRequest:
     Attributes:
         model: a two-tower model.
         item_files: Parquet files of candidate_items, in the order of their manifest.
-        context: encoded value of each feature of scope `context`, by name.
+        context: (name, encoded value) of each feature of scope `context`.
         n: maximum number of items per user.
     """
 
@@ -87,10 +87,12 @@ class RetrievalRequest:
 
 
 def require_listable(spec: FeatureSpec) -> None:
-    """Checks that top-k lists can be scored with these features: each must come from user, item or context.
+    """Checks that a model with these features can make top-k lists.
+
+    Each feature must depend only on the user, only on the item, or only on the context.
 
     Raises:
-        ConfigError: a feature has scope `pair`.
+        ConfigError: a feature has scope `pair`, so it may differ for every pair of user and item.
     """
     require_no_pairs([feature.name for feature in spec.scoped("pair")])
 
@@ -103,9 +105,11 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
     """
     if pairs:
         raise ConfigError(
-            f"top-k lists cannot be scored with features of scope pair: {list(pairs)}",
-            "give each of them a scope under `scopes`, or leave it out of `features` and train again; "
-            "only score_rows can use such features",
+            "top-k lists cannot be made, because these features may differ for every pair of user and item: "
+            f"{list(pairs)}. They are in none of scopes.user, scopes.item and scopes.context",
+            "add features that depend only on the user, the item or the time to scopes.user, scopes.item or "
+            "scopes.context; remove all others from `features`; then run build_features and train_model "
+            "again (score_rows can use such features without this change)",
         )
 
 
@@ -116,6 +120,6 @@ def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
     if missing or unknown:
         raise ConfigError(
             "score.context must have a value for each raw column that context features are computed from: "
-            f"missing {missing}, of another scope or unknown {unknown}",
-            "write the raw values of this run under score.context",
+            f"columns without a value: {missing}; names that are not such a column: {unknown}",
+            "write one raw value for each such column under score.context, and remove other names",
         )

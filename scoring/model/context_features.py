@@ -14,7 +14,7 @@ def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
     """The values of score.context, encoded by the model's workflow. Lists of ids become tuples.
 
     Raises:
-        ConfigError: score.context does not name exactly the raw columns of these features.
+        ConfigError: score.context does not name exactly the raw columns of the model's context features.
     """
     names = [feature.name for feature in model.spec.scoped("context")]
     raw_values = context.config.score.context

@@ -1,4 +1,4 @@
-"""Micro-batches: how many rows or pairs go through a model at once. Halved when memory runs out."""
+"""Micro-batches: the number of rows or pairs that go through a model at once, halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class MicroBatch:
-    """How many rows go through a model at once. The number is halved when memory runs out, never increased.
+    """The number of rows that go through a model at once. It is halved when memory runs out, never increased.
 
     Args:
         rows: initial number of rows, at least 1.
@@ -38,9 +38,9 @@ class MicroBatch:
         self.rows = rows
 
     def within_memory(self, work: Callable[[int], Result]) -> Result:
-        """Returns the result of `work`. If memory runs out, calls `work` again with half the number of rows.
+        """Returns `work(self.rows)`. If memory runs out, calls `work` again with half the number of rows.
 
-        Each call starts from the beginning of the work.
+        A repeated call must do the complete work again.
 
         Raises:
             InfrastructureError: memory runs out even with one row at a time.
@@ -95,7 +95,7 @@ def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> i
 
 
 def default_rows(model: nn.Module, device: torch.device) -> int:
-    """The initial number of rows: as many as fit a CPU's caches, or a quarter of a GPU's free memory."""
+    """The initial `rows` of a MicroBatch: as many as fit a core's cache or 1/4 of a GPU's free memory."""
     if device.type != "cuda":
         return _CPU_ROWS
     free, _ = torch.cuda.mem_get_info(device)
@@ -103,18 +103,18 @@ def default_rows(model: nn.Module, device: torch.device) -> int:
 
 
 def rows_within(free_bytes: int, bytes_a_row: int) -> int:
-    """The largest power of two whose rows fit into `free_bytes`, but at least 8,192 and at most 1,048,576."""
+    """The largest power of two of rows that fit into `free_bytes`; at least 8,192 and at most 1,048,576."""
     fitting = max(free_bytes // max(bytes_a_row, 1), 1)
     return min(max(1 << (fitting.bit_length() - 1), _GPU_LEAST_ROWS), _GPU_MOST_ROWS)
 
 
 def row_bytes(model: nn.Module) -> int:
-    """An estimate of the bytes per row: inputs and outputs of all layers, and embedding vectors."""
+    """An estimate of the memory for one row in bytes: inputs and outputs of all layers, embedding vectors."""
     return sum(_widths(model)) * 4
 
 
 def _widths(model: nn.Module) -> Iterator[int]:
-    """For each layer, how many numbers one row needs."""
+    """Yields, for each layer, how many float32 numbers one row needs."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             yield module.in_features + module.out_features

@@ -21,8 +21,8 @@ class ModelInfo:
     Attributes:
         path: folder of the model.
         version: version of the model.
-        spec: the features it was trained on.
-        description: all values of its model.json.
+        spec: the features that the model was trained on.
+        description: all values of model.json.
     """
 
     path: str
@@ -45,13 +45,13 @@ class ModelInfo:
         """Checks that features were made with the workflow version that this model was trained on.
 
         Raises:
-            DataError: they have another version or other features.
+            DataError: `features` has another workflow version or other features.
         """
         self.spec.require_same(features, f"model {self.version}", "the features to score")
 
 
 def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> ModelInfo:
-    """Reads the model.json of a folder. `recorder` records the model as an input of the run.
+    """Reads the model.json in the folder `path`. `recorder` records the model as an input of the run.
 
     Raises:
         DataError: the folder has no model.json, so the model is not complete.

@@ -30,7 +30,7 @@ class Predictor:
 
     Attributes:
         model: the torch module, in evaluation mode, on the device.
-        spec: the features it was trained on.
+        spec: the features that the model was trained on.
         multi_hot: how lists of ids are padded and pooled.
         version: version of the model.
         device: the device that the model is on.
@@ -48,13 +48,13 @@ class Predictor:
 
     @torch.inference_mode()
     def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Click probability of each row: (P,) float32 on the predictor's device.
+        """The click probabilities of P rows: (P,) float32 on the predictor's device.
 
         Rows go through the model in micro-batches, which get smaller if memory runs out.
 
         Args:
             dense: (P, D) float32, columns in the order of `spec.dense`.
-            categorical: (P, W) int64 ids in the layout of training/models/inputs.py.
+            categorical: (P, W) int64 ids in the W columns that training/models/inputs.py lays out.
 
         Raises:
             InfrastructureError: the device has too little memory even for one row.
@@ -69,7 +69,7 @@ class Predictor:
         return scored
 
     def logits(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(P,) float32 logits of rows on the device, computed in one call of the model."""
+        """(P,) float32 logits of P rows on the device, computed in one call of the model."""
         with mixed_precision(self.precision, self.device):
             return self.model(dense, categorical).float()
 
@@ -103,8 +103,8 @@ def model_inputs(
     """Builds the model inputs on the CPU from named columns. The inputs of missing columns are zeros.
 
     Args:
-        columns: feature name → Arrow column of length `rows`, or one value for all rows: a number or a list
-            of ids.
+        columns: maps the name of a feature to an Arrow column of length `rows`, or to one value for all rows:
+            a number or a list of ids.
         spec: the model's features.
         multi_hot: how lists of ids are padded.
         rows: number of rows.

@@ -37,7 +37,7 @@ class WorkerModels:
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-        """The predictor of a request; for the arguments see `load_predictor`. The latest two are kept."""
+        """The predictor of a request. Keeps the latest two. The arguments are those of `load_predictor`."""
         return self._load_predictor(request, gpu, threads)
 
     def latest(

@@ -1,4 +1,4 @@
-"""The candidate items that a worker ranks, read from the files of candidate_items."""
+"""The candidate items that a worker ranks, read from the Parquet files of the table candidate_items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
 
     Args:
         files: Parquet files of candidate_items, in order.
-        predictor: says which features to read.
+        predictor: the loaded model. Only the features of this model are read.
         context: encoded values of the features of scope `context`.
 
     Raises:

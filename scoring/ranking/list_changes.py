@@ -27,8 +27,8 @@ class ListChanges:
             set, and only in the new set.
         churn: the share of items in a user's new list that were not in the earlier list, averaged over the
             users in both sets; None if there are no such users.
-        jaccard: |intersection| / |union| of a user's two lists, averaged over the same users; None if there
-            are none.
+        jaccard: |intersection| / |union| of a user's two lists, averaged over the users in both sets; None if
+            there are no such users.
     """
 
     users_in_both: int
@@ -95,7 +95,7 @@ def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
 
 
 def score_bins(lists: DataFrame) -> Counter[int]:
-    """Bin of the score (metrics.histogram) → number of list entries."""
+    """Maps each bin of the score (metrics.histogram) to the number of list entries in it."""
     counted = lists.select("score").mapInArrow(_count_bins, "bin long, entries long")
     return Counter(
         {

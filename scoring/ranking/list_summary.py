@@ -32,9 +32,10 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
         items: number of items that could be recommended.
 
     Returns:
-        `rows`; `k`, `users` and `items`; `users_with_fewer`, the number of users with fewer than k rows (also
-        those with none); `users_without`, the number of users without a row; `items_recommended`, and
-        `coverage`, the share of all items that this is; `score_histogram` {edges, counts}.
+        `rows`, the number of list entries; `k`, `users` and `items`; `users_with_fewer`, the number of users
+        with fewer than k entries (also those with none); `users_without`, the number of users without an
+        entry; `items_recommended`, the number of items in at least one list; `coverage`, items_recommended /
+        items; `score_histogram` {edges, counts}.
     """
     bin_ = histogram_bin(F.col("score"))
     counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]

@@ -31,7 +31,10 @@ _GPU_KEPT_SHARE = 2
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """Stands in for a missing factorization: a part is the input rows of one side; a pair is their sum."""
+    """Replaces the factorization of a model that has none.
+
+    The part of a user or an item is only its input row. The sum of both rows is the input of the pair.
+    """
 
     predictor: Predictor
 
@@ -40,7 +43,7 @@ class JoinedRows:
         return dense, categorical
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """See `Factorization.pair_logits`."""
+        """Runs the complete model on the input of each pair; shapes as in `Factorization.pair_logits`."""
         dense, categorical = (user.unsqueeze(1) + item for user, item in zip(users, items, strict=True))
         logits = self.predictor.logits(dense.flatten(0, 1), categorical.flatten(0, 1))
         return logits.view(dense.shape[:2])
@@ -56,12 +59,15 @@ def factorization_of(predictor: Predictor) -> Factorization:
 
 
 class ItemParts:
-    """The items' parts: computed once and kept if they fit into memory, otherwise computed at each use.
+    """The parts of the items. The part of an item is what the model computes from this item alone.
+
+    Parts are computed once and kept if the parts of all items fit into memory. Otherwise they are computed at
+    each use.
 
     Args:
         factorization: the factorization of the predictor's model.
         inputs: the model inputs of N items, on the device.
-        predictor: has the model and its micro-batch, which keeps computations within the device's memory.
+        predictor: the loaded model. Its micro-batch keeps computations within the device's memory.
         kept_bytes: the parts of all items are kept if they take at most this many bytes.
     """
 
@@ -77,8 +83,8 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "%d items with %d bytes each need more than the limit of %d bytes: their parts are "
-                "computed for each block of users",
+                "the computed parts of %d items have %d bytes each, in all more than the limit of %d bytes: "
+                "they are computed again for each block of users",
                 self.count,
                 item_bytes,
                 kept_bytes,
@@ -143,7 +149,7 @@ class PairScorer:
 
     @torch.inference_mode()
     def user_parts(self, inputs: SideInputs) -> Part:
-        """The parts of users: tensors (U, …)."""
+        """The parts of U users, which the model computes from each user alone: tensors (U, …)."""
         return self._predictor.micro_batch.within_memory(lambda rows: self._user_parts(inputs, rows))
 
     def _user_parts(self, inputs: SideInputs, rows: int) -> Part:
@@ -177,7 +183,7 @@ class PairScorer:
         """(T, I) float32 probabilities of T lists of I items each.
 
         Args:
-            users: the parts of the users.
+            users: the parts of the users, as user_parts() returns them.
             which: (T,) the index in `users` of each list's user.
             items: (T, I) indices of items.
         """
@@ -200,7 +206,7 @@ class PairScorer:
 
 
 def kept_limit(device: torch.device) -> int:
-    """The largest number of bytes of all items' parts: 1 GiB on a CPU, half of a GPU's free memory."""
+    """The maximum size of kept item parts in bytes: 1 GiB on a CPU, half of a GPU's free memory."""
     if device.type != "cuda":
         return _CPU_KEPT_BYTES
     return torch.cuda.mem_get_info(device)[0] // _GPU_KEPT_SHARE

@@ -1,8 +1,8 @@
 """Pairs of user and item: which pairs to score for a batch of users, and the model inputs of both sides.
 
-A side is either the users or the items. The inputs of a side are matrices in the model's column order. They
-have the features of this side, and zeros in the columns of the other side. The sum of a user's row and an
-item's row is the input of the pair. Adding zero does not change a number, so the sum is exact.
+A side is either the users or the items. The inputs of a side are matrices in the model's column order. These
+matrices have the features of this side, and zeros in the columns of the other side. The sum of a user's row
+and an item's row is the input of the pair. Adding zero does not change a number, so the sum is exact.
 """
 
 from __future__ import annotations
@@ -79,14 +79,13 @@ _NEARLY_ALL = 2 / 3
 
 @dataclass(frozen=True)
 class Lists:
-    """The candidates of some consecutive users of a batch.
+    """The candidates of some consecutive users of a batch. Index 0 is the first of these users.
 
     Attributes:
-        everyone: (A,) users who are scored against all items except the excluded ones, as indices that count
-            from the first of these consecutive users.
+        everyone: (A,) indices of the users who are scored against all items except the excluded ones.
         excluded: X excluded pairs as (user, item), both of shape (X,): an index into `everyone` and an item
             index.
-        listed: (L,) users who are scored against a list of items, as indices like those in `everyone`.
+        listed: (L,) indices of the users who are scored against a list of items.
         lengths: (L,) lengths of these lists.
         items: (Σ lengths,) item indices of these lists, one list after the other.
     """
@@ -117,15 +116,15 @@ class CandidateLists:
         self._position = np.zeros(num_items, dtype=np.int64)
 
     def most(self) -> Indices:
-        """(U,) an upper bound for each user's number of candidates; does not read the lists."""
+        """(U,) an upper bound for each user's number of candidates, computed from the list lengths."""
         lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def of(self, users: slice) -> Lists:
-        """The lists of some users.
+        """The candidates of some consecutive users of the batch.
 
-        If a user's list has a large share of all items, the user is scored against all items, because this
-        costs less. Scores of other items are dropped.
+        If a user's list has at least two thirds of all items, the user is scored against all items, because
+        this is faster. Scores of items that are not in the list are dropped.
 
         Raises:
             DataError: an index is outside [0, N), or a list has an item twice. The message names the user.
@@ -192,7 +191,7 @@ class CandidateLists:
 
 
 def _joined(parts: list[Indices]) -> Indices:
-    """The arrays one after the other; an empty array for none."""
+    """Concatenates arrays. Without arrays, the result is empty."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
@@ -223,8 +222,8 @@ class Pieces:
     """Several lists, cut into pieces of equal width. The last piece of a list may have empty cells.
 
     Attributes:
-        list: (T,) for each piece, the number of its list.
-        place: (T,) for each piece, its number within its list.
+        list: (T,) for each piece, the index of its list.
+        place: (T,) for each piece, its index among the pieces of its list.
         items: (T, width) item indices; 0 in empty cells.
         filled: (T, width) whether a cell holds an item.
     """
@@ -236,7 +235,7 @@ class Pieces:
 
     @classmethod
     def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
-        """Cuts the lists items[start : start + length] into pieces of the width from piece_width()."""
+        """Cuts the lists items[start : start + length] into pieces. piece_width() chooses the width."""
         width = piece_width(lengths)
         counts = -(-lengths // width)
         of_list = np.repeat(np.arange(len(lengths)), counts)

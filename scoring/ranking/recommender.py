@@ -153,7 +153,7 @@ class Recommender:
         return best
 
     def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Yields keys (A, W) of the users who are scored against all items, for some items at a time."""
+        """Yields ranking keys (A, W) of the A users who are scored against all items, W items at a time."""
         if not len(asked.everyone):
             return
         device = self.predictor.device
@@ -179,7 +179,7 @@ class Recommender:
         return torch.from_numpy(kept).to(self.predictor.device)
 
     def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Yields keys (L, W) of the users who have a list, for some items of the lists at a time."""
+        """Yields ranking keys (L, W) of the L users who have a list, some items of the lists at a time."""
         device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
         starts = np.cumsum(asked.lengths) - asked.lengths
         width = max(self._places // max(len(asked.listed), 1), 1)
@@ -220,7 +220,7 @@ class Recommender:
             raise DataError(
                 f"model {self.predictor.version} scores user {names[int(users[row])]} "
                 f"with item {item} as NaN "
-                f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
+                f"({int(wrong.sum())} of the {wrong.numel()} pairs scored together are NaN)",
                 _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
             )
         ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
@@ -232,7 +232,7 @@ class Recommender:
     ) -> pa.RecordBatch:
         """A batch of RECOMMENDATIONS with one row per filled cell of (U, K), in row order.
 
-        The other arrays have one value per filled cell.
+        `score`, `index` and `reasons` have one value per filled cell.
         """
         row, position = filled.nonzero(as_tuple=True)
         return pa.RecordBatch.from_arrays(

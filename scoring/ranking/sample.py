@@ -16,13 +16,16 @@ from scoring.ranking.pairs import side_of
 def score_sample(
     predictor: Predictor, users: pa.Table, request: ListRequest, items: int
 ) -> NDArray[np.float32]:
-    """(U * min(items, N),) probabilities of each user with some items. The item indices are equally spaced.
+    """The probabilities of each user with the same `items` items, whose indices are equally spaced.
 
     Args:
         predictor: the loaded model.
         users: the features of scope `user`, one row per user.
         request: names the items and the context.
-        items: number of items for each user.
+        items: number of items for each user. If there are fewer candidate items (N), all N are used.
+
+    Returns:
+        (U * min(items, N),) float32, the probabilities of one user after the other.
     """
     all_items = read_items(request.item_files, predictor, dict(request.context))
     count = min(items, len(all_items.keys))

@@ -37,7 +37,7 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
         row = {name: batch.column(name)[int(wrong.nonzero()[0])].as_py() for name in keep}
         raise DataError(
             f"model {predictor.version} scores the row {row} as NaN "
-            f"({int(wrong.sum())} of {batch.num_rows} at once)",
+            f"({int(wrong.sum())} of the {batch.num_rows} rows of this batch are NaN)",
             "look for NaN or infinite features in this row, or a diverged model; train again",
         )
     kept = [batch.column(name) for name in keep]
@@ -50,7 +50,7 @@ def inputs_by_column(
     """Builds the model inputs in column-major order, for a GPU.
 
     Columns are copied unchanged, ids stay int32, and the GPU transposes the matrices. This is faster than
-    `model_inputs`, which uses a core of the CPU to write the inputs row by row.
+    `model_inputs`, which transposes the columns on one CPU core.
 
     Returns:
         dense (rows, D) float32 and categorical (rows, W) int32 on the CPU: transposed views of contiguous

@@ -1,6 +1,7 @@
 """Which rows each task of score_rows reads: complete row groups of a split, or parts of large row groups.
 
-The driver sends only paths and numbers to the workers, not rows. Dividing the rows reads no file.
+The driver sends only paths and numbers to the workers, not rows. No data file is read
+to divide the rows, because manifests have the number of rows of each row group.
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
 
 
 def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[tuple[Piece, ...]]:
-    """Divides all rows, in order, into the pieces of each task. Tasks have about equal numbers of rows.
+    """Divides all rows, in order, among tasks with about equal numbers of rows.
 
-    Every row is in exactly one piece. A task has at most `max_rows` rows, or up to an eighth more if its end
-    was moved to the end of a row group. If there are no rows, the result is one task without pieces.
+    The result has the pieces of each task; a piece is a range of rows of one row group. Every row is in
+    exactly one piece. A task has at most `max_rows` rows, or up to an eighth more if its end was moved to the
+    end of a row group. If there are no rows, the result is one task without pieces.
 
     Args:
         groups: the row groups, in order.
@@ -96,7 +98,7 @@ def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[t
 
 
 def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
-    """The nearest end of a row group if it is near enough (see _MOVED_SHARE); otherwise the cut itself."""
+    """Moves the end of a task to the nearest end of a row group, if that is near enough (_MOVED_SHARE)."""
     at = bisect_left(ends, cut)
     nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
     return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut

@@ -1,4 +1,4 @@
-"""Reads a task's feature rows from Parquet in batches. Checks them against the manifest and the spec."""
+"""Reads a task's feature rows from Parquet in batches, and checks them against the manifest and the spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REBUILD = "run build_features again for the day of this file"
 def read_piece(
     piece: Piece, spec: FeatureSpec, keep: Sequence[str], batch_rows: int, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """The columns `keep` and the features of a piece, in the order of its rows.
+    """Yields the rows of a piece in order, in batches with the columns `keep` and the features.
 
     At any time, memory holds the encoded columns of one row group and one batch of `batch_rows` rows.
 
@@ -86,7 +86,7 @@ def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, k
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
         raise DataError(
             f"{group.path} has row groups of {group_rows} rows; "
-            f"its manifest says {group.count} row groups, of {group.rows} rows in number {group.index}",
+            f"its manifest says {group.count} row groups, and {group.rows} rows in row group {group.index}",
             _REBUILD,
         )
     names = [*keep, *(feature.name for feature in spec.features)]
@@ -97,7 +97,9 @@ def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, k
         kind = schema.field(feature.name).type
         is_id_list = feature.kind == "multi_hot" and pa.types.is_list(kind) and kind.value_type == pa.int32()
         if not is_id_list and str(kind) != _TYPES.get(feature.dtype):
-            raise DataError(f"{group.path}: column {feature.name} is {kind}, not {feature.dtype}", _REBUILD)
+            raise DataError(
+                f"{group.path}: column {feature.name} has type {kind}, not {feature.dtype}", _REBUILD
+            )
 
 
 def _check_values(path: str, feature: Feature, column: pa.Array) -> None:

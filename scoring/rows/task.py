@@ -43,8 +43,8 @@ def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) ->
 def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, threads: int) -> str:
     """Writes the scores of the pieces to a new file with one row group, and returns its name.
 
-    Nothing is published. Each call writes a new file, so a task that Spark repeats or runs twice overwrites
-    nothing.
+    The file is not published. Each call writes a new file, so a task that Spark repeats or runs twice does
+    not overwrite a file.
 
     Args:
         predictor: the model.

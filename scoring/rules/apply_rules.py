@@ -64,7 +64,10 @@ class ItemRules:
 
     @property
     def need_whole_rankings(self) -> bool:
-        """Whether a list may have items that are not among the k best ranking keys; not with only a boost."""
+        """Whether a list may have items that are not among the k best by ranking key.
+
+        A boost alone does not need whole rankings, because it changes the ranking keys themselves.
+        """
         return self.categories is not None or self.explore > 0
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:

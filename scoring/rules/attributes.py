@@ -38,7 +38,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     """(key string, value string) of every row that has both. Columns of other types are cast to strings.
 
     Raises:
-        ConfigError: there is no such file, or it lacks a column.
+        ConfigError: there is no file at the path of the table, or a file lacks a column.
         DataError: a file of the table cannot be read, or an item has several rows.
     """
     parts = [_columns(table, path) for path in files_of(table)]
@@ -100,7 +100,9 @@ def files_of(table: AttributeTable) -> list[str]:
     entries = file_io.list_files(table.path)
     paths = [entry.path for entry in entries if entry.is_file and not _hidden(entry.path)]
     if not paths:
-        raise ConfigError(f"score.rules.attributes: there is no file at {table.path}", "correct the path")
+        raise ConfigError(
+            f"score.rules.attributes: there is no file at {table.path}", "correct `path` of this attribute"
+        )
     return paths
 
 
@@ -139,7 +141,7 @@ def _columns(table: AttributeTable, path: str) -> pa.Table:
 
 
 def _require_columns(table: AttributeTable, names: list[str]) -> None:
-    """Raises ConfigError if the key or the column is missing."""
+    """Raises ConfigError if the key column or the attribute column is not among `names`."""
     missing = [name for name in (table.key, table.column) if name not in names]
     if missing:
         raise ConfigError(

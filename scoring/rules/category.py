@@ -12,7 +12,7 @@ def within_maximum(categories: Tensor, most: int) -> Tensor:
     """(U, W) bool: whether an item is among the first `most` items of its category in its row.
 
     The result is that of a greedy choice from the left, because only earlier items of the same category
-    matter. Items of category NO_VALUE are always true.
+    matter. The result is true for every item without a category (NO_VALUE).
 
     Args:
         categories: (U, W) int64 codes in the order of the ranking.

@@ -76,7 +76,7 @@ def rules_request(
         rules: the section `score.rules`.
         k: length of the lists.
         run_date: the date that replaces `{date}` in a path.
-        folders: name → the folder that replaces `{name}` in a path.
+        folders: maps a name, such as `lake`, to the folder that replaces `{name}` in a path.
     """
     if rules is None:
         return None

@@ -13,7 +13,9 @@ log = logging.getLogger("nightrank")
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
-    """The request for the workers and the digest of the tables that it names; (None, {}) without rules.
+    """The request for the rules, and {"rules": digest of the tables that it names}; (None, {}) without rules.
+
+    The dictionary is empty if the rules read no table.
 
     Raises:
         ConfigError, DataError: see read_attribute.

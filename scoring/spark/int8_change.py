@@ -37,7 +37,7 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
 
 
 def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
-    """The change of the probabilities of feature rows; see `_facts`."""
+    """How much int8 embeddings change the probabilities of the rows of `pieces`; see `_facts`."""
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
         from scoring.rows.task import score_pieces  # torch: only in the workers
@@ -51,7 +51,10 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
-    """The change for the pairs of SAMPLE_USERS users and SAMPLE_ITEMS equally spaced items; see `_facts`.
+    """How much int8 embeddings change the probabilities of a sample of (user, item) pairs.
+
+    The sample has the pairs of SAMPLE_USERS users and SAMPLE_ITEMS items with equally spaced indices. The
+    keys of the result are those of `_facts`.
 
     Args:
         users: user_key and the features of scope `user`.
@@ -75,7 +78,10 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
 
 
 def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
-    """One row: number of probabilities, largest and mean absolute change, and bytes of both models.
+    """Scores the sample with and without int8 embeddings, and returns the comparison as one row.
+
+    The row has the number of probabilities, their largest and mean absolute change, and the bytes of both
+    models.
 
     Args:
         model: the model to compare.
@@ -108,7 +114,11 @@ def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) ->
 
 
 def _facts(comparison: DataFrame) -> dict[str, Any]:
-    """compared, largest_change, mean_change, stored_bytes, int8_bytes; only compared=0 without a sample."""
+    """The comparison as facts: only `compared`, which is 0, if there is no sample; otherwise five values.
+
+    These are `compared` (number of probabilities), `largest_change`, `mean_change`, `stored_bytes` and
+    `int8_bytes` (the bytes of both models).
+    """
     rows = comparison.collect()
     if not rows:
         return {"compared": 0}

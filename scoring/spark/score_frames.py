@@ -43,7 +43,7 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
     Args:
         users: user_key, the features of scope `user`, candidates and excluded (array<int> of item indices;
             null candidates mean all items except `excluded`).
-        spec: the model's features, none of scope `pair` (requests.require_listable).
+        spec: the model's features. None of them may have scope `pair` (requests.require_listable).
         request: the model, the items, k and the rules.
 
     Raises (in the workers, when the frame is evaluated):

@@ -100,7 +100,7 @@ def change_the_logarithm(days: dict[str, pd.DataFrame]) -> None:
         (one_cell("C26", 3), "C26"),
         (one_cell("C26", 77), "C26"),
         (one_cell(LABEL, 5), "label"),
-        (drop_a_row, "rows by day"),
+        (drop_a_row, "rows per day"),
         (move_a_row_to_the_other_day, "ids differ"),
         (shift_ids_against_the_other_columns, "whole rows"),
         (shift_dense_values_against_the_ids, "I3: in their rows"),

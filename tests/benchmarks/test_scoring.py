@@ -174,12 +174,14 @@ def test_lists_that_are_not_the_best_are_noticed(expected: pd.DataFrame) -> None
         item_id=best.item_id.where(best.position > 2, best.groupby("user_id").item_id.shift(-1))
     )
     swapped.loc[swapped.position == 2, "item_id"] = best[best.position == 1].item_id.to_numpy()
-    with pytest.raises(Unequal, match="ours: scores lie"):
+    with pytest.raises(Unequal, match="ours: its scores differ"):
         require_equal_lists("ours", swapped, expected, 1e-9)
     moved = best.assign(score=best.score + 2e-5)
-    with pytest.raises(Unequal, match="ours: scores lie"):
+    with pytest.raises(Unequal, match="ours: its scores differ"):
         require_equal_lists("ours", moved, expected, 1e-5)
-    with pytest.raises(Unequal, match=r"lists 89 rows, 89 of them pairs; 90 were expected"):
+    with pytest.raises(
+        Unequal, match=r"lists have 89 rows, 89 of them expected pairs; 90 rows were expected"
+    ):
         require_equal_lists("ours", best[1:], expected, 1.0)
 
 
@@ -188,9 +190,9 @@ def test_rows_that_are_missing_or_moved_are_noticed(expected: pd.DataFrame) -> N
     require_equal_rows("peer", wanted, wanted, 0.0)
     with pytest.raises(Unequal, match="peer scored 179 pairs"):
         require_equal_rows("peer", wanted[1:], wanted, 1.0)
-    with pytest.raises(Unequal, match="peer lies"):
+    with pytest.raises(Unequal, match="peer: its probabilities are up to"):
         require_equal_rows("peer", wanted.assign(probability=wanted.probability + 2e-5), wanted, 1e-5)
-    with pytest.raises(Unequal, match="peer lies nan"):
+    with pytest.raises(Unequal, match="up to nan"):
         require_equal_rows("peer", wanted.assign(probability=np.nan), wanted, 1e-5)
 
 
@@ -201,7 +203,9 @@ def test_ratios_are_ours_over_the_best_of_the_others() -> None:
     expected = {"joined_fp32": 2.0, "bf16_over_joined_fp32": 3.0, "null_model": 5.0, "bare_model": 0.96}
     assert {name: ratio for name, ratio in ratios.items() if ratio is not None} == expected
     assert verdict("bare_model", ratios["bare_model"]) == "bare_model: 0.960, target 0.97: MISSED"
-    assert verdict("joined_fp32", 0.5) == "joined_fp32: 0.500 (it wins, by 2.00), target 2.0: MISSED"
+    assert verdict("joined_fp32", 0.5) == (
+        "joined_fp32: 0.500 (the peer is 2.00 times as fast), target 2.0: MISSED"
+    )
     assert verdict("joined_bf16", None) == "joined_bf16: not measured"
 
 

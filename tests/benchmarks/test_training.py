@@ -126,7 +126,7 @@ def test_ratios_are_ours_over_the_others() -> None:
     "name, ratio, words",
     [
         ("plain_fp32", 1.2, ["1.200", "met"]),
-        ("plain_fp32", 0.8, ["it wins, by 1.25", "MISSED"]),
+        ("plain_fp32", 0.8, ["the peer is 1.25 times as fast", "MISSED"]),
         ("end_to_end", 0.9, ["0.900", "MISSED"]),
         ("plain_bf16", None, ["not measured"]),
     ],

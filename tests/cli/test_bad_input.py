@@ -116,19 +116,26 @@ def test_a_missing_argument(config: Path) -> None:
 def test_a_missing_raw_path(config: Path, tmp_path: Path) -> None:
     ended = _build(config, "--set", f"data={tmp_path}/elsewhere")
     _assert_refused(
-        ended, 3, f"{tmp_path}/elsewhere/dt={RUN_DATE}/*.tsv", "log.path", f"deliver the log of {RUN_DATE}"
+        ended,
+        3,
+        f"{tmp_path}/elsewhere/dt={RUN_DATE}/*.tsv",
+        "log.path",
+        f"deliver the raw files of {RUN_DATE}",
     )
 
 
 def test_too_few_days(config: Path, tmp_path: Path) -> None:
     (tmp_path / f"raw/dt={DAYS[2]}/part-0.tsv").unlink()
-    _assert_refused(_build(config), 3, f"no raw log for ['{DAYS[2]}']", "deliver these days")
+    _assert_refused(_build(config), 3, f"no raw log for ['{DAYS[2]}']", "deliver the raw logs of these days")
 
 
 def test_an_empty_day(config: Path, tmp_path: Path) -> None:
     (tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv").write_bytes(b"")
     _assert_refused(
-        _build(config), 3, f"dt={DAYS[1]}/*.tsv are empty (0 bytes)", f"deliver the log of {DAYS[1]} again"
+        _build(config),
+        3,
+        f"dt={DAYS[1]}/*.tsv are empty (0 bytes)",
+        f"deliver the raw files of {DAYS[1]} again",
     )
 
 

@@ -265,12 +265,12 @@ BY_COUNTRY = {
         ({"sources": [{"source": "all_items"}, {"source": "popular"}]}, r"all_items gives every item"),
         ({"max": 5}, r"all_items gives every item"),
         ({"repeats": "some"}, r"candidates\.repeats='some'"),
-        ({"sources": [{"source": "popular"}] * 2}, r"sources names \['popular'\] twice"),
+        ({"sources": [{"source": "popular"}] * 2}, r"sources contains \['popular'\] twice"),
         (
             {"sources": [{"source": "popular", "window_days": 3}]},
-            r"\['sources\.popular\.window_days'\] limit days, but rows have no date",
+            r"\['sources\.popular\.window_days'\] count only some days, but rows have no date",
         ),
-        ({"active_days": 3}, r"\['active_days'\] limit days, but rows have no date"),
+        ({"active_days": 3}, r"\['active_days'\] count only some days, but rows have no date"),
         ({"sources": [{"source": "retrieval", "model": {"architecture": "dlrm"}}]}, r"'dlrm' has no vectors"),
         ({"sources": [{"source": "retrieval"}]}, r"candidates\.sources\.0\.retrieval\.model is missing"),
         ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must contain \['user'\]"),
@@ -281,14 +281,14 @@ BY_COUNTRY = {
         ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is not a column of user_attributes"),
         (
             {"filters": [_table("item land", **{**BY_COUNTRY, "rule": "at_least"})]},
-            r"value='land' is a string column; rule=at_least compares numbers",
+            r"value='land' is a string column, but rule=at_least compares numbers",
         ),
         (
             {
                 "filters": [_table("item land", **BY_COUNTRY)] * 2,
                 "user_attributes": _table("user country", key="user"),
             },
-            r"filters names \['not_allowed by country'\] twice",
+            r"filters contains \['not_allowed by country'\] twice",
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_rows_that_were_staged_twice_are_not_served(
     before = served(client, sink)
     twice = changed(published, published.rows.unionByName(published.rows))
     with pytest.raises(
-        InfrastructureError, match=rf"{2 * len(before)} rows with {len(before)} keys were staged"
+        InfrastructureError, match=rf"{2 * len(before)} rows with {len(before)} distinct keys"
     ):
         jdbc.deliver(sink, twice)
     assert served(client, sink) == before

@@ -25,7 +25,7 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         ),
         (
             {"users": USERS, "scopes": {"user": ["I2"]}},
-            r"scopes\.user lists \['I2'\], which read columns that are not in users\.columns",
+            r"scopes\.user lists \['I2'\], which are computed from columns that are not in users\.columns",
         ),
         (
             {"negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},

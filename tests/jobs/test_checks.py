@@ -118,7 +118,7 @@ WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
         {"train": {"baselines": ["dlrm"]}},
         r"^train\.baselines names 'dlrm': model\.bottom_mlp=\[\] must end in",
     ),
-    ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower has no place for features of scope pair"),
+    ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower cannot use features that may differ"),
     (
         {"model": {"architecture": "wide_and_deep", "crosses": [{"left": ["C1"], "right": ["I1"]}]}},
         r"^model\.crosses names \['I1'\]",
@@ -191,10 +191,10 @@ def test_the_shipped_configurations_pass(path: Path) -> None:
 @pytest.mark.parametrize(
     "sections, problem",
     [
-        ({"scopes": {"item": []}}, r"top-k lists cannot be scored with features of scope pair: \['I6'"),
+        ({"scopes": {"item": []}}, r"top-k lists cannot be made, .* pair of user and item: \['I6'"),
         (
             {"score": {"context": {"I1": 3}}},
-            r"score\.context must have a value .* of another scope or unknown \['I1'\]",
+            r"score\.context must have a value .* names that are not such a column: \['I1'\]",
         ),
         ({"scopes": {"context": [], "item": ["I{6..13}", "C2", "C{12..26}"]}}, r"unknown \['C21', 'C22'"),
     ],

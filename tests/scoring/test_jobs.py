@@ -286,7 +286,8 @@ def test_scores_of_rows_are_published_by_their_manifests(
         score_rows(job_of(spark, config))
     raised = raised_in(str(caught.value))
     assert isinstance(raised, DataError)
-    assert "has row groups of [74] rows; its manifest says 1 row groups, of 75 rows" in raised.problem
+    expected = "has row groups of [74] rows; its manifest says 1 row groups, and 75 rows in row group 0"
+    assert expected in raised.problem
     assert read_manifest(scores) == again
 
 

@@ -62,13 +62,13 @@ def test_a_patch_changes_files_and_adds_them(folder: Path) -> None:
 def test_other_sources_are_refused(folder: Path, source: str | None, message: str) -> None:
     path = folder / "src/greet.py"
     path.unlink() if source is None else path.write_text(source)
-    with pytest.raises(SetupError, match=rf"src/greet.py of this Horovod is not the one to patch.*{message}"):
+    with pytest.raises(SetupError, match=rf"does not fit src/greet.py of this version.*{message}"):
         horovod_patches.apply(folder, horovod_patches.read_changes(folder))
 
 
 def test_a_file_that_is_there_is_not_replaced(folder: Path) -> None:
     (folder / "src/leave.py").write_text("")
-    with pytest.raises(SetupError, match=r"src/leave.py of this Horovod is there already"):
+    with pytest.raises(SetupError, match=r"creates src/leave.py, but this version of Horovod already has"):
         horovod_patches.apply(folder, horovod_patches.read_changes(folder))
 
 

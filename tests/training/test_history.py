@@ -184,7 +184,7 @@ def test_what_cannot_be_done_is_said(lake: Lake, tmp_path: Path) -> None:
         roll_back(lake, NAME, request(5, "v9"))
     with pytest.raises(DataError, match="'v9aaaa' is none of the complete models"):
         pin(lake, NAME, request(5, "v9aaaa"))
-    with pytest.raises(DataError, match="v1aaaa is the first champion of m in force"):
+    with pytest.raises(DataError, match="m has no earlier champion that could serve again instead of v1aaaa"):
         roll_back(lake, NAME, request(1))
     with pytest.raises(ConfigError, match=r"a rollback needs a reason[\s\S]*--why"):
         roll_back(lake, NAME, request(5, why=" "))

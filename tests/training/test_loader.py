@@ -171,7 +171,7 @@ def test_a_file_may_be_read_by_row_group(tmp_path: Path, seed: int | None) -> No
 def test_row_groups_that_the_manifest_does_not_know_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_file(path, SPEC, random_rows(SPEC, 100, seed=0))
-    with pytest.raises(DataError, match=r"a.parquet has 100 rows in its manifest, its row groups 99"):
+    with pytest.raises(DataError, match=r"a.parquet has 100 rows, but its row groups together have 99 rows"):
         row_groups([DataFile(str(path), 100, (50, 49))])
     first, second = row_groups([DataFile(str(path), 100, (50, 50))])
     with pytest.raises(DataError, match=r"a.parquet is not a Parquet file with 2 row groups"):

@@ -97,7 +97,8 @@ def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("no folder")
     check = make_loss_check(tmp_path, "c")
     with pytest.raises(
-        DataError, match=r"the loss at step 1 is nan; .* its rows could not be saved: cannot write"
+        DataError,
+        match=r"the loss at step 1 is nan; .* the rows of this step could not be saved: cannot write",
     ):
         check.add(1, torch.tensor(torch.nan), make_batch(16))
 

@@ -63,7 +63,7 @@ def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_
         assert fresh_start(config, lake, f"2026-01-{day:02d}") is None
         champion = ran(lake, config, day, champion)
     due = fresh_start(config, lake, "2026-01-15")
-    assert due == "the last fresh training is train.retrain.fresh_every_days=7 or more days back"
+    assert due == "the last fresh training was train.retrain.fresh_every_days=7 or more days ago"
     assert find_parent(config, lake, dataset_of(15)) is None
     ran(lake, config, 15, None, promoted=False)
     assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that date decides as before
@@ -93,7 +93,7 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
         DataError, match=r"is warm, and .* cannot start from champion v08: ids of its workflow w1 mean"
     ):
         find_parent(config, lake, dataset_of(9, "w2"))
-    with pytest.raises(DataError, match="it has trained on all these days already"):
+    with pytest.raises(DataError, match="it has already been trained on all train days"):
         find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
 
@@ -101,10 +101,10 @@ def test_days_between_two_windows_are_named(lake: Lake, caplog: pytest.LogCaptur
     config = config_of(lake)
     ran(lake, config, 8, None)  # learned from the 5th and 6th
     find_parent(config, lake, dataset_of(10))  # the 7th and 8th
-    assert "no model learns from it" not in caplog.text
+    assert "no model is trained on this day" not in caplog.text
     find_parent(config, lake, dataset_of(12))  # the 9th and 10th
     skipped = [
-        record.getMessage()[:10] for record in caplog.records if "no model learns" in record.getMessage()
+        record.getMessage()[:10] for record in caplog.records if "no model is trained" in record.getMessage()
     ]
     assert skipped == ["2026-01-07", "2026-01-08"]
 
@@ -120,5 +120,5 @@ def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
 
 
 def test_a_period_needs_auto() -> None:
-    with pytest.raises(ValueError, match="fresh_every_days=3 needs start=auto, not warm"):
+    with pytest.raises(ValueError, match="fresh_every_days=3 needs start=auto, but start=warm is set"):
         Train.model_validate({"retrain": {"start": "warm", "fresh_every_days": 3}})

@@ -40,7 +40,7 @@ def test_steps_hold_all_rows_and_weights_add_up(files: list[int], shards: int, s
 def test_ranks_own_all_shards_once_in_order(shards: int, ranks: int) -> None:
     """Also where they do not divide: an elastic training goes on with the ranks it has left."""
     if ranks > shards:
-        with pytest.raises(ConfigError, match=f"num_shards={shards} are fewer than num_ranks={ranks}"):
+        with pytest.raises(ConfigError, match=f"num_shards={shards} is less than num_ranks={ranks}"):
             shards_of_rank(shards, 0, ranks)
     else:
         shares = [shards_of_rank(shards, rank, ranks) for rank in range(ranks)]

@@ -98,7 +98,7 @@ def test_a_server_gets_one_run_and_one_version_a_training(
     lake = Lake(str(tmp_path / "lake"))
     for version in ("v1", "v1", "v2", "v1"):
         mlflow_mirror.track_training(lake, of("local", version), PARAMS)
-    assert "MLflow was not written" not in caplog.text
+    assert "MLflow was not updated" not in caplog.text
     client = MlflowClient(server, server)
     assert sorted(run.data.tags[VERSION] for run in runs(client, "local")) == ["v1", "v2"]
     assert {run.info.status for run in runs(client, "local")} == {"FINISHED"}
@@ -130,7 +130,7 @@ def test_a_server_gets_the_uri_of_a_lake_on_an_object_store(
     mlflow_mirror.prepare(lake)
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     decide(lake, "2026-01-05", "v1")
-    assert "MLflow was not written" not in caplog.text
+    assert "MLflow was not updated" not in caplog.text
     champion = MlflowClient(server, server).get_model_version_by_alias("m", "champion")
     assert champion.source == "s3://tracked/lake/models/m/v1"  # MLflow does not know s3a
     assert champion.tags == {VERSION: "v1", "nightrank.source": champion.source}
@@ -146,8 +146,8 @@ def test_without_a_server_nothing_is_mirrored_of_a_lake_on_an_object_store(
     mlflow_mirror.prepare(lake)
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert caplog.messages == [
-        "MLflow is not written: MLFLOW_TRACKING_URI is not set, and "
-        f"{lake.root} is no local folder for a store"
+        f"MLflow is not updated: MLFLOW_TRACKING_URI is not set, and the lake {lake.root} is not a local "
+        "folder, so it has no local MLflow store"
     ]
     decide(lake, "2026-01-05", "v1")
     assert list(empty_cwd.iterdir()) == []
@@ -181,7 +181,7 @@ def test_a_run_that_a_killed_job_began_is_completed(
     client = MlflowClient(server, server)
     assert [run.info.status for run in runs(client, "killed")] == ["RUNNING"]
     mlflow_mirror.track_training(lake, of("killed", "v1"), PARAMS)
-    assert "MLflow was not written" not in caplog.text
+    assert "MLflow was not updated" not in caplog.text
     (run,) = runs(client, "killed")
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")

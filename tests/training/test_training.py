@@ -195,7 +195,7 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
     spec = make_spec(2, [5, 7])
     child = make_trainer(spec)
     shrunk, other = make_spec(2, [5, 8]), make_spec(1, [5, 7, 3])
-    with pytest.raises(DataError, match="C1 has 7 ids, the parent's vocabulary 8"):
+    with pytest.raises(DataError, match="C1 has 7 ids, fewer than the 8 ids of the parent"):
         warm_start(child, spec, *stored(tmp_path / "1", make_trainer(shrunk), shrunk))
     with pytest.raises(DataError, match=r"features differ from the parent's: \['C2', 'I1'\]"):
         warm_start(child, spec, *stored(tmp_path / "2", make_trainer(other), other))
@@ -233,11 +233,14 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
     for changed, reason in [
         (
             (config, lake, replace(later, workflow_version="w2")),
-            "ids of its workflow w1 mean other values in w2",
+            "it was trained on ids of workflow w1, which stand for other values in workflow w2",
         ),
-        ((make_config(lake, model={**MODEL, "top_mlp": [17]}), lake, later), "its architecture is"),
+        ((make_config(lake, model={**MODEL, "top_mlp": [17]}), lake, later), "its section model is"),
         ((segments_config(lake, retrain={"start": "fresh"}), lake, later), "train.retrain.start is fresh"),
-        ((config, lake, replace(later, splits=dataset.splits)), "it has trained on all these days already"),
+        (
+            (config, lake, replace(later, splits=dataset.splits)),
+            "it has already been trained on all train days",
+        ),
     ]:
         assert find_parent(*changed) is None
         assert reason in caplog.text

@@ -63,7 +63,7 @@ def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, 
         current = next(kind.version for kind in format_versions.ALL if kind.name == name)
         stated = rf"a {name} of format version 99; this release reads up to version {current}"
     else:
-        stated = rf"no {name}: format_version is {version!r}, not a positive integer"
+        stated = rf"not a valid {name}: format_version is {version!r}, not a positive integer"
     with pytest.raises(DataError, match=stated) as raised:
         kind.read(lake)
     assert str(kind.file(lake)) in raised.value.problem
@@ -75,7 +75,7 @@ def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, 
 def test_a_file_that_holds_no_object_is_refused(lake: Lake, name: str) -> None:
     kind = KINDS[name]
     kind.file(lake).write_text("[1]")
-    with pytest.raises(DataError, match=rf"no {name}: it holds a JSON list"):
+    with pytest.raises(DataError, match=rf"not a valid {name}: it contains a JSON list"):
         kind.read(lake)
 
 

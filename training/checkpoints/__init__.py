@@ -1,6 +1,7 @@
 """Models and checkpoints on disk: safetensors files with blocks of rows, and a JSON file that lists them.
 
-The JSON is written last. Tensor files that no JSON lists are not part of a model or checkpoint.
+The JSON file is written last. A tensor file that is not listed in such a JSON file is not part of a model or
+checkpoint.
 """
 
 from training.checkpoints.checkpoints import Checkpoints, Position

@@ -14,7 +14,7 @@ from training.embeddings.rows import RowBlock
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Rows of one feature in a file: consecutive rows of a tensor, starting at its row `block.place`."""
+    """Rows of one feature in a file. They are consecutive rows of a tensor, from its row `block.place` on."""
 
     file: str
     block: RowBlock
@@ -66,7 +66,7 @@ class Overlap:
 
 
 def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
-    """Returns the common rows of two blocks; None if there are none.
+    """Returns the common rows of two blocks; None if the blocks have no common rows.
 
     A block has the rows first, first + step, … of a feature. The common rows are the solutions of two
     congruences (Chinese remainder theorem). The distance between them is the least common multiple of both
@@ -101,9 +101,10 @@ class OwnedState:
     """The tensors of a trainer's state that one rank writes to disk, by name.
 
     Attributes:
-        equal: tensors that are equal on all ranks. Only rank 0 writes them; on other ranks this is empty.
-        rows: for each tensor with one entry per table row, the pieces that this rank writes.
-        blocks: the blocks of rows that these pieces contain, in the order of the pieces.
+        equal: tensors that are equal on all ranks. Only rank 0 writes them; on other ranks this mapping is
+            empty.
+        rows: for each tensor with one entry per table row, the slices of the tensor that this rank writes.
+        blocks: for each of these tensors, the blocks of rows that the slices contain, in the same order.
     """
 
     equal: dict[str, Tensor]
@@ -114,11 +115,12 @@ class OwnedState:
 def owned_state(
     state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
 ) -> OwnedState:
-    """Returns the part of a trainer's state that this rank writes, as views.
+    """Returns those tensors of a trainer's state that this rank writes to disk, as views.
 
     Args:
         state: all tensors by name.
-        row_state: name of each tensor with one entry per table row -> its blocks on this rank.
+        row_state: maps the name of each tensor with one entry per table row to the blocks of these rows on
+            this rank.
         leads: True on rank 0.
     """
     equal = {name: value.detach() for name, value in state.items() if leads and name not in row_state}

@@ -1,4 +1,4 @@
-"""The folder of a training's checkpoints: lists the checkpoints and deletes files."""
+"""The folder of a training's checkpoints: lists the checkpoints, and deletes checkpoints and old files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class CheckpointFolder:
         """Deletes damaged checkpoints, unless another attempt has replaced them.
 
         Args:
-            damaged: step -> text of the index when the damage was found.
+            damaged: maps the step of each damaged checkpoint to the text of its index when the damage was
+                found.
         """
         for step, text in damaged.items():
             if self.index_text(step) == text:

@@ -1,9 +1,10 @@
 """Writes one checkpoint: copies the state to host memory, and writes the copy in a thread during training.
 
-On every rank, the thread writes the rank's tensors and then a small JSON file that lists them, the rank's
-part. The thread of rank 0 waits until the folder has the parts of all ranks, and then publishes the index.
-Threads call no collectives, because all ranks must call collectives in the same order. At the next save,
-ranks exchange the errors of their threads (`Checkpoints.wait`).
+On every rank, the thread writes the rank's tensors, and then a small JSON file that lists them. This JSON
+file is called the rank's part. The thread of rank 0 waits until the parts of all ranks exist. Then it
+publishes the checkpoint: it writes the index, a JSON file that lists the files of all ranks. Threads call no
+collectives, because all ranks must call collectives in the same order. At the next save, ranks exchange the
+errors of their threads (`Checkpoints.wait`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class HostCopy:
-    """Host memory for one rank's part of a checkpoint. All saves reuse it.
+    """Host memory for the tensors that one rank writes to a checkpoint. All checkpoints reuse this memory.
 
     The memory is pinned if the state is on a GPU.
     """
@@ -69,8 +70,9 @@ class CheckpointContents:
     Attributes:
         step: number of steps done.
         tensors: this rank's tensors, in host memory.
-        owned: says which of the tensors are equal on all ranks, and lists the blocks of the others.
-        index: more values to store in the index.
+        owned: says which of the tensors are equal on all ranks, and lists the row blocks of the other
+            tensors.
+        index: values to store in the checkpoint's index, in addition to the list of files.
         copy_s: duration of the copy to host memory, in seconds.
     """
 
@@ -86,8 +88,8 @@ class CheckpointWriter:
 
     Args:
         folder: path or URI.
-        stem: the start of this checkpoint's file names; no other attempt uses it.
-        index: the file name of the index.
+        stem: the start of this checkpoint's file names. No other attempt at this training uses the same stem.
+        index: the name of the checkpoint's index file.
         collectives: only their rank and size are used.
         contents: the tensors of this rank.
         on_published: called on rank 0 when the checkpoint is complete.
@@ -116,16 +118,17 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait_written(self) -> NightrankError | None:
-        """Waits until this rank's part is on disk. Returns the error, or None."""
+        """Waits until this rank's files are on disk or could not be written. Returns the error, or None."""
         self._written.wait()
         return self._error
 
     def wait_published(self, timeout_s: float) -> NightrankError | None:
         """Waits until the thread has ended. Returns its error, or None.
 
-        If rank 0's thread ends without an error, it has published the index.
+        If the thread of rank 0 has ended without an error, the checkpoint is published.
 
-        If the thread has not ended after `timeout_s`, the checkpoint is cancelled.
+        If the thread has not ended after `timeout_s` seconds, the checkpoint is cancelled, and an error is
+        returned.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive() and self._error is None:
@@ -140,7 +143,7 @@ class CheckpointWriter:
     def cancel(self) -> None:
         """Stops the thread.
 
-        If it is still waiting for the parts of other ranks, no checkpoint is published.
+        If the thread is still waiting for the files of other ranks, the checkpoint is not published.
         """
         self._cancelled.set()
         self._thread.join()
@@ -208,7 +211,7 @@ class CheckpointWriter:
             self._delete_duplicate([entry["name"] for entry in files])
             return
         log.info(
-            "checkpoint of step %d: %d bytes, copied in %.2f s, written in %.2f s behind the training",
+            "checkpoint of step %d: %d bytes, copied in %.2f s, written in %.2f s during the training",
             self._contents.step,
             sum(entry["bytes"] for entry in files),
             max(part["copy_s"] for part in parts),

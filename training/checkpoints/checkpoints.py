@@ -5,13 +5,14 @@
     step-<n>.<attempt>.rows-<rank>.safetensors  the table rows of a rank
     step-<n>.<attempt>.part-<rank>.json         the files of a rank, until the index lists them
 
-All ranks must see the folder, on a shared disk or an object store. At most one checkpoint is written at a
-time. It needs as much host memory as the rank's part of the state.
+All ranks must be able to read and write the folder of these files, so it is on a shared disk or an object
+store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the tensors that
+it writes.
 
 Another attempt at the same training may run at the same time and use the same folder. All attempts share the
 checkpoints that have an index. Each attempt may resume from such a checkpoint, and may delete it when there
-are newer ones. Files that no index lists belong to the attempt that is part of their names. Other attempts
-delete these files only if they are too old to be in use.
+are newer ones. A file that no index lists belongs to the attempt whose name is part of the file name. Other
+attempts delete such a file only if it is too old to be in use.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Position:
     Attributes:
         step: number of steps done.
         seconds: time spent in these steps.
-        history: all entries of the history so far.
+        history: all history entries so far (loss, speed and metrics at some steps), oldest first.
     """
 
     step: int = 0
@@ -65,7 +66,7 @@ class Checkpoints:
 
     Args:
         folder: path or URI of the folder, which is created when it is first needed.
-        collectives: those of the training's ranks.
+        collectives: the collectives of the training's ranks.
         keep: number of checkpoints to keep; older ones are deleted.
     """
 
@@ -219,9 +220,9 @@ class Checkpoints:
         return None
 
     def _examine(self, step: int, text: str) -> str | None:
-        """Describes the damage of a checkpoint; None if it is intact.
+        """Describes the damage of a checkpoint; returns None if this rank finds no damage.
 
-        Each rank reads a share of the files.
+        Each rank reads only some of the checkpoint's files.
         """
         try:
             index = json.loads(text)

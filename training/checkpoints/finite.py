@@ -15,7 +15,7 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
     """Checks that all numbers in some tensors are finite.
 
     Args:
-        tensors: name -> the pieces of a tensor.
+        tensors: maps the name of each tensor to its pieces, each of which is a tensor with some of the rows.
         when: the time of the check, for the error message, such as "after step 100".
 
     Raises:
@@ -28,7 +28,7 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
             for chunk in piece.reshape(-1).split(CHUNK_BYTES // piece.element_size()):
                 if not bool(torch.isfinite(chunk).all()):
                     raise DataError(
-                        f"{when} {name} contains numbers that are not finite; nothing was saved",
+                        f"{when}, {name} contains numbers that are not finite; nothing was saved",
                         "lower train.learning_rate and train.embedding_learning_rate, and look for extreme "
                         "feature values",
                     )

@@ -37,7 +37,7 @@ class LoadedModel:
     Attributes:
         model: the model in evaluation mode.
         spec: the features of the model.
-        multi_hot: how many ids of each list feature the model uses.
+        multi_hot: how many ids of each list feature the model uses, and how it pools them.
         version: the model's version.
         description: the content of its model.json.
     """
@@ -50,7 +50,7 @@ class LoadedModel:
 
 
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
-    """Returns the state in a model's folder; DataError if a file's length differs from model.json."""
+    """Returns the stored state of a model; raises DataError if a file's length differs from model.json."""
     for entry in entries_of(description):
         files, inner = file_io.filesystem(f"{path}/{entry.name}")
         size = files.get_file_info(inner).size
@@ -73,7 +73,7 @@ def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, opt
 def _checksum_error(
     path: str, description: Mapping[str, Any], names: Collection[str], rank: int = 0, ranks: int = 1
 ) -> DataError | None:
-    """Reads this rank's share of the named files. Returns an error for the first damaged file, or None."""
+    """Returns an error for the first damaged file, or None. Each rank checks only some of the named files."""
     entries = [entry for entry in entries_of(description) if entry.name in names]
     for entry in entries[rank::ranks]:
         problem = damage(path, entry)
@@ -95,8 +95,8 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
 
     Args:
         path: the model's folder.
-        collectives: all ranks must call this function. Each rank compares the checksums of a share of the
-            files.
+        collectives: the collectives of the ranks; None for a single rank. All ranks must call this function,
+            and each rank compares the checksums of some of the files.
 
     Raises:
         DataError: the folder has no complete model, or the model is damaged or has no optimizer state.
@@ -126,9 +126,9 @@ def load_model(
     Args:
         path: the model's folder.
         device: the device to load the model to.
-        embeddings: `int8` quantizes the table rows in host memory, so that the device stores one byte per
-            number.
-        kernels: the same values as the setting `score.kernels`.
+        embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
+            host memory, so that the device stores one byte per number.
+        kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
 
     Raises:
         ConfigError: `kernels` is `triton`, but Triton's kernels cannot run on this machine.

@@ -1,11 +1,11 @@
 """Writes models. A model is a folder of safetensors files and a `model.json`, which is written last.
 
 Each rank writes its table rows to `embeddings-<rank>-<attempt>` and their optimizer state to
-`optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`. model.json lists the files and
-the blocks of rows in them.
+`optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`, which contain the tensors that are
+equal on all ranks. model.json lists the files and the blocks of rows in them.
 
 Two attempts may train the same version at the same time: if a scheduler loses contact with a worker, it
-starts another one, while the first may still be running. Each attempt therefore writes files that have its
+starts another worker, while the first may still be running. Each attempt therefore writes files that have its
 name in their file names, and deletes no other files. model.json is created only once. The attempt that ends
 second uses the model of the first. Both models are the same, because training is deterministic.
 `training.registry.training_leftovers` deletes old files that no model.json lists.
@@ -47,7 +47,7 @@ def save_trained(
 ) -> dict[str, Any]:
     """Writes a model's folder, including the state of the optimizers.
 
-    Every rank must call this function; each writes its own rows.
+    Every rank must call this function, because each rank writes its own table rows.
 
     Returns:
         The model.json of the folder, on all ranks. If another attempt has already published this version,
@@ -81,7 +81,10 @@ def save_trained(
 
 
 def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Creates model.json, unless another attempt has published a complete model. Returns the one in use."""
+    """Creates model.json, unless another attempt has published a complete model.
+
+    Returns the model.json that the folder contains afterwards.
+    """
     complete = {**description, **_file_list(files)}
     model_json = f"{path}/{MODEL_JSON}"
     if file_io.create_json(model_json, format_versions.MODEL.stamp(complete)):
@@ -100,7 +103,10 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
 
 
 def _files(owned: OwnedState, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
-    """Returns (kind, file name, tensors by name) for each file that this rank writes; no empty files."""
+    """Returns (kind, file name, tensors by name) for each file that this rank writes.
+
+    Files without tensors are left out.
+    """
     equal = {name: [value] for name, value in owned.equal.items()}
     names = {
         ("weights", "dense"): _weights(equal),
@@ -136,7 +142,10 @@ def _write(
 
 
 def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the part of model.json about files: names by kind, lengths and checksums, blocks of rows."""
+    """Returns the entries of model.json about files.
+
+    These are the file names by kind, the lengths and checksums of the files, and the blocks of rows.
+    """
     rows: dict[str, list[Any]] = {}
     for file in files:
         for name, blocks in file["rows"].items():

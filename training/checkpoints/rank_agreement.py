@@ -13,7 +13,7 @@ from training.distributed.collectives import Collectives
 
 
 def gather_json(collectives: Collectives, value: Any) -> list[Any]:
-    """Returns the JSON values of all ranks, in rank order. It is also a barrier: it waits for all ranks."""
+    """Returns the JSON values of all ranks, in rank order. The call waits until all ranks have made it."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     lengths, texts = collectives.allgather(torch.tensor([len(text)]), text)
     return [json.loads(part.numpy().tobytes()) for part in texts.split(lengths.tolist())]

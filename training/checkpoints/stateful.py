@@ -1,4 +1,4 @@
-"""Interface for objects whose state can be saved: tensors by name."""
+"""Interface for objects whose state can be saved. The state is a set of named tensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Stateful(Protocol):
     """An object whose training state can be saved, such as a `Trainer`."""
 
     def state(self) -> dict[str, Tensor]:
-        """Returns all tensors by name."""
+        """Returns all tensors of the state by name."""
         ...
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Tensor with one entry a table row -> its blocks on this rank."""
+        """Returns, for each tensor with one entry per table row, the blocks of these rows on this rank."""
         ...
 
 

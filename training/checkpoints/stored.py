@@ -19,7 +19,7 @@ from training.embeddings.rows import RowBlock
 
 
 class StateMismatchError(Exception):
-    """The files belong to another model, or some rows are missing; the message names the difference."""
+    """Stored tensors belong to another model, or some of their rows are missing. The message has details."""
 
 
 class _Files:
@@ -44,14 +44,14 @@ class _Files:
 
 
 class StoredState:
-    """Tensors by their names in `Trainer.state()`, in the files of one folder.
+    """The state of a training in the files of one folder. Tensors have the names of `Trainer.state()`.
 
     Args:
         folder: path or URI.
-        prefixes: file -> prefix that is added to the names of its tensors.
-        rows: name of each tensor with one entry per table row -> its blocks.
-        cardinalities: those of the features, in order. Needed for models of early versions, whose tables are
-            stored as single tensors without blocks.
+        prefixes: maps each file to the prefix that is added to the names of the tensors in the file.
+        rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
+        cardinalities: the cardinalities of the features, in order. They are needed for models that early
+            versions of this code saved, whose tables are single tensors without blocks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Returns, for each tensor, its files and its shape in the first of them."""
+        """Returns, for each tensor, the files that contain it, and its shape in the first of these files."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
@@ -85,17 +85,17 @@ class StoredState:
         *,
         unread: tuple[str, ...] = (),
     ) -> None:
-        """Fills a rank's tensors in place. It needs extra memory only for one chunk of a table.
+        """Fills a rank's tensors in place. This needs extra memory only for one chunk of a table.
 
         Args:
             state: the tensors by name.
-            row_state: name of each tensor with one entry per table row -> its blocks on this rank; only the
-                rows of these blocks are filled.
-            unread: prefixes of stored tensors that may be missing in `state`.
+            row_state: maps the name of each tensor with one entry per table row to the blocks of these rows
+                on this rank. Only the rows of these blocks are filled.
+            unread: prefixes of the names of stored tensors that may be missing in `state`.
 
         Raises:
-            StateMismatchError: the stored tensors do not fit `state`. Nothing was changed, unless the reason
-                is that rows are missing in the files.
+            StateMismatchError: the stored tensors do not fit `state`. If rows are missing in the files, some
+                tensors may already be filled. Otherwise nothing was changed.
             DataError: a file is missing or damaged.
         """
         self._require_fit(state, row_state, unread)
@@ -108,7 +108,9 @@ class StoredState:
                 copied = sum(self._copy_rows(files, name, block, value) for block in row_state[name])
                 needed = sum(block.rows for block in row_state[name])
                 if copied != needed:
-                    raise StateMismatchError(f"{self.folder} has {copied} of the {needed} rows of {name}")
+                    raise StateMismatchError(
+                        f"{self.folder} has only {copied} of the {needed} rows of {name}"
+                    )
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0
@@ -163,5 +165,5 @@ class StoredState:
             if stored_shape != shape:
                 subject = f"rows of {name} have" if name in row_state else f"{name} has"
                 raise StateMismatchError(
-                    f"{subject} shape {tuple(shape)}, in {self.folder} {tuple(stored_shape)}"
+                    f"{subject} shape {tuple(shape)}, but shape {tuple(stored_shape)} in {self.folder}"
                 )

@@ -3,7 +3,7 @@
 The format (github.com/huggingface/safetensors) has three parts: the length of a JSON header as 8 bytes
 little-endian; the header with dtype, shape and byte range of each tensor; and the tensors' bytes. This module
 replaces the safetensors library, which handles only complete tensors of local files and copies them in
-memory. A rank has no memory for such a copy if table rows take most of it.
+memory. If table rows take most of a rank's memory, there is no room for such a copy.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> FileEntry:
-    """Writes a file. After it returns, a file on a local disk survives a power failure.
+    """Writes a safetensors file.
+
+    After the function has returned, a file on a local disk survives a power failure.
 
     Args:
         folder: path or URI.
         name: the file name.
-        tensors: name -> pieces, which are concatenated along dimension 0 in the file.
+        tensors: maps the name of each tensor to its pieces, which are concatenated along dimension 0 in the
+            file.
 
     Raises:
         InfrastructureError: the file could not be written. On a local disk, no partial file remains.
@@ -99,7 +102,7 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 
 def raw(values: Tensor) -> memoryview:
-    """Returns the bytes of a contiguous tensor on the CPU as a view: writing to it changes the tensor."""
+    """Returns a view of the bytes of a contiguous CPU tensor. Writing to the view changes the tensor."""
     # A single row of a strided view counts as contiguous, although its strides are not 1.
     flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
@@ -130,7 +133,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
 
 
 class TensorFile:
-    """An open safetensors file to read from. Close it, or use it as a context manager.
+    """A safetensors file that is open for reading. Close it, or use it as a context manager.
 
     Raises:
         DataError: the file is missing, or is not a safetensors file.
@@ -158,7 +161,7 @@ class TensorFile:
 
     @cached_property
     def header(self) -> dict[str, dict[str, Any]]:
-        """For each tensor: dtype, shape and data_offsets, which are counted from the start of the file."""
+        """The dtype, shape and data_offsets of each tensor. The offsets count from the start of the file."""
         size = self._stream.size()
         length = int.from_bytes(self._stream.read_at(8, 0), "little") if size >= 8 else size
         try:
@@ -187,7 +190,7 @@ class TensorFile:
         return values
 
     def read_rows(self, name: str, first: int, step: int, into: Tensor) -> None:
-        """Fills `into`, shape (N, …), on any device, with the rows first, first + step, … of a tensor."""
+        """Fills `into` (N, …), on any device, with the rows first, first + step, … of a stored tensor."""
         entry = self.header[name]
         dtype, width = _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
         row_bytes = width * dtype.itemsize
@@ -203,7 +206,7 @@ class TensorFile:
             target.copy_(chunk[::step])
 
     def _fill(self, values: Tensor, offset: int) -> None:
-        """Fills a contiguous tensor with the bytes of the file that start at this offset."""
+        """Fills a contiguous tensor with bytes of the file, starting at this offset of the file."""
         for chunk in values.detach().reshape(-1).split(max(CHUNK_BYTES // values.element_size(), 1)):
             self._stream.seek(offset)
             if self._stream.readinto(raw(chunk)) != chunk.nbytes:

@@ -69,7 +69,7 @@ class Transfer:
     def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:
         """Returns the pool on the device and the event that marks the end of the copy.
 
-        The pool in host memory is kept until then.
+        The pool in host memory is kept until the copy has ended.
         """
         if self._stream is None:
             return pool, None

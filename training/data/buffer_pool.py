@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows in the order of the batches: S steps of L rows each, D dense features, W columns of ids.
+    """The rows of one rank's next S batches, L rows each, with D dense features and W columns of ids.
 
     Attributes:
         labels: (S, L) float32.
@@ -55,15 +55,15 @@ class Pool:
 class Pools:
     """Lends pools of one shape, and reuses a pool when no tensor refers to its memory any more.
 
-    A batch may therefore be kept for any length of time. A new pool is created only if all others are in use.
-    There are three or four pools if the consumer does not keep its batches.
+    The consumer may therefore keep a batch for any length of time. A new pool is created only if all others
+    are in use. If the consumer does not keep batches, there are three or four pools.
 
     Args:
-        steps: S of each pool.
-        rows: L of each pool.
-        num_dense: D of each pool.
-        id_width: W of each pool.
-        pinned: use pinned memory, which speeds up copies to a GPU.
+        steps: number of batches in a pool.
+        rows: number of rows in a batch.
+        num_dense: number of dense features.
+        id_width: number of columns of ids.
+        pinned: whether to use pinned memory, which speeds up copies to a GPU.
     """
 
     def __init__(self, steps: int, rows: int, num_dense: int, id_width: int, *, pinned: bool) -> None:

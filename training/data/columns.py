@@ -35,7 +35,7 @@ class Columns:
         dense: one float32 array of shape (rows,) per feature.
         categorical: one int32 array per feature of `spec.embedded`: shape (rows,) for single ids, (rows,
             length) for lists of ids.
-        cut: feature -> number of its lists that were cut because they are longer than `length`.
+        cut: maps a feature to the number of its lists that were cut because they are longer than `length`.
     """
 
     label: NDArray[np.float32]
@@ -71,8 +71,8 @@ def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Col
     for name, dtype in wanted.items():
         if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
             raise DataError(
-                f"{path}: column {name} has type {columns[name].dtype}, not {dtype}: a wrong type, or "
-                "nulls in it",
+                f"{path}: column {name} has type {columns[name].dtype}, not {dtype}; it has a wrong type or "
+                "contains nulls",
                 _REBUILD,
             )
     lists = _read_lists(group, spec)
@@ -100,7 +100,7 @@ def _name(group: RowGroup) -> str:
 
 
 def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
-    """Raises DataError for ids out of range, which would look up another feature's rows in the table."""
+    """Raises DataError if an id is out of range. Such an id would look up a row of another feature."""
     cardinality = int(feature.cardinality or 0)
     if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative id is huge as uint32
         raise DataError(

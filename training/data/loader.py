@@ -6,10 +6,10 @@ seed and the epoch. So an epoch can begin at any step without reading the earlie
 same batches.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
-three or four pools. The thread reads `reading.read_ahead_mib` and one more row group ahead. All ranks' pools
-together have `reading.pool_rows` rows, or 4 global batches if that is more. A row takes 4 bytes for each
-label, dense feature and id. With row groups of 1,000,000 rows, 40 columns, and 16 shards on one rank, the
-memory is 16 × 160 MB + 1 GiB + 4 × 21 MB.
+three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. Pools
+are so large that one pool on every rank adds up to `reading.pool_rows` rows, or to 4 global batches if that
+is more. A row takes 4 bytes for its label, and 4 bytes for each dense feature and each id. With row groups of
+1,000,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 160 MB + 1 GiB + 4 × 21 MB.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _MIN_POOL_STEPS = 4
 class Loader:
     """Reads one split for one rank.
 
-    It has eight parameters because files, order, columns and device vary independently of each other.
+    The constructor has eight parameters because files, order, columns and device vary independently of each
+    other.
 
     Args:
-        files: the split's files in manifest order, the same on every rank; files of an object store are
-            staged.
+        files: the split's files in manifest order, the same on every rank. Files of an object store are
+            copied to local disk before they are read.
         plan: the logical shards of the files' rows.
         shards: the shards of this rank.
         spec: the columns to read, in the model's order.

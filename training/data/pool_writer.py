@@ -42,7 +42,7 @@ class PoolContents:
 
 
 class PoolWriter:
-    """Writes pools, and keeps a row group in memory as long as the next pool needs it.
+    """Writes pools. A row group stays in memory as long as consecutive pools need its rows.
 
     Args:
         pools: lends pools of S steps with L rows each.
@@ -67,7 +67,7 @@ class PoolWriter:
         self._threads.shutdown()
 
     def write(self, contents: PoolContents) -> Pool:
-        """Returns a pool with these rows. The pool's unused rows are zero, including their weights."""
+        """Returns a pool with the rows in `contents`. The pool's unused rows and their weights are zero."""
         self._load_row_groups(contents)
         pool = self._pools.take()
         rows = self._pools.steps * self._pools.rows
@@ -111,7 +111,7 @@ class PoolWriter:
                 target[empty_rows] = 0
 
     def _load_row_groups(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, and then takes the new ones."""
+        """Releases the row groups that this pool does not need, and then reads the new ones that it needs."""
         groups = contents.groups
         self._transposers = {group: kept for group, kept in self._transposers.items() if group in groups}
         for group in groups:

@@ -17,7 +17,7 @@ def _weight_one(_: object) -> int:
 
 
 class Prefetch(Generic[Item]):
-    """Iterates over `source` while a thread runs ahead. Use it as a context manager.
+    """Iterates over `source`, while a thread reads items ahead of the consumer. Use it as a context manager.
 
     If the source raises an error, the consumer gets it after all earlier items.
 

@@ -1,8 +1,9 @@
 """Reads one row group through Petastorm.
 
-Petastorm's `Reader` plans the work, and a subclass of its worker reads. Petastorm's own worker calls `take`
-on every table, even if rows keep their order, and this takes as long as decoding. `make_batch_reader` is not
-used, because it opens each file once more to check that it is plain Parquet, which the manifest already says.
+Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
+worker calls `take` on every table, even if rows keep their order, and this call takes as long as decoding the
+table. `make_batch_reader` is not used, because it opens each file once more to check that it is plain
+Parquet, which the manifest already says.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Worker(ArrowReaderWorker):
 def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Reads some columns of a row group; columns that the file does not have are left out.
 
-    Returns a mapping of name -> column, shape (rows,), in the order of the rows.
+    The result maps each column's name to its values, shape (rows,), in the order of the rows.
 
     Raises:
         DataError: the file is not a Parquet file, or it has fewer row groups than its manifest says.
@@ -69,10 +70,11 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
 def _open(group: RowGroup, names: Sequence[str]) -> Reader:
     """Returns a reader of one row group that works in this thread.
 
-    It reads the complete file if `group.count` is 1.
+    If `group.count` is 1, the reader reads the complete file.
 
-    Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any if the
-    number of epochs is finite. With as many shards as row groups, shard i is row group i.
+    Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any row group if
+    the number of epochs is finite. The row group is selected as a shard of Petastorm: with as many shards as
+    row groups, shard i is row group i.
     """
     # Petastorm expects the path without percent-encoding.
     files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.on_disk}"])

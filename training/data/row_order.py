@@ -2,11 +2,12 @@
 
 There are three shuffles:
 
-1. The shard's pieces, which are its parts of row groups, are shuffled.
+1. A shard consists of pieces, each of which is a range of rows of one row group. The order of the pieces is
+   shuffled.
 2. Within a piece, blocks of `BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a
-   column, so that this costs no more than reading the column in order.
-3. The rows of a shard in one pool are shuffled one by one. They are a *window* of the stream that results
-   from 1 and 2.
+   column, so reading the blocks of a column takes no longer than reading the column in order.
+3. Shuffles 1 and 2 result in a stream of rows, which is divided into *windows*. A window is the rows of the
+   shard that one buffer pool contains. The rows of a window are shuffled one by one.
 
 A window has blocks from hundreds of places in a piece. If a pool has n steps, a row is on average in the same
 batch as (BLOCK_ROWS - 1) / n other rows of its block.
@@ -32,7 +33,7 @@ _PIECES, _BLOCKS, _WINDOW = range(3)
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows [start, stop) of a piece, counted in the order of the piece's rows."""
+    """Rows [start, stop) of a piece, counted in the order in which the piece's rows are read."""
 
     piece: Piece
     start: int
@@ -63,7 +64,7 @@ class RowOrder:
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """Returns a permutation of the rows of a shard's window, shape (rows,); None without a seed."""
+        """Returns a permutation (rows,) of a shard's rows in pool number `window`; None without a seed."""
         return None if self.seed is None else self._random(_WINDOW, shard, window).permutation(rows)
 
     def _random(self, *key: int) -> np.random.Generator:
@@ -78,9 +79,9 @@ class ShardStream:
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
     def ranges(self, start: int, stop: int) -> list[RowRange]:
-        """Returns the ranges of rows [start, stop) of the stream, without empty ranges.
+        """Returns the rows [start, stop) of the stream, as ranges of rows of its pieces.
 
-        They have fewer rows if the stream ends before `stop`.
+        Empty ranges are left out. If the stream ends before `stop`, the ranges have fewer rows.
         """
         ranges = []
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):

@@ -1,13 +1,13 @@
 """Assigns rows to global batches, as a pure function of the sizes of row groups.
 
 The assignment does not depend on the number of ranks. The rows of a split, in manifest order, are divided
-into `num_shards` logical shards of equal size. If a row group belongs to two shards, both read it, and each
-keeps its part. Each global batch takes `shard_rows` rows of every shard. A rank owns complete neighbouring
-shards, so the ranks' batches together are the global batch. When a shard has no more rows, it is padded with
-rows of weight zero, so that all ranks do the same number of steps.
+into `num_shards` logical shards of equal size. If the rows of a row group belong to two shards, both shards
+read the row group, and each uses only its own rows. Each global batch takes `shard_rows` rows of every shard.
+A rank owns complete neighbouring shards, so the ranks' batches together are the global batch. When a shard
+has no more rows, it is padded with rows of weight zero, so that all ranks do the same number of steps.
 
-A shard has the same rows in every epoch, so a rank reads the same files again. row_order.py changes the
-order of rows.
+A shard has the same rows in every epoch, so a rank reads the same files again. row_order.py shuffles the rows
+of a shard.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DataFile:
     Attributes:
         path: absolute local path, or URI, as it appears in messages.
         rows: number of rows.
-        row_groups: number of rows of each row group. If it is empty, they are not known, and the file is read
-            at once.
+        row_groups: number of rows of each row group. If empty, the row groups are not known, and the complete
+            file is read at once.
         size_bytes: size of the file; None if not known.
         staged: path of its copy on local disk (staging.py); None if there is none.
     """
@@ -58,7 +58,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of a row group; `group` is its index among the row groups of the split."""
+    """Rows [start, stop) of the row group that has the index `group` among the row groups of the split."""
 
     group: int
     start: int
@@ -112,7 +112,8 @@ def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
         sizes = file.row_groups or (file.rows,)
         if sum(sizes) != file.rows:
             raise DataError(
-                f"{file.path} has {file.rows} rows in its manifest, its row groups {sum(sizes)}",
+                f"{file.path} has {file.rows} rows, but its row groups together have {sum(sizes)} rows, "
+                "according to its manifest",
                 "run build_features again for the day of this file",
             )
         groups += [RowGroup(file, index, len(sizes), rows) for index, rows in enumerate(sizes)]
@@ -152,14 +153,16 @@ def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: i
 
 
 def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
-    """Returns the neighbouring shards of a rank. The numbers of shards of two ranks differ by at most one.
+    """Returns the neighbouring shards of a rank.
+
+    All ranks have the same number of shards, or numbers that differ by one.
 
     Raises:
         ConfigError: there are more ranks than shards.
     """
     if num_ranks > num_shards:
         raise ConfigError(
-            f"num_shards={num_shards} are fewer than num_ranks={num_ranks}",
+            f"num_shards={num_shards} is less than num_ranks={num_ranks}, but every rank needs a shard",
             "raise train.num_shards or lower train.num_ranks",
         )
     return range(num_shards * rank // num_ranks, num_shards * (rank + 1) // num_ranks)

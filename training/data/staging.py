@@ -1,8 +1,8 @@
 """Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm reads local files. A row group is staged as a sparse file. It has only the bytes of the row group
-and of the footer, at the same offsets as in the complete file. So the data of a row group is fetched only
-once, in any order of reading.
+Petastorm is given only local files. The copy of a row group is a sparse file. It contains only the bytes of
+the row group and of the Parquet footer, at the same offsets as in the complete file. So the data of each row
+group is fetched only once, whatever the order in which row groups are read.
 
 Each use of a loader creates a new folder for its copies and locks it. A later use deletes the folders of
 processes that have ended. This works even after SIGKILL, because a lock ends with its process.
@@ -53,12 +53,12 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
     """Copies row groups to a folder, one after the other. Row groups of local files are not copied.
 
     Args:
-        groups: in the order in which they will be read.
+        groups: the row groups, in the order in which they will be read.
         folder: the target folder. It must exist as long as the results are used.
 
     Raises:
         DataError: a file is missing or does not match its manifest.
-        InfrastructureError: the store cannot be reached, or the disk is full.
+        InfrastructureError: the object store cannot be reached, or the local disk is full.
     """
     for group in groups:
         if file_io.is_local(group.file.path):
@@ -78,7 +78,7 @@ def staging_folder(below: str | None) -> Iterator[Path]:
 
     Raises:
         ConfigError: the private folder is not safe, because another user may have created it.
-        InfrastructureError: another process holds the lock for too long.
+        InfrastructureError: another process holds the lock of the private folder for too long.
     """
     parent = private_folder(below, "train.reading.staging_folder")
     folder = parent / uuid.uuid4().hex

@@ -1,6 +1,6 @@
-"""Transposes the columns of row groups to the shuffled rows of a pool.
+"""Writes the columns of row groups as shuffled rows to a buffer pool.
 
-This module does it with NumPy only. native_library.py does the same with compiled code, if that was built.
+This module uses NumPy. If the compiled library was built, native_library.py does the same with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK_ROWS = 4096
 
 
 class Transposer(Protocol):
-    """Columns of one dtype of a row group. Writes their rows to any rows of a pool."""
+    """The columns of a row group that have the same dtype, and a method that writes their rows to a pool."""
 
     def transpose(
         self,
@@ -29,12 +29,14 @@ class Transposer(Protocol):
         target_rows: NDArray[np.int64],
         into: NDArray[Any],
     ) -> None:
-        """Writes rows of a piece of the row group. Several threads may write to different rows at once.
+        """Writes rows of a piece (a range of rows of the row group) to `into`.
+
+        Several threads may write to different rows of `into` at once.
 
         Args:
             first: the row of the row group where the piece begins.
-            blocks: the order of the piece's blocks; None if they keep their order.
-            rows: the rows, as positions in the order of the piece.
+            blocks: the order in which the piece's blocks of BLOCK_ROWS rows are read; None keeps their order.
+            rows: the rows to write, as positions in the order that results from `blocks`.
             target_rows: (len(rows),), the row of `into` for each of `rows`.
             into: (any number of rows, width), of the columns' dtype, contiguous.
         """
@@ -57,10 +59,12 @@ def target_rows(
 ) -> NDArray[np.int64]:
     """Returns the row of the pool for each row of a shard's window, shape (rows,).
 
+    The window of a shard is the rows of the shard that one pool contains.
+
     Args:
         rows: number of rows of the window.
-        order: (rows,), for each of the shard's rows in the pool, the row of the window to put there; None if
-            rows keep their order.
+        order: (rows,), for each of the shard's rows in the pool, the row of the window that is written there;
+            None if rows keep their order.
         shard_rows: number of rows of the shard in a batch.
         batch_rows: number of rows of a batch.
         first: the row of a batch where the shard's rows begin.
@@ -114,7 +118,11 @@ class NumpyTransposer:
 def _chunks(
     blocks: NDArray[np.int64] | None, rows: range
 ) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
-    """Cuts `rows` into chunks: (blocks or rows of the piece, first row used in them, number of rows)."""
+    """Cuts `rows` into chunks.
+
+    Yields, for each chunk, the blocks or rows of the piece that contain the chunk, the index of the chunk's
+    first row in them, and the chunk's number of rows.
+    """
     ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
     start = rows.start
     while start < rows.stop:

@@ -15,13 +15,13 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """From now on, this process allocates from its heap, and the heap does not shrink.
+    """Makes this process allocate all memory from its heap, and keeps the heap from shrinking.
 
     Call this after the model is loaded: large tables that were allocated before the call are returned to the
     system when they are freed.
 
     Returns:
-        Whether the C library is glibc. With other C libraries this does nothing.
+        True if the C library is glibc. With other C libraries, this function does nothing and returns False.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

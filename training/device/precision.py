@@ -12,7 +12,7 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def mixed_precision(
     precision: str, device: torch.device, *, cached: bool = True
 ) -> AbstractContextManager[object]:
-    """Returns a context in which matrix products are computed in bf16 or fp16, if that is the precision.
+    """Returns a context in which matrix products are computed in bf16 or fp16, if `precision` says so.
 
     Args:
         precision: `bf16` or `fp16`; with other values the context changes nothing.

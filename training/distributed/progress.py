@@ -5,7 +5,7 @@
        show(entry)  ◀── JSON lines ───    (entry)
 
 This module must never cause a training to fail or wait. If an entry cannot be sent, it is dropped. If rank 0
-cannot reach the driver, it stops trying. A sender first sends the channel's token; otherwise the listener
+cannot reach the driver, it stops trying. A sender must first send the channel's token; otherwise the listener
 closes the connection.
 """
 

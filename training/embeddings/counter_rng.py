@@ -1,10 +1,11 @@
-"""A counter RNG: a random number is a function of a seed, and of a row and a column of the unsharded table.
+"""A counter RNG: a random number is a function of a seed, and of a row and a column of an embedding table.
 
-So a rank that holds only some rows draws the same numbers for them as a single rank would, in any order.
-splitmix64's finaliser computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
-splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
-MurmurHash3's finaliser, compute 32 bits from key and column. Their constants are the ones with the smallest
-bias in Wellons' hash-prospector.
+The row is counted in the unsharded table, which has the rows of all ranks. So a rank that holds only some
+rows draws the same numbers for these rows as a single rank would, in any order. splitmix64's finaliser
+computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's finaliser, compute
+32 bits from key and column. The constants of these operations are those with the smallest bias in Wellons'
+hash-prospector.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
 
 
 def hash_numbers(numbers: Tensor) -> Tensor:
-    """Returns a hash of 63 bits, never negative, for each of the numbers, int64 of any shape."""
+    """Returns a hash of 63 bits, which is never negative, for each of `numbers` (int64, any shape)."""
     return _mixed(numbers * _signed(_GOLDEN_64, 64)).bitwise_and_(2**63 - 1)
 
 

@@ -1,11 +1,12 @@
 """Exchange of rows between ranks. Owners send the vectors for a batch and receive their gradients.
 
-    forward   a rank's distinct rows, sorted by owner → owners   (all_to_all, int32)
-              the owners' vectors → back, as they are stored     (all_to_all, 16 or 32 bits a number)
-    backward  the gradients of these distinct rows → owners      (all_to_all, float32)
+    forward   a rank requests its distinct rows from their owners    (all_to_all, int32)
+              the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
+    backward  the rank sends the gradients of the rows to the owners (all_to_all, float32)
 
-The owner of a row is the rank that holds it. It sums the received gradients in rank order, so equal batches
-give bit-identical results. If a row occurs several times in a batch, it is sent only once.
+The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
+ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, it is sent only
+once.
 
 Notation: R ranks, U distinct keys, E numbers per vector.
 """
@@ -28,8 +29,8 @@ class ExchangedRows:
     """The rows that ranks requested for one batch.
 
     Attributes:
-        counts: R + 1 numbers: how many distinct rows this rank requested from each rank, and then how many of
-            its rows are held by all ranks.
+        counts: R + 1 numbers: how many distinct rows this rank requested from each rank, and then how many
+            distinct rows it looked up that all ranks hold.
         requested: (A,) int64, the rows of this rank's matrix that the ranks requested, ordered by requesting
             rank.
         requested_counts: the number of rows that each rank requested.
@@ -46,7 +47,10 @@ class ExchangedRows:
 def fetch(
     keys: Tensor, weight: Tensor, router: Router, collectives: Collectives
 ) -> tuple[Tensor, ExchangedRows]:
-    """Returns the vectors (U, E) float32 of distinct keys (U,) int64 in ascending order."""
+    """Returns the vectors (U, E) float32 of distinct keys (U,) int64 in ascending order.
+
+    The second result describes the rows that ranks requested. Pass it to `return_gradient`.
+    """
     *counts, replicated_count = router.counts(keys)
     num_remote = len(keys) - replicated_count
     rows = keys % router.span
@@ -74,7 +78,7 @@ def return_gradient(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """Returns the sum over ranks of a gradient of replicated rows. It has all rows that any rank looked up.
+    """Returns the sum over ranks of a gradient of replicated rows, with all rows that any rank looked up.
 
     Args:
         gradient: this rank's gradient.

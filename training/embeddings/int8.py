@@ -2,9 +2,9 @@
 
     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 
-So quantisation changes a number by at most half the scale of its row. This is row-wise post-training
-quantisation as in Guan et al. 2019, arXiv:1911.02079, section 3. The range is symmetric around zero, so a
-zero stays zero.
+Quantisation changes a number by at most half the scale of the number's row. This is row-wise post-training
+quantisation as in Guan et al. 2019, arXiv:1911.02079, section 3. The range of codes, -127 to 127, is
+symmetric around zero, so a zero stays zero.
 """
 
 from __future__ import annotations

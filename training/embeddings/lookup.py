@@ -37,7 +37,7 @@ class ListElements:
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
-        """Returns the elements of the columns that hold lists, `ids` (B, Σ lengths)."""
+        """Returns the elements of `ids` (B, Σ lengths), which has the columns of all list features."""
         lists = ids.split(list(lengths), dim=1)
         masks = [columns != PAD_ID for columns in lists]
         elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
@@ -93,7 +93,8 @@ class BatchLookup:
 
     Attributes:
         vectors: (B, C, E), a leaf of autograd.
-        keys: (N,) keys of the router. If no rows are exchanged, they are rows of the matrix.
+        keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is a row of
+            this rank's matrix.
         lists: the elements of lists; None if no feature is a list.
         groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
             if no rows are exchanged.

@@ -4,13 +4,15 @@ Replicated rows take memory on all ranks, and their gradients need an all-gather
 an exchange of vectors, and the rank with the frequent rows has the most work. The placement `auto` therefore
 follows these rules:
 
-* Small features are replicated, unless the memory limit is too small for this.
-* A feature is row-wise if it is larger than a certain share of the bytes that each rank should hold. While a
-  rank holds more than its limit, the largest of the other features becomes row-wise too.
-* Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost
-  so far. The cost of a feature is its share of all bytes plus its share of all lookups. With this rule (LPT,
-  Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at most the mean cost plus the
-  highest cost of a feature.
+* Small features (at most `replicated_max_bytes`) are replicated, unless the memory limit of a rank,
+  `rank_max_bytes`, is too small for this.
+* A feature is row-wise, which means that its rows are spread over all ranks, if its bytes are more than
+  `row_wise_share` times the mean number of bytes per rank. While a rank holds more than its memory limit, the
+  largest of the other features becomes row-wise too.
+* Each other feature is placed on one rank. The features are assigned in descending order of cost, each to the
+  rank with the lowest cost so far. The cost of a feature is its share of all bytes plus its share of all
+  lookups. With this rule (LPT, Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at
+  most the mean cost plus the highest cost of a feature.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class TableShape:
 
     Attributes:
         cardinalities: number of rows of each feature.
-        row_bytes: bytes per row on the rank that holds it, for its numbers and its optimizer state.
+        row_bytes: bytes of memory that a row takes, for its numbers and its optimizer state.
         lookups: for each feature, the largest number of its rows that one row of a batch looks up.
     """
 
@@ -47,7 +49,7 @@ def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Place
     """Returns the placement of all features. A single rank holds everything, whatever the settings are.
 
     Raises:
-        ConfigError: a rank would hold more than `rank_max_bytes`.
+        ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
     """
     placement = _place(shape, ranks, settings)
     max_bytes = settings.rank_max_bytes
@@ -56,9 +58,10 @@ def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Place
         raise ConfigError(
             f"a rank would hold {largest_bytes} bytes of an embedding table "
             f"(train.embeddings.placement={settings.placement}, {ranks} ranks, "
-            f"{sum(shape.cardinalities)} rows of {shape.row_bytes} bytes), "
+            f"{sum(shape.cardinalities)} rows of {shape.row_bytes} bytes), which is more than "
             f"train.embeddings.rank_max_bytes={max_bytes}",
-            "train on more ranks, with placement auto or row_wise, or with model.embedding_storage=bf16",
+            "raise train.num_ranks, set train.embeddings.placement to auto or row_wise, or set "
+            "model.embedding_storage to bf16",
         )
     return placement
 
@@ -133,7 +136,7 @@ def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> s
 
 
 def _lookups_of(placement: Placement, shape: TableShape, rank: int) -> float:
-    """Returns the lookups of a rank per row of the global batch, if all table rows are equally frequent."""
+    """Returns a rank's number of lookups per row of the global batch, if all ids are equally frequent."""
     shares = {"replicated": 1 / placement.ranks, "row_wise": 1 / placement.ranks}
     pairs = zip(placement.features, shape.lookups, strict=True)
     return sum(lookups * shares.get(feature.kind, float(feature.rank == rank)) for feature, lookups in pairs)

@@ -14,9 +14,8 @@ from training.embeddings.placement import Placement
 class Router(nn.Module):
     """Computes the key of an id: owner * span + row in the owner's matrix.
 
-    With R ranks, the owner of replicated rows is R.
-
-    So sorted keys are sorted by owner, and keys that need no exchange come last.
+    The owner is the rank that holds the id's row. For rows that all R ranks hold, the owner is R. So sorted
+    keys are sorted by owner, and the keys of rows that all ranks hold come last.
 
     Attributes:
         span: number of rows of the largest matrix of any rank.
@@ -65,7 +64,7 @@ class Router(nn.Module):
     def keys(self, ids: Tensor, features: Tensor) -> Tensor:
         """Returns the int64 keys of ids.
 
-        `features` are the indices of the ids' features, and may broadcast.
+        `features` contains the index of each id's feature. Its shape must be broadcastable to that of `ids`.
         """
         first_owner, row_wise = self.owners[features], self.row_wise[features]
         owner = torch.where(row_wise.bool(), (ids + first_owner) % self.ranks, first_owner)
@@ -73,9 +72,9 @@ class Router(nn.Module):
         return owner * self.span + place + ids // self.strides[features]
 
     def counts(self, keys: Tensor) -> list[int]:
-        """Counts ascending keys by owner.
+        """Returns how many of the ascending `keys` each owner has.
 
-        Returns R + 1 counts: one per rank, then one for replicated rows.
+        There are R + 1 counts: one per rank, and then one for the rows that all ranks hold.
         """
         ends = torch.arange(1, self.ranks + 2, device=keys.device) * self.span
         positions = torch.searchsorted(keys, ends)

@@ -1,6 +1,6 @@
 """Gradients of a table's rows: summed by row, or with one entry per lookup.
 
-Notation: N entries, E numbers per row, M vectors.
+Notation: N entries, E numbers per row, M looked-up vectors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LookupGradient:
 
     Attributes:
         rows: (N,) int64, the row of each lookup, in any order.
-        values: (M, E), the gradients of vectors.
+        values: (M, E), the gradients of the looked-up vectors.
         sources: (N,) int64, the row of `values` that belongs to each lookup. None means that lookup n uses
             row n.
         weights: (N,) float32, a factor for each lookup's row of `values`. None means that all factors are 1.

@@ -49,6 +49,6 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Te
 
 
 def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
-    """Adds random bits to the bits that are cut off, and then clears those. A carry rounds away from zero."""
+    """Adds random bits to the lowest `bits` bits, and then clears these. A carry rounds away from zero."""
     below = (1 << bits) - 1
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)

@@ -95,7 +95,7 @@ def group(keys: Tensor, end: int) -> Groups:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums the values (N, E) that have the same row, in their order. The result is sorted by row.
+    """Sums the `values` (N, E) of the same row, in the order of `values`. The result is sorted by row.
 
     `rows` (N,) are integers in [0, end).
     """

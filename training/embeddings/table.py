@@ -46,13 +46,13 @@ class StackedEmbedding(nn.Module):
         pooling: how the vectors of a list are combined into one vector.
         storage: dtype of the stored numbers. Vectors and gradients are always float32.
         placement: which rank holds which rows; None means that this process holds all rows.
-        collectives: those of the ranks in the placement. `forward` uses them only if rows are exchanged. In
-            this case, all ranks must call `forward` equally often.
+        collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
+            exchanged. In this case, all ranks must call `forward` equally often.
 
     Attributes:
         blocks: the rows that this rank holds, in the order of the matrix.
-        may_use_kernels: whether lookups and updates use Triton kernels on devices that support them;
-            `set_kernels` sets it.
+        may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
+            `set_kernels` sets this attribute.
     """
 
     blocks: tuple[RowBlock, ...]
@@ -90,10 +90,11 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_uniform(self) -> None:
-        """Initializes each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
+        """Initializes each feature's rows from U(-1/√n, 1/√n), as the authors of DLRM do.
 
-        The padding row of a list stays zero: no lookup reads it and no gradient changes it. With the same
-        torch seed, a row gets the same numbers on any rank.
+        Here n is the cardinality of the feature. The padding row of a list feature stays zero: no lookup
+        reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on any
+        rank.
         """
         dim = self.weight.shape[1]
 
@@ -107,7 +108,7 @@ class StackedEmbedding(nn.Module):
     def init_normal(self, deviation: float) -> None:
         """Initializes all rows from N(0, deviation²), except the padding rows of lists.
 
-        The seed works as in `init_uniform`.
+        With the same torch seed, a row gets the same numbers on any rank.
         """
         dim = self.weight.shape[1]
         self._fill(lambda seed, rows, feature: counter_rng.normal(seed, rows, dim).mul_(deviation))
@@ -186,11 +187,11 @@ class StackedEmbedding(nn.Module):
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
         """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
 
-        It has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the same
-        gradient.
+        The result has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the
+        same gradient.
 
         Args:
-            collectives: those of the ranks that train on parts of one batch.
+            collectives: the collectives of the ranks that train on parts of one batch.
         """
         lookups, self._lookups = self._lookups, []
         lookups = [lookup for lookup in lookups if lookup.vectors.grad is not None]

@@ -26,9 +26,9 @@ class TableFactory:
     """Creates embedding tables. By default, all rows are in this process, in 32 bits.
 
     Attributes:
-        storage: the dtype of the numbers.
+        storage: the number format in which rows are stored.
         settings: placement and optimizer of the rows.
-        collectives: those of the ranks that hold the rows.
+        collectives: the collectives of the ranks that hold the rows.
     """
 
     storage: EmbeddingStorage = "fp32"
@@ -55,7 +55,7 @@ class TableFactory:
             by_ftrl: whether FTRL trains the table. This changes the bytes per row.
 
         Raises:
-            ConfigError: a rank would hold more than `rank_max_bytes`.
+            ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
         """
         storage = DTYPES[self.storage] if dim > 1 else torch.float32
         state_bytes, number_state_bytes = _STATE_BYTES["ftrl" if by_ftrl else self.settings.optimizer]

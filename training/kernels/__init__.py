@@ -1,7 +1,9 @@
-"""Triton kernels for lookups, row updates and the dot interaction, which are slow in torch on a GPU.
+"""Triton kernels for embedding lookups, updates of table rows, and DLRM's dot interaction.
 
-Each kernel has a counterpart in torch, which CPUs use. Their results are equal except for rounding. Triton is
-imported when a kernel is first called, because the import takes a second on each rank. With
+On a GPU, torch's own operators for these computations are slow.
+
+Each kernel has a counterpart in torch, which CPUs use. Both give equal results, except for rounding. Triton
+is imported when a kernel is first called, because the import takes a second on each rank. With
 TRITON_INTERPRET=1, a setting of Triton, kernels also run on CPU tensors, slowly. In this way, tests compare
 them with NumPy on machines without a GPU.
 
@@ -30,7 +32,7 @@ _MAX_VECTORS = 64
 def available(device: torch.device) -> bool:
     """Returns whether the kernels run on tensors of this device.
 
-    They run on a GPU, and on a CPU if Triton interprets them.
+    The kernels run on a GPU, and on a CPU if Triton interprets them.
     """
     return _HAS_TRITON and (device.type == "cuda" or (device.type == "cpu" and INTERPRETED))
 
@@ -38,12 +40,14 @@ def available(device: torch.device) -> bool:
 def look_up(
     weight: Tensor, ids: Tensor, first_rows: Tensor, list_lengths: Sequence[int], mean: bool
 ) -> Tensor:
-    """Looks up the vectors (B, C, E) float32 of ids (B, W) and pools lists, in one kernel.
+    """Returns the vectors (B, C, E) float32 of ids (B, W), computed by one kernel.
+
+    The vectors of a list's ids are pooled to one vector.
 
     Args:
         weight: (R, E).
         ids: (B, W) int32 or int64.
-        first_rows: (C,) int64, the row of `weight` that holds id 0 of each feature.
+        first_rows: (C,) int64, for each feature, the row of `weight` that holds its id 0.
         list_lengths: number of columns of each list feature. List features come last.
         mean: True if the vectors of a list are pooled by their mean, False for their sum.
     """
@@ -67,7 +71,7 @@ def update(
 ) -> None:
     """Updates the looked-up rows in place by row-wise Adagrad, or by SGD if `accumulator` is None.
 
-    See the module `row_update`.
+    The arguments are those of `row_update.update_rows`; `values` is its argument `gradient`.
     """
     from training.kernels.row_update import update_rows
 
@@ -91,7 +95,7 @@ def interacts(device: torch.device, num_vectors: int) -> bool:
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Returns DLRM's interaction, (B, E + F (F - 1) / 2); see the module `interaction`."""
+    """Returns DLRM's dot interaction; see `interaction.interact` in this folder."""
     from training.kernels.interaction import interact
 
     return interact(bottom, embedded)

@@ -32,15 +32,16 @@ _PROBE = "#include <Python.h>\n#include <stdlib.h>\nint probe(void) { return EXI
 def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
     """Returns whether a model on this device uses Triton kernels; otherwise it uses torch's operators.
 
-    `auto` uses kernels if Triton can run. If there is a GPU but no compiler, it warns once per process.
+    If `wanted` is `auto`, the model uses kernels if Triton can run. If there is a GPU, but Triton cannot run,
+    a warning is logged once per process.
 
     Args:
-        wanted: the value of the setting.
+        wanted: the value of the setting: `auto`, `triton` or `torch`.
         device: the device of the model.
         setting: the name of the setting, such as `train.kernels`, for messages.
 
     Raises:
-        ConfigError: the value is `triton`, and Triton cannot run here.
+        ConfigError: `wanted` is `triton`, but Triton cannot run in this process.
     """
     if wanted == "torch":
         return False
@@ -95,7 +96,10 @@ def _compile(compiler: str, headers: str) -> str | None:
 
 @cache
 def _warn(setting: str, missing: str) -> None:
-    """Warns only once per process, because a worker that scores loads several models."""
+    """Warns that torch's operators are used, but only once per process.
+
+    A worker that scores loads several models.
+    """
     log.warning(
         "torch's operators take the place of Triton's kernels, slower: %s (%s=auto, host %s)",
         missing,

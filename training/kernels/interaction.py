@@ -5,11 +5,14 @@ There is one kernel for the forward pass and one for the backward pass:
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G contains the gradients of the dot products
-below the diagonal. ∂v_0 also includes the gradient of the copy of v_0 in `out`. The matrix V (B, F, E), the
-dot products (B, F, F) and the parts of the concatenation are not written to memory. The kernel reads the
-vectors once and writes the top MLP's input once. B is the number of rows, C the number of embeddings per row,
-and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
+Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are these F
+vectors. ∂v contains their gradients. G is a matrix with the gradients of the dot products below its diagonal,
+and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
+
+The vectors V (B, F, E), the matrices of dot products (B, F, F) and the concatenated tensors are not written
+to memory. The forward kernel reads each vector once, and writes the top MLP's input once. B is the number of
+rows, C the number of embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom
+MLP.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -34,8 +37,8 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
 
     If `bottom` is None, the result has only the dot products.
 
-    Under autocast, the products and the result have autocast's dtype. Vectors and their gradients keep their
-    dtypes.
+    Under autocast, the dot products and the result have autocast's dtype. The gradients of `bottom` and
+    `embedded` have the dtypes of these tensors.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -119,7 +122,7 @@ class _Shape:
 def _vectors(
     bottom, embedded, row, index, column, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
 ):
-    """Loads the tile V[index, column] of a row in float32; vector 0 is the bottom MLP's, if there is one."""
+    """Loads the tile V[index, column] of a row in float32. A bottom MLP's output is vector 0."""
     inside = (column < DIM)[None, :]
     mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
     start = embedded + row * (VECTORS - FIRST) * DIM

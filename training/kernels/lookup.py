@@ -1,8 +1,8 @@
-"""One gather over all stacked tables: maps ids to vectors in the dtype of the computation, and pools lists.
+"""One kernel that looks up the vectors of all ids of a batch, pools lists, and casts the result to a dtype.
 
 As in `StackedEmbedding.forward`, PAD_ID in a list is ignored in the sum and in the mean, and an empty list
-gives zeros. The kernel replaces three operations of that method and their temporary tensors: ids + offsets,
-the gather, and the cast.
+gives zeros. The kernel replaces three operations of that method: adding the features' offsets to the ids, the
+gather, and the cast. Their temporary tensors are not needed.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -33,8 +33,8 @@ class Features:
     Attributes:
         first_row: (C,) int64, the table row that holds id 0 of each feature.
         column, width: (C,) int32, the first column of ids of each feature, and the number of its columns.
-        lists_from: index of the first feature that is a list; all later features are lists too.
-        longest: the largest width.
+        lists_from: index of the first list feature; all later features are list features too.
+        longest: the largest number of columns of a feature.
         mean: True if the vectors of a list are pooled by their mean, False for their sum.
     """
 
@@ -47,7 +47,7 @@ class Features:
 
     @classmethod
     def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> Features:
-        """Returns the features of a table. The last ones are lists of the lengths `list_lengths`."""
+        """Returns the features of a table. The last features are lists, with `list_lengths` columns each."""
         single = len(first_row) - len(list_lengths)
         widths = (*[1] * single, *list_lengths)
         column, width = _columns(widths, first_row.device)
@@ -122,7 +122,7 @@ def _gather(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Computes a tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
+    """Computes a tile of vectors (BLOCK, BLOCK_DIM). Vector v is that of feature v % C in row v // C."""
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = vector < vectors

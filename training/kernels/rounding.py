@@ -1,9 +1,12 @@
-"""Stochastic rounding in a kernel: to one of two neighbours, so that the expected value is kept.
+"""Stochastic rounding of float32 numbers to a 16-bit format, for use in Triton kernels.
 
-Rounding to the nearest number would lose every update of 16-bit weights that is smaller than half the
-distance between neighbouring numbers. The random bits come from Philox-4x32-10 (Salmon et al. 2011, "Parallel
-random numbers: as easy as 1, 2, 3", SC). They are a function of seed, step, row and column, so they do not
-depend on the order of programs or the number of ranks.
+A number becomes one of its two neighbours in the 16-bit format, at random, so that the expected value of the
+result is the number itself. Rounding to the nearest neighbour would lose every update that is smaller than
+half the distance between two neighbours.
+
+The random bits come from Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+SC). They are a function of seed, step, row and column, so they do not depend on the order in which the
+programs (instances of a kernel) run.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -20,7 +23,11 @@ _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 
 def grid_of(dtype: torch.dtype) -> tuple[int, int]:
-    """Returns (mantissa bits, lowest exponent) of a dtype; (0, 0) for float32, which needs no rounding."""
+    """Returns (mantissa bits, lowest exponent) of a dtype; (0, 0) for float32, which needs no rounding.
+
+    The lowest exponent is a biased float32 exponent. Below it, the distance between neighbouring numbers of
+    the dtype is constant.
+    """
     return _GRIDS.get(dtype, (0, 0))
 
 
@@ -48,7 +55,11 @@ def philox(seed, step, row, column):
 
 @triton.jit
 def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
-    """Rounds float32 values v to a 16-bit grid: ⌊v / s + u⌋ s, s the spacing at v, u uniform in [0, 1)."""
+    """Rounds each float32 value v at random to one of its two neighbours in a 16-bit format.
+
+    The result is ⌊v / s + u⌋ · s. Here s is the distance between neighbouring 16-bit numbers near v, and u is
+    a uniform random number in [0, 1), made from `bits`. MANTISSA and LOWEST are the results of `grid_of`.
+    """
     exponent = (values.to(tl.int32, bitcast=True) >> 23) & 0xFF
     spacing = ((tl.maximum(exponent, LOWEST) - MANTISSA) << 23).to(tl.float32, bitcast=True)
     uniform = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)

@@ -1,14 +1,14 @@
 """The backward pass of a lookup combined with the optimizer step: sums gradients by row and updates rows.
 
-No sparse gradient and no gradient matrix of distinct rows is created. Lookups are sorted by row, and each run
-of equal rows is summed in the sorted order. Each row's weight and accumulator are read and written once. One
-program (instance of the kernel) computes the sum of a row in float32, in an order that depends only on the
-batch, so results are deterministic.
+Neither a sparse gradient nor a matrix with the gradients of distinct rows is created. The lookups are sorted
+by the table row that they read. Consecutive lookups of the same row form a run, whose gradients are summed in
+the sorted order. Each row's weight and accumulator are read and written once. Sums are computed in float32,
+in an order that depends only on the batch, so results are deterministic.
 
 Runs can be long: an id of a small feature occurs thousands of times in a batch. So the sorted lookups are cut
-into chunks of 32. A program of `_add_up` sums one chunk. If a run is completely within the chunk, it applies
-the run's sum. If a run continues over several chunks, it stores the chunk's part; `_finish` then adds the
-parts in their order and applies the sum.
+into chunks of 32. A program (an instance of the kernel) of `_add_up` sums one chunk. If a run lies completely
+within the chunk, the program updates the run's row. If a run continues over several chunks, the program
+stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates the row.
 
 The formula of row-wise Adagrad is in training/optimizers/row_wise_adagrad.py. Without an accumulator, the
 optimizer is SGD.
@@ -52,13 +52,14 @@ def update_rows(
         weight: (R, E) float32, bfloat16 or float16; 16-bit weights are rounded stochastically.
         accumulator: (R,) float32, the state of row-wise Adagrad; None for SGD.
         rows: (N,) int64, the rows that were looked up, in any order, with repeats. Negative rows are skipped.
-        gradient: (M, E), any floating-point dtype.
+        gradient: (M, E), the gradients of the looked-up vectors, of any floating-point dtype.
         rate: the learning rate.
         sources: (N,) int64, the row of `gradient` that belongs to each lookup. None means that lookup n uses
             row n.
         scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
         epsilon: the epsilon of row-wise Adagrad.
-        seed, step: determine the random bits of the rounding, together with row and column.
+        seed, step: the seed, and the step of the training. Together with row and column, they determine the
+            random bits of the rounding.
     """
     lookups, dim = len(rows), weight.shape[1]
     if not lookups:
@@ -101,7 +102,7 @@ def _apply(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Updates one row by its summed gradient `total` (BLOCK,), which is zero beyond DIM."""
+    """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on."""
     column = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     scale = rate
@@ -139,10 +140,10 @@ def _add_up(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sums the runs of a chunk.
+    """Sums each run (consecutive lookups of the same row) of a chunk, and updates the row of a complete run.
 
-    `parts[chunk, 0]` gets the sum of a run that begins before the chunk, `parts[chunk, 1]` that of a run that
-    begins in the chunk and continues after it.
+    The sum of a run that begins before the chunk is stored in `parts[chunk, 0]`. The sum of a run that begins
+    in the chunk and continues after it is stored in `parts[chunk, 1]`.
     """
     chunk = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -204,7 +205,10 @@ def _finish(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Sums the parts of the run that begins in a chunk and continues after it, `PARTS` chunks at a time."""
+    """Sums `parts` of the run that begins in a chunk and continues after it, and updates the run's row.
+
+    The partial sums of PARTS chunks are added at a time.
+    """
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
     following = tl.load(rows + end, mask=end < lookups, other=-2)

@@ -42,7 +42,7 @@ def differentiable(overload: OpOverload, gradient: Callable[..., Any], save: Cal
 
     Args:
         overload: the operator.
-        gradient: a function (context, gradient of the result) → gradients of the arguments.
+        gradient: a function of (context, gradient of the result) that returns the gradients of the arguments.
         save: a function of (context, arguments, result) that saves in the context the values that `gradient`
             needs.
     """

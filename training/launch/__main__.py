@@ -1,4 +1,4 @@
-"""Trains on one rank in this process, without Spark and Horovod, to debug, to profile, or to try it out.
+"""Trains on one rank in this process, without Spark and Horovod, to debug, profile or try out a training.
 
 python -m training.launch --config my.yaml --run-date 2026-01-08
 """
@@ -22,9 +22,10 @@ from training.registry.model_json import is_complete, read_description
 log = logging.getLogger("nightrank.launch")
 
 DESCRIPTION = (
-    "Trains the model of a run date on one rank in this process, without Spark: the plan, the checkpoints "
-    "and the model's folder are those of train_model, which a training begun here may resume. The model is "
-    "not recorded as the date's challenger; train_model does that without training again."
+    "Trains the model of a run date on one rank in this process, without Spark. The plan, the checkpoints "
+    "and the model's folder are the same as those of train_model, so train_model can resume a training that "
+    "was started here. This command does not record the model as the challenger of the run date; train_model "
+    "records it, without training again."
 )
 
 

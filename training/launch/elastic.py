@@ -1,4 +1,4 @@
-"""Elastic training in a rank: when a rank is lost or joins, the ranks form a new ring and continue.
+"""Elastic training in one rank. When a rank is lost or joins, the ranks form a new ring and continue.
 
 A ring is a group of ranks that train together. Each ring builds the model anew and continues from the last
 checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
@@ -27,22 +27,22 @@ TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], Outcome]) -> Outcome:
     """Trains in one ring after another until the training ends or a rank fails.
 
-    All ranks return the same outcome, if they can agree on it. A rank that cannot take part in the agreement
-    ends with its error, and Spark starts another rank.
+    The ranks exchange their outcomes, so that all ranks return the same outcome. If a rank cannot take part
+    in this exchange, it ends with its error, and Spark starts another rank.
 
     Args:
-        train: trains in the present ring, and returns the model's description.
-        outcome_of: returns the outcome of a rank that failed with an error.
+        train: trains in the current ring, and returns the model's description, the content of model.json.
+        outcome_of: converts the error of a failed rank to the outcome of this rank.
     """
     return hvd.elastic.run(_train_in_ring)(_Ring(), train, outcome_of)
 
 
 class _Ring(State):
-    """The state that an elastic rank keeps when ranks join or leave: only the outcome, if the rank failed.
+    """The state that an elastic rank keeps when ranks join or leave: its outcome, if the rank has failed.
 
-    Horovod can save and restore a state and broadcast it from rank 0. This class does not use that: every
-    rank loads its part of the last checkpoint instead, because no other rank has the table rows of a lost
-    rank.
+    Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
+    functions: every rank loads its state from the last checkpoint instead, because no other rank has the
+    table rows of a lost rank.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Ring(State):
 def _train_in_ring(ring: _Ring, train: TrainRing, outcome_of: Callable[[Exception], Outcome]) -> Outcome:
     """Trains until the end, or until the ring changes.
 
-    If the ring changes, it raises an error, and Horovod forms the next ring.
+    If the ring changes, this function raises an error, and Horovod forms the next ring.
 
     If a rank fails, the ring breaks. The rank reports its failure in the next ring, and then all ranks return
     this failure.

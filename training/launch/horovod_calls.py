@@ -1,6 +1,7 @@
 """Changes Horovod's behaviour in the driver.
 
-Horovod would fork the driver, keep its own signal handlers, and use the wrong Python interpreter.
+Without these changes, Horovod would fork the driver, keep its own signal handlers installed, and start ranks
+with the wrong Python interpreter.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def no_fork() -> Iterator[None]:
-    """Prevents Horovod from forking the driver. It forks to import torch and check for Gloo in the child.
+    """Prevents Horovod from forking the driver.
 
-    The fork takes seconds. The child process also shares the driver's sockets to the JVM, and resets them
-    when it ends. The check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
+    Horovod would fork to import torch and to check for Gloo in the child process. This takes seconds. The
+    child process would also share the driver's sockets to the JVM, and reset them when it ends. The check is
+    not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
     originals = [module.gloo_built for module in _CHECK_GLOO]
     for module in _CHECK_GLOO:
@@ -57,7 +59,7 @@ def elastic_interpreter(python: str) -> Iterator[None]:
 def signals_end_ranks() -> Iterator[list[int]]:
     """Lets SIGINT and SIGTERM end the ranks, and restores the former handlers afterwards.
 
-    Horovod's own handlers would stay installed, and do not report which signal arrived. Outside the main
+    Horovod's own handlers would stay installed, and would not report which signal arrived. Outside the main
     thread this function does nothing, because Python allows signal handlers only in the main thread.
 
     Yields:

@@ -10,7 +10,7 @@ from conf.errors import NightrankError
 
 @dataclass(frozen=True)
 class Outcome:
-    """The model's description, or the error that ended the rank.
+    """What a rank returns: the description of the trained model, or the error that ended the rank.
 
     Spark's Python worker and the driver unpickle it. This module therefore imports no slow modules such as
     torch.

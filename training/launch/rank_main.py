@@ -62,14 +62,14 @@ class HorovodCollectives:
 def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> Outcome:
     """Runs one rank of a training. Errors are returned, so that the driver can find the root cause.
 
-    An elastic training returns an outcome only after all ranks have agreed on it. If a rank cannot take part
-    in the agreement, it ends with its error, and Spark starts another rank.
+    In an elastic training, the ranks exchange their outcomes, so that all ranks return the same outcome. If a
+    rank cannot take part in this exchange, it ends with its error, and Spark starts another rank.
 
     Args:
         plan: the plan of the training.
         threads: number of threads for torch.
         channel: the driver's channel for progress; None if the driver does not listen.
-        quiet: True if only the driver shows the steps.
+        quiet: True if this rank must not log its steps, because the driver shows them.
     """
     # Ctrl-C sends SIGINT to all processes of the terminal; only the driver must handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,8 +123,8 @@ def _device(plan: TrainPlan) -> torch.device:
     """Returns the device of this rank: the GPU of its Spark task, or else the GPU with its local rank.
 
     Raises:
-        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. Its local rank cannot select
-            one, because it may change.
+        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. The local rank (the rank's
+            number on its host) cannot select a GPU, because this number may change.
     """
     gpu_of_task = _take_gpu()
     device = choose_device(
@@ -133,8 +133,9 @@ def _device(plan: TrainPlan) -> torch.device:
     if device.type == "cuda":
         if gpu_of_task is None and plan.train.elastic:
             raise ConfigError(
-                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU, and "
-                "ranks of a host cannot share them out among themselves while ranks come and go",
+                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU; in an "
+                "elastic training, the ranks of a host cannot choose GPUs themselves, because ranks come and "
+                "go",
                 "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
                 "--set train.device=cpu",
             )
@@ -143,7 +144,10 @@ def _device(plan: TrainPlan) -> torch.device:
 
 
 def _take_gpu() -> int | None:
-    """Makes the GPU of this Spark task the only one that torch sees; None if Spark manages no GPUs."""
+    """Makes the GPU of this Spark task the only one that torch sees, and returns its index, which is 0.
+
+    Returns None if Spark does not manage GPUs.
+    """
     devices = get_available_devices()
     if not devices:
         return None

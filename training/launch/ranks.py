@@ -44,7 +44,8 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     Args:
         spark: the session whose tasks run the ranks.
         plan: the plan of the training.
-        show: called with rank 0's history entries. If it is given, the ranks do not log their steps.
+        show: called with rank 0's history entries; None shows nothing. If entries are shown and the master is
+            local, the ranks do not log their steps.
 
     Returns:
         The model's description (model.json).
@@ -93,14 +94,14 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
 
 
 def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:
-    """Runs in the rank's process, where Horovod is initialized; the driver does not initialize it."""
+    """Runs one rank. Horovod calls this function in the rank's process, not in the driver."""
     from training.launch.rank_main import run_rank
 
     return run_rank(plan, threads, channel, quiet=quiet)
 
 
 def _listening(spark: SparkSession, show: Report | None) -> Listener | nullcontext[None]:
-    """Returns a listener at an address that executors can reach; for a local master, on loopback."""
+    """Returns a listener for progress at an address that ranks can reach; for a local master, on loopback."""
     if show is None:
         return nullcontext()
     if is_local(spark):
@@ -121,7 +122,8 @@ def _launch_error(plan: TrainPlan, received: list[int], error: Exception) -> Inf
         ranks = f"{plan.train.elastic.min_ranks} to {ranks}"
     return InfrastructureError(
         f"training on {ranks} broke off: {error}",
-        "read the ranks' lines above; a killed rank is often one that ran out of memory. Rerun to resume",
+        "read the log lines of the ranks above; a rank is often killed because it ran out of memory. Rerun "
+        "to resume from the last checkpoint",
     )
 
 
@@ -136,16 +138,19 @@ def _description(outcomes: list[Outcome]) -> dict[str, Any]:
     if failures:
         raise InfrastructureError(
             f"a rank failed:\n{failures[0].problem}",
-            "correct the cause if it is in the traceback; otherwise rerun to resume",
+            "correct the cause if the traceback shows it; otherwise rerun to resume from the last checkpoint",
         )
     description = outcomes[0].description
     if description is None:
-        raise InfrastructureError("rank 0 ended without a result", "rerun to resume")
+        raise InfrastructureError("rank 0 ended without a result", "rerun to resume from the last checkpoint")
     return description
 
 
 def _python_path() -> str:
-    """Returns PYTHONPATH for the ranks, with this package: its folder, or the zip that --py-files shipped."""
+    """Returns PYTHONPATH for the ranks. It begins with the folder of this package, or with its zip archive.
+
+    A zip archive is used if --py-files shipped the package.
+    """
     root: Any = files("training")
     packages = (
         f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)

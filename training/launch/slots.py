@@ -24,12 +24,13 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
-    """Returns the number of ranks to start: all; for an elastic training, as many as there are slots.
+    """Returns the number of ranks to start: `train.num_ranks`, or fewer if an elastic training lacks slots.
 
-    Waits up to `train.start_timeout_s` for executors, unless the master is local.
+    Spark has one slot for each task that it can run at the same time. Unless the master is local, this
+    function waits up to `train.start_timeout_s` for slots.
 
     Raises:
-        InfrastructureError: Spark cannot run that many tasks at a time.
+        InfrastructureError: Spark has too few slots.
         ConfigError: the training is elastic, but Spark would stop when the first rank is lost.
     """
     if train.elastic:
@@ -67,7 +68,7 @@ def _require_restarts(spark: SparkSession) -> None:
     if local:
         failures, remedy = (
             local[3] or "1",
-            "give the master as local[2,4]: two cores, a task may fail four times",
+            "set the master to local[2,4], which means two cores and at most four failures of a task",
         )
     else:
         failures = str(spark.conf.get("spark.task.maxFailures", _CLUSTER_FAILURES))

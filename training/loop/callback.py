@@ -1,4 +1,4 @@
-"""Callbacks of the training loop: the hooks it calls, and the state it passes to them."""
+"""Callbacks of the training loop: the hooks that the loop calls, and the state that it passes to them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from training.loop.train_step import Trainer
 class TrainingState:
     """How far a training has come.
 
-    Callbacks read it. Callbacks that restore or end a training also change it.
+    Callbacks read this state. Callbacks that restore or end a training also change it.
 
     Attributes:
         trainer: the model and the state of its optimizers.
         steps_per_epoch: number of global batches in one epoch.
         total_steps: number of global batches in all epochs.
         step: number of steps done. In `on_step_start`, it already includes the step that begins.
-        history: all entries so far, oldest first.
+        history: all history entries so far (loss, speed and metrics at some steps), oldest first.
         stopped: the reason why the training ends before its last step; None while it continues.
         earlier_s: seconds that earlier attempts at this training spent in their steps.
         started_at: value of `time.perf_counter()` when this attempt began its steps.
@@ -65,8 +65,8 @@ class Callback:
 
     The hooks of this class do nothing. A subclass overrides the hooks that it needs.
 
-    If a callback calls collectives, all ranks must use it, and it must call them at the same steps on all
-    ranks.
+    If a callback calls collectives, all ranks must use this callback, and it must call the collectives at the
+    same steps on all ranks.
     """
 
     def on_train_start(self, state: TrainingState) -> None:

@@ -4,9 +4,9 @@ Each rank counts its rows by distinct score, with one entry per score. The score
 per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
 range, which merges the entries that it receives. After that, only sums are exchanged.
 
-So a rank holds only its rows and about its share of the distinct scores. Ranges end between values of the
-upper 16 bits of float32 scores, so a range has at most 2¹⁶ distinct scores more than its share. An entry
-takes 24 bytes, and each rank may send one entry per distinct score.
+So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores with the same
+upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ distinct scores more than that.
+An entry takes 24 bytes, and each rank may send one entry per distinct score.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def summarize_over_ranks(
 
 
 def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.device) -> ScoreCounts:
-    """Sends all entries to their ranks; returns all ranks' entries for this rank's range of scores."""
+    """Sends each entry to the rank of its range. Returns the merged entries of this rank's own range."""
     cells = _cells_of(counts.scores)  # (M,) ascending
     entries_per_cell = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
     owners = _owners(collectives.allreduce_sum(entries_per_cell).cpu().numpy(), collectives.size)
@@ -92,7 +92,7 @@ def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
     """Returns the rank of each cell, (65536,).
 
-    A rank has neighbouring cells with about its share of the entries.
+    Each rank gets neighbouring cells, so that all ranks have about the same number of entries.
     """
     middles = np.cumsum(entries_per_cell) - entries_per_cell // 2
     return np.minimum(middles * ranks // max(int(entries_per_cell.sum()), 1), ranks - 1)

@@ -1,4 +1,4 @@
-"""Ends a training when its target is reached or it no longer improves.
+"""Ends a training when a metric has reached its target or no longer improves.
 
 The decision depends only on the history, so all ranks and resumed trainings decide the same.
 """
@@ -32,7 +32,7 @@ class EarlyStopping(Callback):
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:
     """Returns why a training with this history ends now; None if it continues.
 
-    Evaluations with an undefined metric are not counted. A value equal to the best value is not an
+    Evaluations in which the metric is undefined are ignored. A value equal to the best value is not an
     improvement.
 
     Args:

@@ -2,7 +2,8 @@
 
 The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
-    dense (B, D), vectors of each table (B, C, E) → logits (B,)
+    inputs:  dense features (B, D), and the vectors of each table (B, C, E)
+    output:  logits (B,)
 
 torch.compile and CUDA graphs are applied to this part. B is the number of rows, D the number of dense
 features, C the number of features that are ids, and E the width of a vector. Weights, gradients, lookups and
@@ -50,7 +51,7 @@ class Forward:
 
     Raises:
         ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
-            it is not a ClickModel, or it uses ids not only for table lookups.
+            it is not a ClickModel, or it uses ids for more than table lookups.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -72,7 +73,8 @@ class Forward:
 
         Args:
             batch: this rank's rows.
-            scale: a factor of the loss for the backward pass. The returned loss is not scaled.
+            scale: the loss is multiplied by this factor before the backward pass. The returned loss is not
+                scaled.
 
         Raises:
             ConfigError: the model's dense part does not compile.
@@ -85,7 +87,7 @@ class Forward:
         return loss.detach()
 
     def _logits(self, batch: Batch) -> Tensor:
-        """(L,) float32."""
+        """Returns the logits of this rank's rows, (L,) float32."""
         if self._separate is None:
             with self._autocast():
                 return self._model(batch.dense, batch.categorical).float()
@@ -124,26 +126,26 @@ class Forward:
 
 
 def _require_separate(model: nn.Module) -> ClickModel:
-    """Returns the model if its dense part can be separated from lookups; otherwise raises ConfigError."""
+    """Returns the model. Raises ConfigError if its dense part cannot be separated from its lookups."""
     if not isinstance(model, ClickModel):
         raise ConfigError(
             f"{type(model).__name__} does not separate lookups from its dense part, as train.compile and "
             "train.cuda_graphs require",
-            "--set train.compile=false and train.cuda_graphs=false, or derive the model from ClickModel "
+            "--set train.compile=false --set train.cuda_graphs=false, or derive the model from ClickModel "
             "(training/models/click_model.py)",
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
-            f"{type(model).__name__} uses ids outside its tables (products of features), which "
+            f"{type(model).__name__} uses ids outside its tables, for model.crosses, which "
             "train.compile and train.cuda_graphs do not support",
-            "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
+            "--set train.compile=false --set train.cuda_graphs=false, or remove model.crosses",
         )
     return model
 
 
 @contextmanager
 def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
-    """A context in which a GPU computes float32 matrix products in TF32, if that is the precision."""
+    """A context in which a GPU computes float32 matrix products in TF32, if `precision` is `tf32`."""
     before = torch.get_float32_matmul_precision()
     if precision == "tf32" and device.type == "cuda":
         torch.set_float32_matmul_precision("high")

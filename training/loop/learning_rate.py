@@ -1,4 +1,4 @@
-"""The learning rate schedule of a training, as a factor of the configured rates."""
+"""The learning rate schedule of a training, as a factor that multiplies the configured learning rates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from conf.types import Train
 
 
 def learning_rate_factor(step: int, steps: int, train: Train) -> float:
-    """Returns the factor of a step: linear warm-up, then a constant part, then polynomial decay.
+    """Returns the factor for a step. It grows linearly (warm-up), is then constant, and decays as a power.
 
     With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
 

@@ -1,9 +1,9 @@
 """Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
-Reading a loss waits until the device has computed it. On a GPU, a loss is therefore read some steps later,
-when its computation has already finished. All pending losses are read before a checkpoint is saved, so no
-checkpoint holds an unchecked step. The lag is a number of steps, not of seconds. Losses are equal on all
-ranks, so all ranks stop at the same step.
+Reading a loss waits until the device has computed the loss. On a GPU, a loss is therefore read a fixed number
+of steps later, when its computation has already finished. All pending losses are read before a checkpoint is
+saved, so no checkpoint contains an unchecked step. Losses are equal on all ranks, so all ranks stop at the
+same step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LossCheck(Callback):
         loader: the source of the batches.
         files: the loader's files, in manifest order.
         multi_hot: how many columns each list of ids has in a batch.
-        collectives: those of this training's ranks.
+        collectives: the collectives of this training's ranks.
         folder: the folder for the rows of a step with a bad loss.
     """
 
@@ -84,12 +84,12 @@ class LossCheck(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Checks all pending losses.
 
-        This takes no extra time, because the entry waits for their sum anyway.
+        This takes no extra time, because the new history entry waits for the sum of these losses anyway.
         """
         self.check_pending()
 
     def add(self, number: int, loss: Tensor, batch: Batch) -> None:
-        """Checks this step's loss; on a GPU, checks the loss of an earlier step.
+        """Checks this step's loss. On a GPU, it checks the loss of an earlier step instead.
 
         Args:
             number: number of steps done, including this step.
@@ -110,7 +110,7 @@ class LossCheck(Callback):
         self._check_all_but(_lag_steps(loss))
 
     def check_pending(self) -> None:
-        """Checks all losses that were added. Raises the same error as `add`."""
+        """Checks all losses that were added but not yet checked. Raises the same error as `add`."""
         self._check_all_but(0)
 
     def _check_all_but(self, newest: int) -> None:
@@ -124,7 +124,7 @@ class LossCheck(Callback):
             self._last_good = step
 
     def _stop(self, step: _Step) -> None:
-        """Saves the rows of this step and of the previous one, whose update may be the cause; then raises."""
+        """Saves the rows of this step and of the step before, whose update may be the cause. Then raises."""
         steps = {"": step} if self._last_good is None else {"": step, "before.": self._last_good}
         extremes = {
             prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
@@ -139,18 +139,18 @@ class LossCheck(Callback):
             entry = write_tensors(self._folder, f"{name}.safetensors", tensors)
             origin = {**self._origin(step), "tensors": entry.name, "columns": extremes}
             file_io.replace_json(f"{self._folder}/{name}.json", origin)
-            where = f"its rows are in {self._folder}/bad-batch-step-{step.number}.rank-*"
+            where = f"the rows of this step are in {self._folder}/bad-batch-step-{step.number}.rank-*"
         except NightrankError as error:
-            where = f"its rows could not be saved: {error.problem}"
+            where = f"the rows of this step could not be saved: {error.problem}"
         columns = _describe_extremes(gather_json(self._collectives, extremes))
         raise DataError(
             f"the loss at step {step.number} is {float(step.loss)}; {columns}; {where}",
-            "clip or correct those columns where values are extreme; otherwise lower train.learning_rate and "
-            "train.embedding_learning_rate",
+            "clip or correct the columns with extreme values, if there are any; otherwise lower "
+            "train.learning_rate and train.embedding_learning_rate",
         )
 
     def _origin(self, step: _Step) -> dict[str, Any]:
-        """Returns the files and rows of a step, which takes the next `shard_rows` rows of each shard."""
+        """Returns which rows of which files a step uses: the next `shard_rows` rows of each shard."""
         loader = self._loader
         epoch, step_in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
         columns = id_columns(loader.spec, self._multi_hot)
@@ -168,9 +168,9 @@ class LossCheck(Callback):
         }
 
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
-        """Returns the row ranges of a shard.
+        """Returns the row ranges of the files that belong to a shard.
 
-        Shards are consecutive row ranges over all files, in manifest order.
+        Shards are consecutive ranges of the rows of all files, in manifest order.
         """
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])

@@ -14,9 +14,8 @@ from training.loop.callback import Callback, StepResult, TrainingState, is_due
 class Meter(Callback):
     """Adds an entry with loss, speed and waiting time to the history.
 
-    An entry is added every `every_steps` steps, and after the last step.
-
-    Only `fill_entry` waits for the device.
+    An entry is added every `every_steps` steps, and after the last step. Of all methods, only `fill_entry`
+    waits for the device.
 
     Args:
         device: the device of the losses.
@@ -49,7 +48,7 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and the loss scale."""
+        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and `Trainer.facts`."""
         loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since
         entry |= {

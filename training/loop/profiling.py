@@ -15,7 +15,7 @@ log = logging.getLogger("nightrank.training")
 
 
 class StepProfiler(Callback):
-    """Records the configured steps; the first step of a training is step 1.
+    """Records the steps that `train.profile` selects. The first step of a training is step 1.
 
     If the training ends earlier, the trace has the steps that were done. Without a configuration, nothing is
     recorded. Ranks other than 0 record only if `every_rank` is set.

@@ -44,9 +44,9 @@ class ReportProgress(Callback):
     """Sends every entry of the history to the driver.
 
     Args:
-        report: receives an entry with the labels `training`, `steps` and `batch_rows`.
-        architecture: the label `training`.
-        global_batch_size: the label `batch_rows`.
+        report: called with each entry, which then also has the labels `training`, `steps` and `batch_rows`.
+        architecture: the value of the label `training`.
+        global_batch_size: the value of the label `batch_rows`.
     """
 
     def __init__(self, report: Report, architecture: str, global_batch_size: int) -> None:

@@ -53,7 +53,7 @@ def run_plan(
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, measures and saves the model of a plan, and trains its baselines for their metrics.
+    """Trains, measures and saves the model of a plan. Also trains its baselines, to measure them.
 
     Args:
         plan: the plan, the same on all ranks.
@@ -189,8 +189,8 @@ class _Rank:
     def _progress(self, architecture: str) -> list[Callback]:
         """Returns the callbacks that show progress.
 
-        These are the meter on all ranks, log lines on rank 0, and, if the driver listens, progress for the
-        driver.
+        These are the meter on all ranks, log lines on rank 0, and `ReportProgress` if this rank sends its
+        progress to the driver.
         """
         train = self.plan.train
         callbacks: list[Callback] = [Meter(self.device, train.log_every_steps)]

@@ -46,7 +46,7 @@ class Trainer:
 
         Args:
             batch: this rank's rows, shard after shard.
-            rate_factor: a factor of the configured learning rates. FTRL ignores it.
+            rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
         """
         loss = self._gradients(batch)
         # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
@@ -61,7 +61,7 @@ class Trainer:
     def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
         """Updates every parameter with its gradient.
 
-        The gradients are those of the scaled loss, over all ranks.
+        The arguments are the gradients of the scaled loss, summed over all ranks.
         """
         unscaled = self._loss_scale.unscaled
         gradient = clipped(unscaled(dense), self._train.clip_norm)

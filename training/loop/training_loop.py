@@ -23,9 +23,9 @@ class TrainingResult:
     """How a training ended.
 
     Attributes:
-        history: one entry every `log_every_steps` steps, one for each step with a validation, and one for the
-            last step. `loss` and `loader_wait_share` are means since the previous entry. `validation`
-            contains the metrics of a validation.
+        history: one entry every `log_every_steps` steps, one entry for each step with a validation, and one
+            entry for the last step. `loss` and `loader_wait_share` are means since the previous entry.
+            `validation` contains the metrics of a validation.
         steps: number of steps done.
         seconds: time spent in these steps, in all attempts at this training.
         stopped: the reason why the training ended early; None if it did not.

@@ -23,10 +23,10 @@ class TrainPlan:
     """The plan of one training.
 
     Attributes:
-        description: the part of model.json that does not depend on the training's results.
+        description: the entries of model.json that do not depend on the training's results.
         model: the configured model.
         train: the section `train` of the configuration.
-        spec: the columns of the features.
+        spec: the features of the model.
         splits: for each split, its files in manifest order.
         train_files: the files of the train split on which the model trains. Baselines train on all files of
             the split.
@@ -55,7 +55,7 @@ class TrainPlan:
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     """Creates the plan of a run date's training from its dataset and the previous champion.
 
-    It imports the architecture, and so torch, to report wrong settings before any rank starts.
+    This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
         ConfigError: the architecture does not have the configured settings.
@@ -108,9 +108,10 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
 
 def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
-    """Raises DataError if all rows of the unseen train days have the same label.
+    """Raises DataError if all rows of the new train days have the same label.
 
-    If a dataset has no label counts, nothing is checked for it.
+    The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
+    does not say how many clicks its days have, nothing is checked.
     """
     days = []
     members = dataset.splits.get("train", ())

@@ -14,8 +14,8 @@ class Validation(Callback):
     """Adds `validation` to a history entry every `every_steps` steps, but not after the last step.
 
     Args:
-        evaluate: a function that returns the metrics of the model on the validation split. It is a collective
-            with the same result on all ranks.
+        evaluate: a function that returns the metrics of the model on the validation split. All ranks must
+            call it, and it returns the same result on all ranks.
         every_steps: steps between two validations; 0 for none.
     """
 
@@ -26,7 +26,7 @@ class Validation(Callback):
     def is_entry_due(self, state: TrainingState) -> bool:
         """Returns True every `every_steps` steps, but not after the last step.
 
-        After the last step, the caller measures all splits.
+        After the last step, `run_plan` measures the model on all splits.
         """
         return is_due(state.step, self._every_steps) and state.step < state.total_steps
 

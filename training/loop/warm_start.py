@@ -1,7 +1,7 @@
-"""Starts a training from the state of its parent model. Vocabularies may have grown since then.
+"""Starts a training from the state of its parent, an earlier model whose vocabularies may be smaller.
 
-A value never changes its id, and new ids are appended, so the parent's rows of a feature are the first rows
-of that feature. Each rank reads its rows directly from the parent's files.
+The id of a value never changes, and new ids are appended. So the table rows that the parent has for a feature
+are the first rows of that feature. Each rank reads its rows directly from the parent's files.
 
 The state of the optimizers is copied too. So rows that were trained for long continue with small updates, and
 new rows learn at the full rate.
@@ -47,7 +47,7 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns the rows of a block that the parent has too. These are the first rows of the block."""
+    """Returns the first rows of a block, which are those that the parent has too."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 
@@ -62,8 +62,8 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
     for feature, old in zip(spec.embedded, parent.embedded, strict=True):
         if int(feature.cardinality or 0) < int(old.cardinality or 0):
             raise _mismatch(
-                f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: "
-                "the vocabulary was not extended"
+                f"{feature.name} has {feature.cardinality} ids, fewer than the {old.cardinality} ids of the "
+                "parent, so its vocabulary does not extend the parent's"
             )
 
 

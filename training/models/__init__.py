@@ -12,13 +12,13 @@ The model takes
 
 and returns logits (B,) float32. B is the number of rows, D the number of dense features, and W the number of
 id columns; D or W may be 0. The model must compute its last layer with `in_float32`. Create embedding tables
-with `inputs.table`, because gradients of tables are summed row by row, and those of other parameters in one
-dense buffer. Call each table once, and pass `categorical` unchanged.
+with `inputs.table`: the gradients of such tables are summed row by row, while those of other parameters are
+summed in one dense buffer. Call each table once per forward pass, and pass `categorical` to it unchanged.
 
 If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a CUDA graph.
-If it has a method `factorize` (training/models/factorization.py), it scores lists of items faster
-(docs/scoring.md), because the user part and the item part run only once each. Other models score one joined
-row per user and item.
+If a model has a method `factorize` (training/models/factorization.py), it scores lists of items faster
+(docs/scoring.md), because the user part and the item part run only once each. All other models score one
+joined row per pair of user and item.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ def build_model(
         spec: the features.
         seed: the seed of the random weights.
         embeddings: how tables are trained and spread over ranks; None puts all rows in this process.
-        collectives: those of the ranks that hold the tables.
+        collectives: the collectives of the ranks that hold the tables.
 
     Raises:
-        ConfigError: the errors of `complete`; or layers do not fit together; or the spec has no features; or
-            a rank would hold more than `rank_max_bytes`.
+        ConfigError: the architecture or its settings are not valid (see `complete`); or layers do not fit
+            together; or the spec has no features; or a rank would hold more bytes of a table than
+            `rank_max_bytes`.
     """
     settings = read_settings(config)
     if not spec.features:

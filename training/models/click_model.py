@@ -15,8 +15,8 @@ from torch import Tensor, nn
 class ClickModel(nn.Module, ABC):
     """A model of clicks. It maps ids to vectors, and vectors and dense features to logits.
 
-    `forward_dense` is a function of tensors of fixed shapes, so it can be compiled or recorded
-    (training/loop/forward.py).
+    `forward_dense` is a function of tensors of fixed shapes, so it can be compiled, or recorded as a CUDA
+    graph (training/loop/forward.py).
 
     Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector.
     """

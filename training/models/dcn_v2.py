@@ -1,13 +1,13 @@
-"""DCN-V2 (Wang et al. 2021, arXiv:2008.13535): cross layers, which multiply by the input, and an MLP.
+"""DCN-V2 (Wang et al. 2021, arXiv:2008.13535): a network of cross layers, and an MLP.
 
     x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l             (equation 1; full rank)
     x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l      (equation 2; U and V have `cross_rank` columns)
 
-x_0 contains the embeddings and the dense features. With a bottom MLP, it contains that MLP's output instead
-of the dense features (as in MLPerf's DLRM-DCNv2).
+x_0 contains the embeddings and the dense features. If there is a bottom MLP, x_0 contains the output of this
+MLP instead of the dense features (as in MLPerf's DLRM-DCNv2). x_l is the input of cross layer l.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, X width of
-    x_0.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, X columns of
+x_0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from training.settings.dcn_v2 import Settings
 
 
 class CrossLayer(nn.Module):
-    """One layer by equation 1, or by equation 2 if `rank` is given. Input and output have the width X."""
+    """A cross layer: equation 1 of this module, or equation 2 if `rank` is not None."""
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CrossLayer(nn.Module):
         self.up = linear(width if rank is None else rank, width)  # W or U, and b
 
     def forward(self, first: Tensor, last: Tensor) -> Tensor:
-        """Returns x_{l+1} from `first`, x_0, and `last`, x_l; all are (B, X)."""
+        """Returns x_{l+1} (B, X). `first` (B, X) is x_0, and `last` (B, X) is x_l."""
         return first * self.up(self.down(last)) + last
 
 
@@ -71,7 +71,7 @@ class DCNv2(ClickModel):
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
+        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
         first = self.cross_input(dense, vectors[0])
         crossed = first
         for layer in self.cross:
@@ -81,15 +81,15 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. All computations over pairs are in `dtype`, except the logit."""
+        """Returns the factorization. Pairs are computed in `dtype`, but their logits in float32."""
         return FactorizedDCNv2(self, sides, dtype)
 
 
 def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -> list[Side]:
-    """Returns the side of each column of x_0, (X,).
+    """Returns for each of the X columns of x_0 whether it depends on the user, on the item, or on both.
 
     Args:
-        sides: the sides of the features.
+        sides: for each feature, whether it belongs to the user or to the item.
         dim: number of columns of each feature that is an id.
         bottom_width: number of columns of the bottom MLP's output; None if there is no bottom MLP.
     """
@@ -100,14 +100,18 @@ def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -
 
 
 class FactorizedDCNv2:
-    """The factorization of DCN-V2. Each side's share of the first cross layer's W x_0 + b is computed once.
+    """The factorization of DCN-V2.
 
-    Here the columns of x_0 are in the order user, item, pair. There are pair columns if both sides have dense
-    features and the bottom MLP mixes them.
+    W x_0 + b of the first cross layer is a sum over the columns of x_0. The terms of user columns are
+    computed once per user, and the terms of item columns once per item. Here the columns of x_0 are ordered:
+    user columns, item columns, and pair columns, which depend on both. There are pair columns only if users
+    and items both have dense features, which the bottom MLP mixes.
 
-    The part of a side with R rows has these tensors: (R, X_side), the side's columns of x_0; (R, X), its
-    share of W x_0 + b; for the structure `parallel`, (R, H), its share of the first layer of `deep`; and if
-    the bottom MLP mixes sides, (R, H), its share of that MLP's first layer.
+    A side is the users or the items. For R rows of a side, `side_part` returns these tensors: (R, X_side),
+    the side's columns of x_0; (R, X), their contribution to W x_0 + b; for the structure `parallel`, (R, H),
+    their contribution to the first layer of `deep`; and if there are pair columns, (R, H), the contribution
+    of the side's dense features to the first layer of the bottom MLP. H is the number of outputs of that
+    layer.
     """
 
     def __init__(self, model: DCNv2, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -146,7 +150,10 @@ class FactorizedDCNv2:
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._bottom else part
 
     def _product(self, values: Tensor, side: Side) -> Tensor:
-        """Multiplies the first cross layer's W, or U Vᵀ, by a side's columns (…, X_side) of x_0: (…, X)."""
+        """Returns the product (…, X) of the first cross layer's W, or U Vᵀ, and a side's columns of x_0.
+
+        `values` (…, X_side) contains these columns.
+        """
         for weight in self._first[side]:
             values = functional.linear(values, weight)
         return values
@@ -178,7 +185,7 @@ class FactorizedDCNv2:
 
 
 def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
-    """Returns the weights for some columns of x_0: Vᵀ (r, X_side) and U (X, r); or W (X, X_side)."""
+    """Returns a layer's weights for some columns of x_0: W (X, X_side), or Vᵀ (r, X_side) and U (X, r)."""
     up = layer.up.weight.detach()[order]
     if isinstance(layer.down, nn.Identity):
         return [up[:, columns]]

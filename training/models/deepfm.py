@@ -4,10 +4,11 @@
     y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
-Each feature has one vector, which both parts share. It is the vector of the feature's id, or the pooled
-vectors of a list of ids. For a dense feature it is the feature's value times the feature's vector. Σ_{i<j}
-⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the time
-for the second order is linear in the number of vectors.
+Each feature has one vector, which the factorization machine and the MLP share. It is the vector of the
+feature's id, or the pooled vectors of a list of ids. For a dense feature it is the feature's value times the
+feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines",
+lemma 3.1), so the time for the second-order term is linear in the number of vectors. Here e_i is the vector
+of feature i, V_i x_i.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim.
 """
@@ -39,9 +40,10 @@ _FIRST_DEVIATION = 0.1
 
 
 class DeepFM(ClickModel):
-    """The sum of first order, second order and an MLP.
+    """A model whose logit is the sum of a first-order term, a second-order term and the output of an MLP.
 
-    The biases of the first order and of the MLP together are the one bias of the paper.
+    The paper has a single bias. Here it is the sum of two: that of the first-order term and that of the MLP's
+    last layer.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -73,7 +75,7 @@ class DeepFM(ClickModel):
         return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDeepFM:
-        """Returns the factorization. First and second order are always float32."""
+        """Returns the factorization. First-order and second-order terms are always computed in float32."""
         return FactorizedDeepFM(self, sides, dtype)
 
 
@@ -88,9 +90,10 @@ class FactorizedDeepFM:
     Σ_{i<j} ⟨e_i, e_j⟩ has three terms: the sum over the pairs within the user's side, the sum over the pairs
     within the item's side, and ⟨Σ user's vectors, Σ item's vectors⟩ for the pairs between both sides.
 
-    The part of a side with R rows has these tensors: (R,), its first order plus its second order within the
-    side; (R, E), the sum of its vectors; (R, H), its share of the MLP's first layer. So a pair needs no
-    matrix product before the second layer.
+    A side is the users or the items. For R rows of a side, `side_part` returns three tensors: (R,), the
+    first-order term plus the second-order term over pairs of vectors within the side; (R, E), the sum of the
+    side's vectors; and (R, H), what these vectors contribute to the H outputs of the MLP's first layer. So
+    the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
-"""DLRM (Naumov et al. 2019, arXiv:1906.00091): MLPs around the dot products of all pairs of feature vectors.
+"""DLRM (Naumov et al. 2019, arXiv:1906.00091): a bottom MLP, dot products of feature vectors, and a top MLP.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors that
-interact (C, and one more for the dense features if there are any).
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors per
+row, of which all pairs are multiplied (C, plus one if there are dense features).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DLRM(ClickModel):
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
+        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
         return in_float32(self.logit, self.top(self._interactions(dense, vectors[0]))).squeeze(1)
 
     def _interactions(self, dense: Tensor, embedded: Tensor) -> Tensor:
@@ -67,19 +67,21 @@ class DLRM(ClickModel):
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
-        """Returns the factorization. Products of vectors within a side are always float32."""
+        """Returns the factorization. Dot products of two vectors of the same side are always float32."""
         return FactorizedDLRM(self, sides, dtype)
 
 
 class FactorizedDLRM:
     """The factorization of DLRM.
 
-    Dot products within a side are computed once. Dot products between the sides are computed for each pair.
-    If all dense features are on one side, their vector belongs to that side. If both sides have dense
-    features, this vector and its products are computed for each pair.
+    A side is the users or the items. Dot products of two vectors of the same side are computed once per row
+    of that side. Dot products of a user's vector and an item's vector are computed for each pair of user and
+    item. If all dense features are on one side, the bottom MLP's output is a vector of that side. If both
+    sides have dense features, this output and its dot products are computed for each pair.
 
-    The part of a side with R rows has these tensors: (R, H), its share of the top MLP's first layer; (R, V,
-    E), its vectors; and if both sides have dense features, (R, H), its share of the bottom MLP's first layer.
+    For R rows of a side, `side_part` returns these tensors: (R, H), what the side contributes to the H
+    outputs of the top MLP's first layer; (R, V, E), the side's V vectors; and if both sides have dense
+    features, (R, H), what the side contributes to the H outputs of the bottom MLP's first layer.
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -103,7 +105,7 @@ class FactorizedDLRM:
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._mixed else part
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the side's vectors (R, V, E) and its columns (R, K_side) of the top MLP's input."""
+        """Returns a side's vectors (R, V, E) and the side's columns (R, K_side) of the top MLP's input."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side
@@ -132,7 +134,12 @@ class FactorizedDLRM:
 
 
 def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
-    """Returns dot products (U, I, Q) of each pair's vector (U, I, E) and its item's (1|U, I, Q, E)."""
+    """Returns the dot products (U, I, Q) of each pair's vector and the Q vectors of the pair's item.
+
+    Args:
+        bottom: (U, I, E), the vector of each pair of user and item.
+        items: (1|U, I, Q, E), the vectors of the items.
+    """
     num_users, num_items, dim = bottom.shape
     if len(items) == 1:  # one matrix product per item, whose vectors all users share
         return torch.bmm(bottom.transpose(0, 1), items[0].transpose(1, 2)).transpose(0, 1)
@@ -142,7 +149,7 @@ def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
 
 
 def build(settings: Settings, inputs: Inputs) -> DLRM:
-    """Builds the model; raises ConfigError unless the last width of the bottom MLP is embedding_dim."""
+    """Builds the model. Raises ConfigError if the last width of the bottom MLP is not embedding_dim."""
     require_bottom(settings, inputs.num_dense)
     return DLRM(settings, inputs)
 
@@ -152,7 +159,7 @@ def _mlp(widths: list[int]) -> nn.Sequential:
 
 
 def _linear(width_in: int, width_out: int) -> nn.Linear:
-    """Returns a layer initialised as by the authors: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
+    """Returns a layer with weights N(0, 2 / (in + out)) and biases N(0, 1 / out), as in the authors' code."""
     layer = nn.Linear(width_in, width_out)
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (width_in + width_out)))
     nn.init.normal_(layer.bias, std=math.sqrt(1 / width_out))

@@ -4,11 +4,14 @@ A model that can be factorized has a method
 
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
-It copies weights, so call it after the weights are loaded. Models share `FactorizedMLP`, an MLP whose first
-layer is a sum of three shares.
+This method copies weights, so call it after the weights are loaded. Several models use `FactorizedMLP`, an
+MLP whose first layer is computed as a sum of three terms: one of the user, one of the item, and one of the
+pair.
 
-Notation: R rows of one side, U users, I items, H the width of a hidden layer. (1|U, I, …) is one list of I
-items for all users, or one list per user.
+A side is the users or the items. Context features are on the side of the items.
+
+Notation: R rows of one side, U users, I items, H the width of a hidden layer. The shape (1|U, I, …) means one
+list of I items for all users, or one list per user.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ _LOOPED_ITEMS = 16
 
 
 class Side(Enum):
-    """The inputs on which a value in a model depends. Context features are on the item's side."""
+    """The inputs on which a value in a model depends: the user, the item, or both (PAIR).
+
+    Context features are inputs of the side ITEM.
+    """
 
     USER = "user"
     ITEM = "item"
@@ -62,7 +68,7 @@ class FeatureSides:
 
 
 def common_side(sides: Sequence[Side]) -> Side:
-    """Returns the side of all inputs; PAIR if they are mixed."""
+    """Returns the side that all elements of `sides` have in common; PAIR if they differ."""
     return sides[0] if len(set(sides)) == 1 else Side.PAIR
 
 
@@ -72,7 +78,7 @@ def positions_by_side(sides: Sequence[Side]) -> dict[Side, list[int]]:
 
 
 class Factorization(Protocol):
-    """A model in three parts: of users, of items, and of pairs."""
+    """A model in three parts, which are computed once per user, once per item, and once per pair."""
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
         """Computes the values that depend only on users, or only on items and the context.
@@ -101,19 +107,20 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """Returns the factorization. Matrix products over pairs, and stored parts, are in `dtype`."""
+        """Returns the factorization. The results of `side_part`, and products per pair, are in `dtype`."""
         ...
 
 
 class FactorizedMLP:
     """An MLP with ReLU and a last layer to the logit, whose input columns belong to users, items and pairs.
 
-    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p. The first term is computed once per user, the second once per
-    item.
+    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p. Here W and b are the weights of the first layer, and x_u, x_i
+    and x_p are the input columns of users, items and pairs. The first term is computed once per user, the
+    second once per item.
 
     Args:
-        hidden: contains the linear layers that are followed by ReLU; may contain none. Its other modules must
-            do nothing in evaluation.
+        hidden: a module that contains the linear layers that are followed by ReLU. It may contain none. Its
+            other modules must have no effect in evaluation.
         logit: the last layer; if None, the output is that of the hidden layers.
         columns: for each side, its columns of the first layer's input, in the order in which they are passed
             to `share` and `outputs`.
@@ -143,9 +150,9 @@ class FactorizedMLP:
         self._last = logit if linears else None
 
     def share(self, side: Side, values: Tensor) -> Tensor:
-        """Returns the share (R, H) of a side's columns (R, K_side) in the first layer.
+        """Returns the term (R, H) of the first layer that a side's columns `values` (R, K_side) contribute.
 
-        The share of USER includes the bias.
+        The term of USER includes the bias.
         """
         bias = self._bias if side is Side.USER else None
         return functional.linear(values, self._weights[side], bias).to(self._dtype)
@@ -172,7 +179,7 @@ class FactorizedMLP:
         return self._after_first(first, num_users, num_items)
 
     def _after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
-        """Computes the output from the first layer's sums (U * I, H). May overwrite them."""
+        """Computes the output from the first layer's sums `flat` (U * I, H). May overwrite `flat`."""
         if self._ends_first:
             return flat.view(num_users, num_items)
         flat.relu_()
@@ -186,7 +193,8 @@ class FactorizedMLP:
 def vector_products(users: Tensor, items: Tensor) -> Tensor:
     """Returns dot products (U, I, Q * P) of each vector of an item and each vector of a user.
 
-    The user's vectors are the innermost dimension.
+    Each user has P vectors, and each item has Q. In the last dimension of the result, the index of the user's
+    vector changes fastest.
 
     Args:
         users: (U, P, E).

@@ -4,8 +4,9 @@
                  each list of ids. A shorter list is padded with PAD_ID, which is ignored in lookups and never
                  trained.
 
-Because lists are padded, a batch is one matrix. The loader permutes and slices its rows, and scoring adds a
-user's row to an item's row. Both work without knowing which columns are lists.
+Because lists are padded, the ids of a batch are one matrix. The loader permutes and slices the rows of this
+matrix. Scoring adds a user's row to an item's row, each of which has zeros in the columns of the other.
+Loader and scoring need not know which columns are lists.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Inputs:
     """The inputs of a model: D dense features, C features that are ids, W columns of ids.
 
     Attributes:
-        num_dense: D.
+        num_dense: D, the number of dense features.
         cardinalities: (C,), the number of embedding rows of each feature that is an id; lists of ids come
             last.
         list_lengths: the number of columns of each list feature. List features come last.
@@ -72,7 +73,7 @@ class Inputs:
 
         Args:
             dim: numbers per row.
-            by_ftrl: whether FTRL trains the table. This changes the memory per row.
+            by_ftrl: whether FTRL trains the table. The memory per row depends on the optimizer.
         """
         return self.tables.table(
             self.cardinalities, dim, self.list_lengths, self.pooling, self.names, by_ftrl=by_ftrl
@@ -80,7 +81,7 @@ class Inputs:
 
 
 def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, slice]]:
-    """Returns the columns of the categorical matrix for each feature of `spec.embedded`."""
+    """Returns, for each feature of `spec.embedded`, the feature and its columns in the categorical matrix."""
     widths = [*[1] * len(spec.categorical), *spec.list_lengths(multi_hot)]
     ends = np.cumsum([0, *widths]).tolist()
     return [

@@ -3,13 +3,13 @@
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G contains the gradients of the dot products
-below the diagonal. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
+Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are these F
+vectors. ∂v contains their gradients. G is a matrix with the gradients of the dot products below its diagonal,
+and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
 
-On a CPU, a tile of rows is computed at a time. The tile's vectors, in the dtype of the products, and their
-dot products stay in a core's cache. The backward pass builds the tile again. Operations over complete batches
-would write the matrix V (B, F, E) to memory and read it several times. A GPU uses a kernel
-(training/kernels/).
+On a CPU, one tile (some rows of the batch) is computed at a time. The tile's vectors and their dot products
+stay in a core's cache. The backward pass copies the vectors of the tile again. Operations over complete
+batches would write V (B, F, E) to memory and read it several times. A GPU uses a kernel (training/kernels/).
 
 Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a
 bottom MLP.
@@ -32,7 +32,7 @@ _TILE_NUMBERS = 2**20
 
 
 class PairDots(nn.Module):
-    """(B, F, E) → (B, F (F - 1) / 2): v_i · v_j for i > j, ordered by i, then by j."""
+    """Computes the dot products v_i · v_j of all pairs i > j of F vectors, ordered by i, then by j."""
 
     pairs: Tensor
 
@@ -47,17 +47,18 @@ class PairDots(nn.Module):
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
-    """Returns the columns of the interaction that each side of a factorization computes.
+    """Returns, for each side of a factorization, the columns of the interaction that the side computes.
 
     Args:
-        vector_sides: (F,) the side of each vector. Only v_0 may be of PAIR.
-        first_width: number of columns of v_0 itself, which come first: E, or 0 if only its products are used.
+        vector_sides: (F,), the side of each vector. Only v_0 may have the side PAIR.
+        first_width: number of columns of v_0 itself, which come first: E, or 0 if only the dot products of
+            v_0 are used.
 
     Returns:
-        USER, ITEM: v_0 if it belongs to this side, then the products within the side, in the order of
+        USER, ITEM: v_0 if it belongs to this side, then the dot products within the side, in the order of
             `PairDots`.
-        PAIR: each item vector's products with all user vectors; then, if v_0 is of PAIR, v_0, its products
-        with user vectors, and its products with item vectors.
+        PAIR: the dot products of each item vector with all user vectors; then, if v_0 has the side PAIR,
+            v_0, its dot products with user vectors, and its dot products with item vectors.
     """
 
     def dot(left: int, right: int) -> int:
@@ -82,8 +83,8 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
 
     If `bottom` is None, the result has only the dot products.
 
-    Under autocast, the products and the result have autocast's dtype. Vectors and their gradients keep their
-    dtypes.
+    Under autocast, the dot products and the result have autocast's dtype. The gradients of `bottom` and
+    `embedded` have the dtypes of these tensors.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -145,7 +146,11 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
 
 
 class _Tiles:
-    """Yields tiles of R rows: the slice, V (R, F, E) in `dtype`, and buffers (R, F, F) and (R, F, E)."""
+    """Iterates over tiles, each of which has R rows of a batch.
+
+    For each tile, it yields the slice of these rows, their vectors V (R, F, E) in `dtype`, and two buffers,
+    (R, F, F) and (R, F, E).
+    """
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         self._bottom, self._embedded = bottom, embedded
@@ -184,7 +189,7 @@ differentiable(tiled_interaction, _differentiate, _save_inputs)
 @cache
 @torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
-    """Returns the positions (P,) of the P pairs in a flat matrix (F, F)."""
+    """Returns the positions (P,) of all P = F (F - 1) / 2 pairs of vectors in a flattened matrix (F, F)."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     return row * num_vectors + column
 
@@ -192,7 +197,10 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """Returns the index of the pair at each position of the symmetric matrix, P on the diagonal: (F * F,)."""
+    """Returns, for each position of a flattened symmetric matrix (F, F), the index of its pair, (F * F,).
+
+    Positions on the diagonal have the index P, which is the number of pairs.
+    """
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
     mirror[row, column] = mirror[column, row] = torch.arange(len(row), device=device)

@@ -99,11 +99,13 @@ def ftrl_parts(model: nn.Module) -> dict[str, tuple[LinearPart, FtrlSettings]]:
 
 
 class LinearPart(ClickModel):
-    """logit = bias + Σ weight of each id + dense · weights, starting at zero; a list's weights are pooled.
+    """A linear model: logit = bias + Σ weight of each id + dense · weights.
+
+    All weights start at zero. The weights of the ids in a list are pooled to one weight.
 
     Args:
-        ftrl: settings to train these weights by FTRL; if None, the same optimizers train them as the other
-            parameters.
+        ftrl: settings of FTRL, which then trains these weights. None means that the optimizers of the model's
+            other parameters train them.
     """
 
     def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None = None) -> None:
@@ -124,14 +126,15 @@ class LinearPart(ClickModel):
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedLinear:
-        """Returns the factorization: the sum of each side, always in float32."""
+        """Returns the factorization: one sum for the user and one for the item, always in float32."""
         return FactorizedLinear(self, sides)
 
 
 class FactorizedLinear:
     """The factorization of a linear part.
 
-    The part of a side is its sum, (R,) float32. The user's sum includes the bias.
+    For R rows of a side (users or items), `side_part` returns the sum of the side's weighted features, (R,)
+    float32. The sum of a user includes the bias.
     """
 
     def __init__(self, model: LinearPart, sides: FeatureSides) -> None:
@@ -146,7 +149,7 @@ class FactorizedLinear:
         return (model.bias + total if side is Side.USER else total,)
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """Returns logits (U, I): the sums of users (U,) and items (1|U, I).
+        """Returns logits (U, I). A logit is the user's sum plus the item's sum.
 
         See `Factorization.pair_logits`.
         """

@@ -53,7 +53,12 @@ class Tower(nn.Module):
         self.out = linear(hidden[-1], settings.output_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Returns (B, O) float32 from all dense features (B, D) and the vectors of all ids (B, C, E)."""
+        """Returns the tower's vectors (B, O) float32.
+
+        Args:
+            dense: (B, D), all dense features.
+            vectors: (B, C, E), the vectors of all features that are ids.
+        """
         embedded = vectors.index_select(1, self.embedded).flatten(1)
         columns = torch.cat([dense.index_select(1, self.dense), embedded], dim=1)
         return in_float32(self.out, self.hidden(columns))
@@ -79,24 +84,24 @@ class TwoTower(ClickModel):
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), from `dense` (B, D) float32 and `vectors`, [(B, C, E)]."""
+        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
         # (B, O), float32 in mixed precision too
         products = self.user(dense, vectors[0]) * self.item(dense, vectors[0])
         return products.sum(dim=1) + self.bias
 
     def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns (B, O) float32 from user and context features; other columns may have any values."""
+        """Returns user vectors (B, O) float32. Only columns of user and context features influence them."""
         vectors: Tensor = self.user(dense, self.embedding(categorical))
         return vectors
 
     def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns (B, O) float32 from item features; other columns may have any values."""
+        """Returns item vectors (B, O) float32. Only columns of item features influence them."""
         vectors: Tensor = self.item(dense, self.embedding(categorical))
         return vectors
 
 
 def build(settings: Settings, inputs: Inputs) -> TwoTower:
-    """Builds the model; raises ConfigError if a feature belongs to neither side."""
+    """Builds the model. Raises ConfigError if a feature belongs to neither tower."""
     require_sides(len(_positions([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))))
     return TwoTower(settings, inputs)
 

@@ -3,11 +3,12 @@
     P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)    (equation 3)
     a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                     (equation 2; a^(0) has the inputs)
 
-φ(x), the products of features (equation 1), belong only to the wide part, as in the paper. The setting
-`crosses` lists them. Products that build_features computes with `hashed_cross` are ordinary features, which
-both parts use.
+φ(x) contains the crosses (products) of two id features (equation 1). A cross has a weight for each bucket,
+and a hash of the two ids of a row selects the bucket. Crosses belong only to the wide part, as in the paper.
+The setting `crosses` lists them. Crosses that build_features computes with `hashed_cross` are ordinary
+features, which both parts use.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, P products.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, P crosses.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ _ALL = slice(None)
 
 
 class WidePart(LinearPart):
-    """A linear part with a weight for each bucket of each product. Weights of dense features come first.
+    """A linear part that also has a weight for each bucket of each cross.
+
+    A cross is a pair of features with one id each. A hash of the two ids of a row selects one of the cross's
+    buckets. In `weights`, the weights of the dense features come first, and then those of the buckets.
 
     Attributes:
-        left, right: (P,) int64, the positions of each product's features among the features of one id.
-        sizes, starts: (P,) int64, the number of buckets of each product, and the position of its first bucket
+        left, right: (P,) int64, the positions of each cross's two features among the features with one id.
+        sizes, starts: (P,) int64, the number of buckets of each cross, and the position of its first bucket
             in `weights`.
-        reads_ids: whether there are products. `forward` computes them directly from ids, without a table.
+        reads_ids: whether `forward` needs the raw ids, not only looked-up vectors. This is true if there are
+            crosses, because the bucket of a cross is a hash of two ids.
     """
 
     left: Tensor
@@ -64,11 +69,11 @@ class WidePart(LinearPart):
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), without the products."""
+        """Returns the logits, shape (B,), without the weights of crosses."""
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns the logits, shape (B,), with the products."""
+        """Returns the logits, shape (B,), with the weights of crosses."""
         logits = super().forward(dense, categorical)
         if not self.reads_ids:
             return logits
@@ -76,31 +81,35 @@ class WidePart(LinearPart):
         return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the left ids' share of the products' keys, (B, n) int64. Ids must be below 2³¹."""
+        """Returns what the left id of each cross adds to its key, (B, n) int64. Ids must be below 2³¹.
+
+        The key of a cross in a row is `left_key` + `right_key`. It is different for each pair of ids.
+        `products` selects n of the crosses.
+        """
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the same for the right ids. The sum of both shares is different for each pair of ids."""
+        """Returns what the right id of each cross adds to its key, (B, n) int64; see `left_key`."""
         return categorical.long()[:, self.right[products]]
 
     def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the sum of the weights, shape (…), for keys (…, n) of these products."""
+        """Returns the sum of the weights that keys (…, n) of n crosses select, shape (…)."""
         positions = self.starts[products] + hash_numbers(keys) % self.sizes[products]
         return functional.embedding(positions, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWidePart:
-        """Returns the factorization. All its parts are always float32."""
+        """Returns the factorization, which always computes in float32."""
         return FactorizedWidePart(self, sides)
 
 
 class FactorizedWidePart(FactorizedLinear):
     """The factorization of the wide part.
 
-    Products of features within a side are looked up once. Products of features of both sides are looked up
-    for each pair.
+    A side is the users or the items. The weights of crosses within a side are looked up once per row of that
+    side. The weights of the P' crosses between the sides are looked up for each pair of user and item.
 
-    The part of a side with R rows has these tensors: (R,), its sum; (R, P') int64, its share of the keys of
-        the P' products between the sides.
+    For R rows of a side, `side_part` returns two tensors: (R,), the sum of the side's weights; and (R, P')
+    int64, what the side's ids add to the keys of the P' crosses.
     """
 
     def __init__(self, model: WidePart, sides: FeatureSides) -> None:
@@ -150,16 +159,16 @@ class WideAndDeep(ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns wide weights (B, C, 1) and vectors (B, C, E) of `categorical` (B, W) int64."""
+        """Returns the wide weights (B, C, 1) and the vectors (B, C, E) of `categorical` (B, W) int64."""
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits (B,) without products, from `dense` (B, D) and the result of `embed`."""
+        """Returns the logits (B,) without crosses, from `dense` (B, D) and the result of `embed`."""
         *wide_weights, embedded = vectors
         return self.wide.forward_dense(dense, wide_weights) + self._deep_logits(dense, embedded)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns the logits, shape (B,), with products, from `dense` (B, D) and `categorical` (B, W)."""
+        """Returns the logits, shape (B,), with crosses, from `dense` (B, D) and `categorical` (B, W)."""
         return self.wide(dense, categorical) + self._deep_logits(dense, self.embedding(categorical))
 
     def _deep_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
@@ -168,15 +177,15 @@ class WideAndDeep(ClickModel):
         return in_float32(self.logit, self.deep(columns)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWideAndDeep:
-        """Returns the factorization. The wide part is always float32."""
+        """Returns the factorization. The wide part is always computed in float32."""
         return FactorizedWideAndDeep(self, sides, dtype)
 
 
 class FactorizedWideAndDeep:
     """The factorization of Wide & Deep.
 
-    The part of a side has the tensors of the wide part, and (R, H), the side's share of the MLP's first
-        layer.
+    For R rows of a side (users or items), `side_part` returns the two tensors of `FactorizedWidePart`; and
+    (R, H), what the side's columns contribute to the H outputs of the MLP's first layer.
     """
 
     def __init__(self, model: WideAndDeep, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -1,8 +1,8 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on one flat buffer.
 
-The dense gradients are one buffer, summed over ranks, and the moments have the same layout. The update uses
-torch's fused kernel, which needs one pass over memory. The kernel is called directly, because torch.optim
-would import torch's compiler, which takes seconds on each rank.
+The gradients of all dense parameters are in one flat buffer, which is summed over ranks. The moments have the
+layout of this buffer. The update uses torch's fused kernel, which needs one pass over memory. The kernel is
+called directly, because torch.optim would import torch's compiler, which takes seconds on each rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Adam:
-    """First and second moments of all dense parameters, in the parameters' order.
+    """Adam for dense parameters. The moments are stored in the order of the parameters.
 
     Args:
         parameters: the parameters to update. They must be float32, and all must stay on the same device.

@@ -1,13 +1,14 @@
 """FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches", KDD, algorithm 1).
 
-For each coordinate, with the gradient g of a batch's mean loss in place of the paper's single example:
+For each coordinate w of the weights, with the gradient g of a batch's mean loss in place of the paper's
+single example:
 
     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 
-If the gradient of a coordinate is 0, its z, n and w do not change, so only the looked-up rows of a table need
-updates. The learning rate of each coordinate decreases with its gradients, so the learning rate schedule is
-not applied.
+Here z and n are the state of the coordinate. α, β, λ₁ and λ₂ are the settings learning_rate, beta, l1 and l2.
+If g is 0, then z, n and w do not change, so only the looked-up rows of a table need updates. The learning
+rate of a coordinate decreases as its squared gradients add up, so the learning rate schedule is not applied.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FtrlRows:
 class FtrlDense:
     """FTRL for dense parameters that start at zero.
 
-    The state z and n, (size,) each, has the values of one parameter after the other.
+    The state consists of z and n, (size,) each, which contain the values of one parameter after the other.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: FtrlSettings) -> None:

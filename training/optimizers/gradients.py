@@ -15,10 +15,10 @@ class LossScale:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
     The loss is multiplied by a power of two before the backward pass, so that small gradients do not
-    underflow in fp16. Afterwards the gradients are divided by it. A step whose gradients overflow is skipped
-    and halves the scale. After `growth_steps` steps without overflow the scale doubles. At a scale of 1, no
-    step is skipped, because a smaller scale would not help. The training then ends when its loss becomes
-    infinite.
+    underflow in fp16. Afterwards the gradients are divided by the same number, the scale. A step whose
+    gradients overflow is skipped and halves the scale. After `growth_steps` steps without overflow the scale
+    doubles. At a scale of 1, no step is skipped, because a smaller scale would not help. The training then
+    ends when its loss becomes infinite.
 
     Args:
         device: the device of the gradients.
@@ -36,17 +36,17 @@ class LossScale:
 
     @property
     def scale(self) -> Tensor | None:
-        """Returns the factor of the loss, a scalar; None if nothing is scaled."""
+        """Returns the factor by which the loss is multiplied, a scalar; None if nothing is scaled."""
         return self._scale if self._active else None
 
     def facts(self) -> dict[str, float]:
-        """Returns `loss_scale`, and `skipped_steps` since the training began; empty if nothing is scaled."""
+        """Returns the scale and the number of skipped steps so far; an empty mapping if nothing is scaled."""
         if not self._active:
             return {}
         return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
 
     def accepts(self, dense: Tensor, rows: Iterable[RowGradient], collectives: Collectives) -> bool:
-        """Returns whether to apply this step's gradients, equal on all ranks, and adapts the scale.
+        """Adapts the scale, and returns whether to apply this step's gradients; equal on all ranks.
 
         Args:
             dense: the dense gradients, summed over ranks.
@@ -77,7 +77,7 @@ class LossScale:
         return gradient / self._scale if self._active else gradient
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the tensors `scaler.*`, not copied; empty if nothing is scaled."""
+        """Returns the tensors `scaler.*`, not copied; an empty dictionary if nothing is scaled."""
         if not self._active:
             return {}
         return {

@@ -5,8 +5,12 @@ these correct the bias of the moments by the number of steps of the training. Wi
 is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the learning
 rate in one step. Here, t counts the updates of the row instead:
 
-    m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r]
-    += 1 weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
+    m[r] = decay * m[r] + (1 - decay) * g[r]
+    v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²
+    t[r] += 1
+    weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
+
+Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from training.embeddings.table import StackedEmbedding
 
 
 class LazyAdam:
-    """Holds the moments (rows, E) float32 and update counts (rows,) int32 of this rank's matrix."""
+    """Adam on table rows. It holds moments (rows, E) float32 and update counts (rows,) int32."""
 
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
@@ -48,7 +52,7 @@ class LazyAdam:
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns `lazy_adam.mean` and `.square` (rows, E) and `lazy_adam.updates` (rows,), of this rank."""
+        """Returns the moments and the update counts of this rank's rows by name."""
         return {
             "lazy_adam.mean": self.mean,
             "lazy_adam.square": self.square,

@@ -28,7 +28,7 @@ class RowOptimizer(Protocol):
 
 @runtime_checkable
 class LookupOptimizer(RowOptimizer, Protocol):
-    """A row optimizer that can use the update kernel, which also sums the gradients of equal rows."""
+    """A row optimizer that can use the update kernel, which also sums the gradients of the same row."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
         """Does the same as `step`, for a table that uses Triton kernels."""

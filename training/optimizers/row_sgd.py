@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on the rows of a table that a batch looked up; it has no state."""
+"""Stochastic gradient descent on the rows of a table that a batch looked up. The optimizer has no state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.embeddings.table import StackedEmbedding
 
 
 class RowSgd:
-    """weight[r] -= rate * gradient[r]."""
+    """Updates each row r that has a gradient: weight[r] -= rate * gradient[r]."""
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
@@ -22,7 +22,7 @@ class RowSgd:
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does the same as `step`, with the update kernel."""
+        """Does the same as `step` for a gradient with one entry per lookup, with the update kernel."""
         self.table.apply_lookup_gradient(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:

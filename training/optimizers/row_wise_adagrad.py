@@ -33,7 +33,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does the same as `step`, with the update kernel."""
+        """Does the same as `step` for a gradient with one entry per lookup, with the update kernel."""
         self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
 
     def state(self) -> dict[str, Tensor]:

@@ -65,15 +65,15 @@ class Updates:
         return self._adam.steps
 
     def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """Returns (P + 1,): the gradients of all dense parameters, in `apply`'s order, and then the loss.
+        """Returns one tensor (P + 1,): the gradients of all dense parameters, P numbers, and then the loss.
 
-        Clears the gradients. The next call overwrites the returned tensor.
+        The gradients of the parameters are cleared. The next call overwrites the returned tensor.
         """
         torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
         return self._gradient
 
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
-        """Returns and clears the gradients of this rank's rows, by table, summed over ranks.
+        """Returns and clears the gradients of this rank's table rows, summed over ranks, by table name.
 
         The gradient of a table is a LookupGradient if its optimizer uses the update kernel and nothing has to
         be summed over ranks.
@@ -94,7 +94,7 @@ class Updates:
         Args:
             dense: the result of `take_dense_gradient`, without the loss.
             rows: the result of `take_row_gradients`.
-            rate_factor: a factor of the configured learning rates. It does not apply to FTRL.
+            rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
         """
         adam_gradient, *ftrl_gradients = dense.split(self._sizes)
         self._adam.step(adam_gradient, self._train.learning_rate * rate_factor)

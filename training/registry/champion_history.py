@@ -60,7 +60,7 @@ class ChampionState:
         champions: (run date, version) of all promotions, pins and releases, in order, without withdrawn
             versions.
         pinned: the pin in force; None if there is none.
-        withdrawn: version -> the rollback that withdrew it.
+        withdrawn: maps each withdrawn version to the rollback that withdrew this version.
     """
 
     champions: tuple[tuple[str, str], ...] = ()
@@ -76,9 +76,9 @@ class ChampionState:
 
 
 def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> ChampionState:
-    """Returns the state at the end of the run of a date.
+    """Returns the champion state at the end of the run of a date.
 
-    With `before`, it is the state at the beginning of the run, without the decision of that run's gate.
+    With `before`, the function returns the state at the beginning of that run, before the gate has decided.
     """
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
@@ -104,7 +104,7 @@ def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool =
 
 
 def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (run date, the gate's decision) up to a date, in ascending order."""
+    """Returns (run date, the gate's decision) for all run dates up to `until`, in ascending order."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
     paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
     return [
@@ -113,7 +113,7 @@ def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping
 
 
 def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
-    """Returns the overrides up to a date, in the order in which they were recorded."""
+    """Returns the overrides of all run dates up to `until`, in the order in which they were recorded."""
     overrides = []
     for date in dates_of(lake, name, OVERRIDES):
         if date <= until:

@@ -50,7 +50,9 @@ def _never_fails(function: Callable[P, None]) -> Callable[P, None]:
             function(*args, **kwargs)
         except Exception as error:
             log.warning(
-                "MLflow was not written, the lake's registry was (%s: %s)", type(error).__name__, error
+                "MLflow was not updated, but the registry in the lake was (%s: %s)",
+                type(error).__name__,
+                error,
             )
 
     return guarded
@@ -111,12 +113,13 @@ def _source(lake: Lake, name: str, version: str) -> str:
 def _open(lake: Lake) -> MlflowClient | None:
     """Returns a client of the server in MLFLOW_TRACKING_URI, or else of the lake's local store.
 
-    Returns None if there is neither.
+    Returns None if there is neither a server nor a local store.
     """
     uri = _uri(lake)
     if uri is None:
         log.info(
-            "MLflow is not written: MLFLOW_TRACKING_URI is not set, and %s is no local folder for a store",
+            "MLflow is not updated: MLFLOW_TRACKING_URI is not set, and the lake %s is not a local folder, "
+            "so it has no local MLflow store",
             lake.root,
         )
         return None
@@ -206,7 +209,10 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
 
 
 def _metrics(description: Mapping[str, Any]) -> list[Any]:
-    """Returns the history by step, and the final metrics of the model and its baselines (`test.auc`, …)."""
+    """Returns MLflow metrics: the history by step, and the final metrics of the model and its baselines.
+
+    The name of a final metric is a path, such as `test.auc`.
+    """
     from mlflow.entities import Metric
 
     at_ms = _time_ms(description)
@@ -235,9 +241,9 @@ def _metrics(description: Mapping[str, Any]) -> list[Any]:
 
 
 def _time_ms(description: Mapping[str, Any]) -> int:
-    """Returns the time of the training.
+    """Returns the time at which the model was created, in milliseconds since 1970.
 
-    It is fixed, so that metrics that are logged again do not add second points to a curve.
+    All metrics are logged with this time. So if a metric is logged twice, its curve gets no second point.
     """
     created_at = description.get("created_at")
     time = datetime.fromisoformat(created_at) if created_at else datetime.now(UTC)

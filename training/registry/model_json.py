@@ -23,12 +23,12 @@ def is_described(path: str) -> bool:
 def is_complete(path: str, *, checksums: bool = False) -> bool:
     """Returns whether a folder has a complete model: model.json and all listed files with the listed lengths.
 
-    If there is a model.json but files are missing or differ, the model is damaged, and a warning gives the
-    reason.
+    If there is a model.json, but a listed file is missing or does not have the listed length, the model is
+    damaged, and a warning gives the reason.
 
     Args:
         path: the model's folder.
-        checksums: compare the checksums of the files too. This reads all files completely.
+        checksums: whether to compare the checksums of the files too, which reads all files completely.
     """
     if not is_described(path):
         return False
@@ -39,7 +39,10 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 
 
 def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:
-    """Returns the lengths and checksums of a model's tensor files; none for models of early versions."""
+    """Returns the lengths and checksums of a model's tensor files.
+
+    The list is empty for models that early versions of this code saved.
+    """
     return [FileEntry(**entry) for entry in description.get("files", ())]
 
 

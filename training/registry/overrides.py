@@ -1,4 +1,4 @@
-"""Overrides of the champion: rollback, pin, release.
+"""Overrides: manual changes of the champion by rollback, pin and release.
 
 Each override is stored as a dated record. Repeating an override has no effect.
 """
@@ -41,16 +41,16 @@ class OverrideRequest:
 
 
 def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
-    """Withdraws all champions since `version`, so that `version` serves again.
+    """Withdraws all champions that came after `request.version`, so that this version serves again.
 
     If the request names no version, the previous champion serves again.
 
     Returns:
-        The record; None if nothing changes. Nothing changes if `version` already serves, or if the request
-        names no version and the run date already has a rollback.
+        The recorded override; None if nothing changes. Nothing changes if `request.version` already serves,
+        or if the request names no version and the run date already has a rollback.
 
     Raises:
-        DataError: there is no earlier champion, or `version` has never been champion.
+        DataError: there is no earlier champion, or `request.version` has never been champion.
     """
     state = champion_state_as_of(lake, name, request.run_date)
     current = state.champion
@@ -66,8 +66,8 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
         target = next((version for version in reversed(served) if version != current), None)
         if target is None:
             raise DataError(
-                f"champion {current} is the first champion of {name} in force: there is no earlier one",
-                "train another one (train_model, evaluate_model), or pin a version with --pin",
+                f"{name} has no earlier champion that could serve again instead of {current}",
+                "train another model (train_model, evaluate_model), or pin a version with --pin",
             )
     else:
         target = _full_version(request.version, served, f"champions up to {request.run_date}")
@@ -81,10 +81,10 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
 def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
     """Makes a version champion until the pin is released, whatever the gate decides.
 
-    If the version was withdrawn, this ends the withdrawal.
+    If a rollback had withdrawn the version, the pin ends the withdrawal.
 
     Returns:
-        The record; None if the version is already pinned.
+        The recorded override; None if the version is already pinned.
 
     Raises:
         DataError: the version does not exist.
@@ -97,7 +97,7 @@ def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
 
 
 def release(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
-    """Ends a pin. Returns the record, or None if nothing is pinned.
+    """Ends a pin. Returns the recorded override, or None if no version is pinned.
 
     The pinned version serves until a challenger is promoted.
     """
@@ -115,7 +115,9 @@ def _record(
 ) -> Override:
     """Adds an override to its run date, and updates the aliases of the tracking server."""
     if not request.why.strip():
-        raise ConfigError(f"a {action} needs a reason", "give it with --why, for people who read the history")
+        raise ConfigError(
+            f"a {action} needs a reason", "give the reason with --why, for people who read the history"
+        )
     override = Override(
         request.run_date, action, champion, request.by, request.why, file_io.utc_now(), withdrawn
     )
@@ -150,6 +152,8 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
         problem = f"{prefix!r} may be any of {matches}" if matches else f"{prefix!r} is none of the {what}"
         listed = ", ".join(dict.fromkeys(candidates)) or "none"
         raise DataError(
-            problem, f"name one of these, or at least its first {_MIN_PREFIX_LENGTH} characters: {listed}"
+            problem,
+            "write one of these versions, or enough of its first characters (at least "
+            f"{_MIN_PREFIX_LENGTH}): {listed}",
         )
     return matches[0]

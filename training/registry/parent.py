@@ -1,8 +1,9 @@
 """Decides from which model a training starts, and on which days it trains.
 
-If embeddings were trained on the same rows twice, they would overfit, and the model would get worse with
-every run. A warm-started training therefore uses only those days of its train split on which none of its
-ancestors was trained.
+A warm-started training starts from the weights of an earlier model, its parent. The parent and the parent's
+own ancestors are the ancestors of the new model. If embeddings were trained on the same rows twice, they
+would overfit, and the model would get worse with every run. A warm-started training therefore uses only those
+days of its train split on which none of its ancestors was trained.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ log = logging.getLogger("nightrank.training")
 
 @dataclass(frozen=True)
 class Parent:
-    """A model from which a training starts. `trained_days` are its train days and those of its ancestors."""
+    """A model from whose weights a training starts.
+
+    Attributes:
+        version: the version of this model.
+        trained_days: the days on which this model or one of its ancestors was trained.
+    """
 
     version: str
     trained_days: frozenset[str]
@@ -35,7 +41,7 @@ class Parent:
 def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     """Returns the champion before the run date if this training can start from it, else None.
 
-    If it returns None, it logs the reason.
+    If this function returns None, it logs the reason.
 
     Raises:
         DataError: `train.retrain.start` is `warm`, but the training cannot start from the champion.
@@ -59,8 +65,9 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     log.info("starting from champion %s", champion)
     for day in skipped_days(config, parent, train_days(dataset)):
         log.warning(
-            "%s lies between the last day that champion %s learned from and this training's window: no model "
-            "learns from it; give split.train_days as many days as lie between two trainings",
+            "%s lies between the last day that champion %s learned from and this training's window, so no "
+            "model is trained on this day; set split.train_days to at least the number of days between two "
+            "trainings",
             day,
             champion,
         )
@@ -70,9 +77,11 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
 def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
     """Returns why `train.retrain` requires a fresh training with newly fitted vocabularies, or None.
 
-    The result depends only on the configuration and on runs before the run date, so build_features and
-    train_model get the same result, also in a rerun. The period starts at the last fresh training, even if
-    that model was not promoted. In this case, the runs until the next fresh training start from the champion.
+    A fresh training starts from random weights. The result depends only on the configuration and on runs
+    before the run date, so build_features and train_model get the same result, also in a rerun.
+
+    The period `train.retrain.fresh_every_days` starts at the last fresh training, even if the model of that
+    training was not promoted. In this case, the runs until the next fresh training start from the champion.
     """
     retrain = config.train.retrain
     if retrain.start == "fresh":
@@ -84,7 +93,7 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
         if earliest < day < run_date and _was_fresh(lake, config.name, day):
             return None
     days = retrain.fresh_every_days
-    return f"the last fresh training is train.retrain.fresh_every_days={days} or more days back"
+    return f"the last fresh training was train.retrain.fresh_every_days={days} or more days ago"
 
 
 def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
@@ -99,19 +108,19 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     # Settings that did not exist when the champion was trained get their defaults.
     champions = ModelConfig(**description["model"]).model_dump(mode="json")
     if champions != configured:
-        return f"its architecture is {champions}, the configuration's {configured}"
+        return f"its section model is {champions}, but that of the configuration is {configured}"
     if description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
         theirs, ours = description["workflow_version"], dataset.workflow_version
-        return f"ids of its workflow {theirs} mean other values in {ours}"
+        return f"it was trained on ids of workflow {theirs}, which stand for other values in workflow {ours}"
     if parent.trained_days >= set(train_days(dataset)):
-        return "it has trained on all these days already"
+        return "it has already been trained on all train days of this dataset"
     return None
 
 
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
-    """Returns the days between the parent's last train day and the first of `days`, this training's days.
+    """Returns the days between the parent's last train day and the first of `days`, the new train days.
 
-    There are such days if the train window has moved by more days than its length.
+    There are such days if more days lie between two trainings than the train split has.
     """
     if config.split.by != "day" or not parent.trained_days or not days:
         return []

@@ -1,11 +1,14 @@
-"""The retriever: a model that selects candidates. It is trained like the ranker, on the same features.
+"""The retriever: a model that selects candidates. It is trained like the ranker, the model that scores them.
 
     models/<name>-retriever/<version>/            its files, as for every model
     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date
 
-The gate does not check the retriever. Its quality is measured as the recall of the candidates, which
-measure_recommendations reports. The retriever in use is the newest one with the workflow version of the
-ranker. If the ranker keeps an older workflow version, the retriever of that version is used.
+Both models are trained on the same features. The gate, which decides whether a new ranker replaces the
+champion, does not check the retriever. The retriever's quality is measured as the recall of the candidates,
+which measure_recommendations reports.
+
+The retriever in use is the newest one that was trained on features of the ranker's workflow version. If the
+ranker keeps an older workflow version, the newest retriever of that workflow version is used.
 """
 
 from __future__ import annotations
@@ -40,10 +43,10 @@ def retriever_config(config: Config) -> Config:
 
 
 def retriever_as_of(lake: Lake, config: Config, run_date: str, workflow_version: str) -> str:
-    """Returns the newest version for features of this workflow version, up to a run date.
+    """Returns the newest retriever version, up to a run date, that was trained on this workflow version.
 
     Raises:
-        DataError: there is no such version.
+        DataError: no retriever was trained on features of this workflow version up to the run date.
     """
     name = retriever_name(config)
     for date in reversed(dates_of(lake, name, RUNS)):

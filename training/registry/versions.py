@@ -66,8 +66,9 @@ class ChampionDecision:
         promoted: whether the challenger became champion.
         champion_after: the champion when the run ended.
         reason: one sentence that explains the decision.
-        metrics: the main metrics of both models.
-        intervals: metric -> difference, low, high, confidence, replicates; empty for the first model.
+        metrics: the main metrics of challenger and champion.
+        intervals: maps each metric to the confidence interval of the difference between the two models: the
+            values difference, low, high, confidence and replicates. Empty for the first model.
         checks: all checks of the gate, the worst first.
         lineage: the challenger's parent, data manifest, workflow, configuration and code, each as a version
             or digest.

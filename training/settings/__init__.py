@@ -1,15 +1,15 @@
 """The settings of the architectures, in modules that do not import torch.
 
-Every job checks these settings first, also jobs that do not need torch.
+Every job first checks the settings of the model, also a job that does not need torch.
 
-`training/settings/<name>.py` has the settings of `training/models/<name>.py`. It contains
+`training/settings/<name>.py` defines the settings of `training/models/<name>.py`. It contains
 
-    class Settings(Strict)                                  all keys of its YAML, except those of ModelConfig
-    check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit
-    the features
+    class Settings(Strict)                                  the keys of this architecture in a model's YAML
+    check(settings: Settings, features: Features) -> None   optional: raises ConfigError if the settings do
+                                                            not fit the features
 
 `architectures.py` lists these modules. An architecture may also define its Settings in its own module in
-training/models, without a file in this folder. In this case, the check imports torch.
+training/models, without a file in this folder. In this case, checking the settings imports torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_settings(config: ModelConfig) -> Strict:
         config.model_dump(),
         f"architecture {architecture}: ",
         f"its settings are {sorted(settings.model_fields)}; "
-        "correct these keys in the model's file or in --set",
+        "correct these keys in the model's configuration file or in --set",
         ("model",),
     )
 
@@ -70,7 +70,8 @@ def check_model(config: ModelConfig, features: Features) -> None:
     """Checks a model's settings against the names of its features, before any features are on disk.
 
     Raises:
-        ConfigError: the errors of `complete`, or the settings do not fit the features.
+        ConfigError: the architecture or its settings are not valid (see `complete`), or the settings do not
+            fit the features.
     """
     settings = read_settings(config)
     require_lists(config.multi_hot, features.lists)
@@ -85,7 +86,7 @@ def _module(architecture: str) -> ModuleType:
     if architecture not in known:
         raise ConfigError(
             f"model.architecture={architecture!r} does not exist; known: {known}",
-            "name one of these, or add a module of that name to training/models",
+            f"set model.architecture to one of these, or add the module training/models/{architecture}.py",
         )
     without_torch = f"{__name__}.{architecture}"
     return import_module(without_torch if find_spec(without_torch) else f"{_MODELS}.{architecture}")

@@ -21,7 +21,7 @@ def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
         if name != "architecture"
     }
     only: Any = Literal[architecture]
-    named = Field(description=f"`{architecture}`: training/models/{architecture}.py.")
+    named = Field(description=f"`{architecture}` selects the model in training/models/{architecture}.py.")
     return create_model(
         f"{''.join(part.capitalize() for part in architecture.split('_'))}Model",
         __base__=settings,

@@ -16,23 +16,26 @@ class Settings(Strict):
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     bottom_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the layers over the dense features, in order. Empty: x_0 holds the dense "
-        "features unchanged.",
+        description="Widths of the layers of an MLP over the dense features, in order. If the list is empty, "
+        "x_0 contains the dense features unchanged.",
     )
     cross_layers: PositiveInt = Field(default=3, description="Number of cross layers.")
     cross_rank: PositiveInt | None = Field(
-        default=None, description="Rank of the weights of a cross layer. Null: full rank."
+        default=None,
+        description="Rank of the weight matrix of a cross layer. Null means that the matrix has full rank.",
     )
     structure: Literal["stacked", "parallel"] = Field(
         default="stacked",
-        description="`stacked`: the MLP `deep` reads the output of the last cross layer. `parallel`: it "
-        "reads x_0, and the outputs of both parts enter the logit. Figure 1 of the paper shows "
-        "both.",
+        description="Input of the MLP `deep`. With `stacked`, it is the output of the last cross layer. With "
+        "`parallel`, it is x_0, and the logit is computed from the output of the last cross layer and the "
+        "output of the MLP. Figure 1 of the paper shows both structures.",
     )
     deep: HiddenWidths = Field(
         default=[64, 32],
-        description="Widths of the hidden layers of the MLP, in order. The layer to one logit is added.",
+        description="Widths of the hidden layers of the MLP, in order. The last layer, whose only output is "
+        "the logit, is not listed.",
     )
     dropout: DropShare = Field(
-        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+        default=0.0,
+        description="Dropout rate: the share of the outputs of hidden layers that is set to 0 in training.",
     )

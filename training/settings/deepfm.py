@@ -14,8 +14,10 @@ class Settings(Strict):
     embedding_dim: PositiveInt = Field(default=10, description="Width of an embedding vector.")
     deep: HiddenWidths = Field(
         default=[400, 400, 400],
-        description="Widths of the hidden layers of the MLP, in order. The layer to one logit is added.",
+        description="Widths of the hidden layers of the MLP, in order. The last layer, whose only output is "
+        "the logit, is not listed.",
     )
     dropout: DropShare = Field(
-        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+        default=0.0,
+        description="Dropout rate: the share of the outputs of hidden layers that is set to 0 in training.",
     )

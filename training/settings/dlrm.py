@@ -10,18 +10,18 @@ from training.settings.field_types import Features
 
 
 class Settings(Strict):
-    """DLRM: dot products of pairs of embeddings and the vector of dense features (Naumov et al. 2019)."""
+    """DLRM: an MLP over the dot products of all pairs of feature vectors (Naumov et al. 2019)."""
 
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     bottom_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the layers over the dense features, in order. The last one must be "
-        "`embedding_dim`. Empty: only for models without dense features.",
+        description="Widths of the layers of the MLP over the dense features, in order. The last width must "
+        "be `embedding_dim`. The list may be empty only if the model has no dense features.",
     )
     top_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the hidden layers over the dot products, in order. The layer to one logit is "
-        "added.",
+        description="Widths of the hidden layers of the MLP over the dot products, in order. The last layer, "
+        "whose only output is the logit, is not listed.",
     )
 
 
@@ -31,11 +31,11 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_bottom(settings: Settings, num_dense: int) -> None:
-    """Raises ConfigError unless the last width of the bottom MLP is embedding_dim."""
+    """Raises ConfigError if there are dense features and the bottom MLP's last width is not embedding_dim."""
     bottom, dim = settings.bottom_mlp, settings.embedding_dim
     if num_dense and (not bottom or bottom[-1] != dim):
         raise ConfigError(
             f"model.bottom_mlp={bottom} must end in embedding_dim={dim}: "
-            "dot products need vectors of one width",
-            "set the last number of bottom_mlp to embedding_dim",
+            "dot products need vectors of equal width",
+            f"set the last number of model.bottom_mlp to {dim}",
         )

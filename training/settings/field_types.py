@@ -19,8 +19,8 @@ class Features:
     """The names of a model's features.
 
     Attributes:
-        dense, ids, lists: features that are numbers, single ids, and lists of ids.
-        pairs: features of scope `pair`, of any kind.
+        dense, ids, lists: the features whose values are numbers, single ids, and lists of ids.
+        pairs: the features of scope `pair`, of any kind. They may differ for every pair of user and item.
     """
 
     dense: Sequence[str] = ()

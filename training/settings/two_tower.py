@@ -15,22 +15,23 @@ class Settings(Strict):
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     user_tower: HiddenWidths = Field(
         default=[64],
-        description="Widths of the hidden layers over the user features, in order. The layer to "
-        "`output_dim` is added.",
+        description="Widths of the hidden layers over the features of user and context, in order. The last "
+        "layer, of width `output_dim`, is not listed.",
     )
     item_tower: HiddenWidths = Field(
         default=[64],
-        description="Widths of the hidden layers over the item features, in order. The layer to "
-        "`output_dim` is added.",
+        description="Widths of the hidden layers over the item features, in order. The last layer, of width "
+        "`output_dim`, is not listed.",
     )
     output_dim: PositiveInt = Field(default=32, description="Width of a user vector and of an item vector.")
     dropout: DropShare = Field(
-        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+        default=0.0,
+        description="Dropout rate: the share of the outputs of hidden layers that is set to 0 in training.",
     )
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless every feature belongs to a tower."""
+    """Raises ConfigError unless every feature belongs to the user tower or to the item tower."""
     require_sides(len(features.pairs))
 
 
@@ -38,6 +39,9 @@ def require_sides(num_pairs: int) -> None:
     """Raises ConfigError if any features belong to neither tower."""
     if num_pairs:
         raise ConfigError(
-            f"architecture two_tower has no place for features of scope pair; there are {num_pairs}",
-            "give each feature a scope under `scopes`, or leave it out of `features`",
+            "architecture two_tower cannot use features that may differ for every pair of user and item; "
+            f"the model has {num_pairs} such feature(s), in none of scopes.user, scopes.item and "
+            "scopes.context",
+            "add each of these features to scopes.user, scopes.item or scopes.context if it depends only on "
+            "that; otherwise remove it from `features`",
         )

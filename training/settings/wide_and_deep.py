@@ -13,53 +13,60 @@ from training.settings.ftrl import FtrlSettings
 
 
 class Crosses(Strict):
-    """The products of every feature of `left` with every feature of `right`, for the wide part.
+    """Crosses every feature of `left` with every feature of `right`, for the wide part.
 
-    The weight of a pair of ids is found by a hash of both ids, so that an id keeps its weights when its
-    vocabulary grows.
+    A cross of two features has a weight for each pair of their ids. A hash of both ids selects the weight, so
+    that a pair of ids keeps its weight when vocabularies grow.
     """
 
     left: Names = Field(
-        description="Features of one id each, by name. Ranges such as `C{1..3}` are expanded."
+        description="Names of features with one id per row. `C{1..3}` stands for `C1`, `C2` and `C3`."
     )
     right: Names = Field(
-        description="Features of one id each, by name. Ranges such as `C{1..3}` are expanded."
+        description="Names of features with one id per row. `C{1..3}` stands for `C1`, `C2` and `C3`."
     )
-    buckets: PositiveInt = Field(default=2048, description="Number of weights of each product.")
+    buckets: PositiveInt = Field(
+        default=2048,
+        description="Number of weights of each cross. Pairs of ids with equal hashes share a weight.",
+    )
 
 
 class Settings(Strict):
-    """Wide & Deep: a linear model over ids and products of ids, and an MLP (Cheng et al. 2016)."""
+    """Wide & Deep: a linear model over ids and pairs of ids, and an MLP (Cheng et al. 2016)."""
 
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     deep: HiddenWidths = Field(
         default=[1024, 1024, 1024, 1024, 1024],
-        description="Widths of the hidden layers of the deep part, in order. The layer to one logit is "
-        "added.",
+        description="Widths of the hidden layers of the deep part, in order. The last layer, whose only "
+        "output is the logit, is not listed.",
     )
     dropout: DropShare = Field(
-        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+        default=0.0,
+        description="Dropout rate: the share of the outputs of hidden layers that is set to 0 in training.",
     )
     wide_ftrl: FtrlSettings | None = Field(
         default=FtrlSettings(),
-        description="FTRL for the wide part, with learning rates of its own, as in section 3.3 of the "
-        "paper. Null: the optimizers and the learning rates of the section `train`.",
+        description="Settings of FTRL, which trains the wide part with its own learning rate, as in section "
+        "3.3 of the paper. Null means that the optimizers and learning rates of the section `train` train "
+        "it.",
     )
     crosses: list[Crosses] = Field(
-        default=[], description="Products of features in the wide part. Empty: none."
+        default=[],
+        description="Features to cross in the wide part, which then has a weight for each pair of their ids.",
     )
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless all products are of features with one id."""
+    """Raises ConfigError if `crosses` names anything but features with one id per row."""
     require_known(settings.crosses, features.ids)
 
 
 def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
-    """Raises ConfigError if a product names something that is not a feature with one id."""
+    """Raises ConfigError if `crosses` names anything but the features `single`, which have one id per row."""
     unknown = sorted({name for cross in crosses for name in (*cross.left, *cross.right)} - set(single))
     if unknown:
         raise ConfigError(
-            f"model.crosses names {unknown}; the features of one id are {list(single)}",
-            "name some of these, or leave out the crosses",
+            f"model.crosses names {unknown}, but only features with one id per row can be crossed: "
+            f"{list(single)}",
+            "use only these names in model.crosses, or remove model.crosses",
         )

@@ -1,4 +1,4 @@
-"""The lines of impressions, block by block. They depend only on configuration, date and file number."""
+"""Generates the lines of impressions in blocks. They depend only on configuration, date and file number."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _BLOCK_ROWS = 32_768  # rows that are drawn at once. It bounds memory, and the b
 def impression_blocks(
     layout: ImpressionLayout,
 ) -> Callable[[Generate, date, int], Iterator[tuple[bytes, Summary]]]:
-    """(configuration, day, file) → (lines, counts) of each block.
+    """Returns a function that yields the lines and the summary of each block of a file.
 
-    The first block begins with the header, if any.
+    The function's arguments are the configuration, the day and the number of the file. The first block begins
+    with the header, if the layout has one.
     """
 
     def blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
@@ -43,21 +44,27 @@ def impression_blocks(
 
 
 def impression_facts(layout: ImpressionLayout) -> Callable[[Generate, date, Summary], dict[str, Any]]:
-    """(configuration, day, counts) → the facts of the day's manifest."""
+    """Returns a function that computes the facts of a day's manifest.
+
+    The function's arguments are the configuration, the day and the summary of all rows of the day.
+    """
     return lambda config, day, summary: facts_of(layout, world_of_day(config, day), summary)
 
 
 def part_of_file(config: Generate, number: int, file: int) -> tuple[int, int]:
-    """(start, end) of a file's part of `number` items of a day."""
+    """Returns (start, end): the range of a day's `number` rows or displays that a file contains."""
     return number * file // config.files_per_day, number * (file + 1) // config.files_per_day
 
 
 def midnight(day: date) -> int:
-    """The start of a day in seconds since 1970 UTC."""
+    """Returns the start of a day in seconds since 1970 UTC."""
     return int(datetime.combine(day, time(), UTC).timestamp())
 
 
 def generators(config: Generate, day: date, file: int, block: int) -> list[np.random.Generator]:
-    """Independent generators for rows and for damage. More damage does not change the other rows."""
+    """Returns two independent random generators for a block: one draws the rows, one draws their damage.
+
+    So a higher share of malformed rows does not change the other rows.
+    """
     seeds = np.random.SeedSequence([config.seed, day.toordinal(), file, block]).spawn(2)
     return [np.random.default_rng(seed) for seed in seeds]

@@ -1,11 +1,14 @@
-"""The click probability. It is a function of only the written columns of a row and of its day.
+"""Computes the click probability of a row, which depends only on the row's written columns and on its day.
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
-An empty field has its own row or column in a taste, and adds nothing in the other sums. The logit is
-rounded to 1/256, so there are 4096 possible probabilities, and the exact AUC of a day can be computed from
-their counts. A ranking by this probability has the best possible AUC, because the columns contain no other
-information about the label.
+The first sum is over the pairs of columns in INTERACTIONS; a taste is a table with a logit for each pair of
+categories. The second sum is over LEVEL_SLOPES, where a level is scaled to [-0.5, 0.5]. The third sum is over
+LOG_SLOPES. An empty field has its own row or column in a taste, and adds 0 to the other sums.
+
+The logit is rounded to 1/256, so there are 4096 possible probabilities. The exact AUC of a day can be
+computed from the number of rows with each of these probabilities. A ranking by click probability has the best
+possible AUC, because the columns contain no other information about the label.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from etl.synthetic.clicks.columns import BY_NAME, MISSING
 from etl.synthetic.clicks.draws import drifting_normals
 
-# Column name → (rows,) values, MISSING for an empty field.
+# Maps each column name to (rows,) values. An empty field is MISSING.
 Values = Mapping[str, NDArray[np.int64]]
 
 STEPS = 4096
@@ -32,9 +35,11 @@ _MISSING_TASTE = 0.3  # the effect of an empty field, relative to the taste's st
 
 @dataclass(frozen=True)
 class Interaction:
-    """A taste: what a pair of categories adds to the logit in addition to the effects of either.
+    """A taste: a table with the number that each pair of categories of two columns adds to the logit.
 
-    `strength` is the standard deviation over all pairs.
+    Attributes:
+        left, right: the names of the two columns.
+        strength: standard deviation of these numbers over all pairs.
     """
 
     left: str
@@ -43,7 +48,7 @@ class Interaction:
 
     @property
     def name(self) -> str:
-        """`left/right`."""
+        """The name of the taste: `left/right`."""
         return f"{self.left}/{self.right}"
 
 
@@ -55,8 +60,8 @@ INTERACTIONS = (
     Interaction("user_style", "item_colour", 0.3),
     Interaction("device", "item_seller", 0.25),
 )
-# Category → difference in logit between its last level and its first. It is linear, and 0 on average over the
-# levels.
+# Maps a category column to the difference in logit between its last level and its first. The effect is
+# linear, and 0 on average over the levels.
 LEVEL_SLOPES = {
     "item_popularity": 1.6,
     "user_plan": 0.8,
@@ -64,7 +69,7 @@ LEVEL_SLOPES = {
     "placement": -0.9,
     "referrer": 0.6,
 }
-# Integer → (logit per factor of e, centre of log(1 + value)).
+# Maps an integer column to (slope: logit per factor of e, centre of log(1 + value)).
 LOG_SLOPES = {
     "item_reviews": (0.1, 3.0),
     "item_rating_tenths": (0.6, 3.7),
@@ -72,8 +77,8 @@ LOG_SLOPES = {
     "page_position": (-0.2, 2.0),
 }
 
-# Interaction → logits (levels of left + 1, levels of right + 1). The last row and column are for an empty
-# field.
+# Maps the name of an interaction to logits (levels of left + 1, levels of right + 1). The last row and column
+# are for an empty field.
 Tastes = Mapping[str, NDArray[np.float64]]
 
 
@@ -88,7 +93,7 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
     drawn = drifting_normals(seed, f"taste/{interaction.name}", index, day, _TASTE_PERIOD_DAYS)
     taste = drawn.reshape(rows, columns)
     inner = taste[:-1, :-1]
-    # Neither side has an effect of its own, so that a linear model cannot learn the taste.
+    # All rows and columns have the mean 0, so that a linear model cannot learn the taste.
     inner -= inner.mean(axis=1, keepdims=True)
     inner -= inner.mean(axis=0, keepdims=True)
     inner /= inner.std()
@@ -98,7 +103,7 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
 
 
 def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
-    """(rows,) the index of each row's click probability among STEPS, from its written columns."""
+    """Returns (rows,) the step of each row: the index of its click probability among STEPS probabilities."""
     rows = len(values["item_popularity"])
     logit = np.full(rows, _OFFSET)
     for taste in INTERACTIONS:  # the index MISSING, -1, is the last row or column
@@ -114,18 +119,18 @@ def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
 
 
 def probability_of(steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(rows,) the click probability of each step."""
+    """Returns (rows,) the click probability of each step."""
     return 1.0 / (1.0 + np.exp(-(_LOWEST_LOGIT + steps / _STEPS_PER_LOGIT)))
 
 
 def auc_of_counts(counts: NDArray[np.int64]) -> float | None:
-    """Exact AUC with averaged ties. None if one class is empty.
+    """Returns the exact AUC of the click probability; None if no row or every row is clicked.
 
     AUC is the probability that a clicked row has a higher score than an unclicked one (Hanley and McNeil
-    1982).
+    1982). Rows with equal scores count half.
 
     Args:
-        counts: (2, STEPS) rows by label and step.
+        counts: (2, STEPS) counts[l, s] is the number of rows with label l and step s of the probability.
     """
     negatives, positives = counts
     if not negatives.sum() or not positives.sum():

@@ -1,4 +1,4 @@
-"""The columns of the generated log: names, side, kind and levels. etl.synthetic explains them."""
+"""The columns of the generated log. The docstring of etl.synthetic explains each column."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Column:
     Attributes:
         criteo: its name in the criteo layout.
         name: its name in the named layout.
-        side: whether it belongs to user, item or context.
+        side: what the column describes: the user, the item, or the context of the impression.
         kind: `key` (an id), `category` (a code in [0, levels)) or `integer` (0 or more).
-        levels: number of values of a category, 0 for other kinds.
+        levels: number of values of a category; 0 for other kinds.
     """
 
     criteo: str

@@ -1,7 +1,8 @@
-"""Damages a share of the rows, each in one way, and converts rows to lines.
+"""Converts rows to lines, and makes some of the rows malformed on purpose, to test the quarantine.
 
-Each kind of damage is a reason for quarantining a row: `field_count` (one field too few or too many),
-`integer:<column>`, `label:<column>` (neither 0 nor 1) and `missing_key:<column>` (an empty id).
+Each damaged row has one kind of damage, with the name of the reason for which the row is quarantined:
+`field_count` (one field too few or too many), `integer:<column>` (not an integer), `label:<column>` (neither
+0 nor 1) or `missing_key:<column>` (an empty id).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _KINDS = 4
 
 
 def reasons_of(layout: Layout) -> list[str]:
-    """The kinds of damage of a layout's rows. A row's damage is an index in this list."""
+    """Returns the kinds of damage that rows of a layout can have, as reasons for quarantining a row."""
     columns = list(zip(layout.columns, layout.feature_names, strict=True))
     integers = [f"integer:{name}" for column, name in columns if column.kind == "integer"]
     keys = [f"missing_key:{name}" for column, name in columns if column.kind == "key"]
@@ -29,9 +30,10 @@ def reasons_of(layout: Layout) -> list[str]:
 
 
 def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: float) -> Ints:
-    """(rows,) the damage of each row: an index in `reasons_of`, or WHOLE.
+    """Returns (rows,) the damage of each row: an index in `reasons_of(layout)`, or WHOLE if it has none.
 
-    The four kinds are equally likely.
+    A row is damaged with the probability `share`. Then field_count, label, integer and missing_key are
+    equally likely.
     """
     reasons = reasons_of(layout)
     kinds = [reason.split(":")[0] for reason in reasons]
@@ -41,12 +43,12 @@ def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: floa
 
 
 def lines(layout: Layout, texts: list[pa.StringArray], damage: Ints) -> bytes:
-    """The rows as lines of text, with their damage.
+    """Returns the rows as lines of text. Rows that were chosen for damage are malformed.
 
     Args:
-        layout: of the rows.
+        layout: the layout of the rows.
         texts: one array per written column. Null is written as an empty field.
-        damage: (rows,) of `draw_damage`.
+        damage: (rows,) the damage of each row, as `draw_damage` returns it.
     """
     columns = list(texts)
     for index, reason in enumerate(reasons_of(layout)):

@@ -25,13 +25,13 @@ _MAX_POSITION = 20
 
 @dataclass(frozen=True)
 class Impressions:
-    """Rows in time order.
+    """Impressions in the order of time, one per row.
 
     Attributes:
-        values: column → (rows,) values, MISSING for a lost field.
+        values: maps each column to its (rows,) values. An empty field is MISSING.
         seconds: (rows,) seconds since midnight UTC.
-        labels: (rows,) 0 or 1.
-        steps: (rows,) of `click_steps`.
+        labels: (rows,) 1 for a click, otherwise 0.
+        steps: (rows,) the step of the click probability, as `click_steps` returns it.
     """
 
     values: dict[str, Ints]
@@ -50,11 +50,11 @@ def draw_impressions(
 
     Args:
         world: users, items and tastes of the day.
-        rng: generator of the block.
+        rng: random generator for the rows of the block.
         rows: number of impressions.
-        window: two quantiles of the day's traffic, between which the impressions are.
-        missing_share: probability that a field is lost. Keys are never lost. Lost fields do not influence the
-            click.
+        window: two quantiles of the day's traffic. All impressions lie between them.
+        missing_share: probability that a field is left empty. Keys are never empty. The click depends on the
+            row as it is written, so a value that is left out does not influence the click.
     """
     low, high = window
     quantiles = np.sort(low + (high - low) * rng.random(rows))
@@ -73,7 +73,7 @@ def draw_impressions(
 
 
 def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
-    """(R,) quantiles of the day's traffic, in [0, 1) → seconds since midnight.
+    """Converts (R,) quantiles of the day's traffic, in [0, 1), to seconds since midnight.
 
     Evenings have more traffic than nights.
     """
@@ -86,11 +86,11 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
 
 
 def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
-    """(rows,) the item that is shown in each impression.
+    """Returns (rows,) the item that is shown in each impression.
 
-    _CHOICES items are drawn: first a category by the taste of the user's segment, then an item by popularity.
-    A softmax over the user's other tastes draws one of them (Gumbel-max: the argmax of weight + noise is a
-    softmax draw).
+    For each impression, _CHOICES items are drawn: first a category by the taste of the user's segment, then
+    an item by popularity. Of these items, one is drawn with the probabilities of a softmax over the user's
+    other tastes (Gumbel-max: the argmax of weight + noise is a softmax draw).
     """
     shape = (len(users), _CHOICES)
     segments = world.users["user_segment"][users]

@@ -1,8 +1,8 @@
 """The layouts of rows: Criteo's TSV without header, or CSV with named columns. Both have the same rows.
 
-In the criteo layout, categories and keys are 8 hex digits: the code times an odd number that differs by
-column. An odd multiplier is a bijection of 32 bits. So the values of a column have different tokens, which
-can be decoded.
+In the criteo layout, categories and keys are written as 8 hex digits (a token): the code times an odd number
+modulo 2**32. Each column has a different odd number. Multiplication by an odd number is a bijection of 32-bit
+numbers, so different codes of a column have different tokens, and tokens can be decoded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Layout:
     Attributes:
         names: written columns in order, the label first.
         separator: one ASCII character.
-        format: the `log.format` to read it with, which is also the suffix of the files.
-        has_header: whether files begin with a line of the names.
+        format: the value of `log.format` with which the files can be read. It is also the files' suffix.
+        has_header: whether each file begins with a line that contains the names.
         columns: all columns except label and time.
         feature_names: the names of `columns` in this layout, in their order.
     """
@@ -57,7 +57,7 @@ class ImpressionLayout(Layout):
 
     Attributes:
         has_time: whether `event_time` is a column.
-        token: (column, its values) → texts; null for an empty field.
+        token: function that converts the values of a column to texts. Null stands for an empty field.
     """
 
     has_time: bool
@@ -80,7 +80,7 @@ def hex_multiplier(column: str) -> int:
 
 
 def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
-    """(n,) 8 hex digits per code.
+    """Returns (n,) texts of 8 hex digits, one per code.
 
     Codes are taken modulo 2**32. The token of a small code is never all zeros.
     """
@@ -91,7 +91,7 @@ def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
 
 
 def value_name(column: Column, code: int) -> str:
-    """The named layout's text of a category: `segment_3` in user_segment."""
+    """Returns the text of a category in the named layout, such as `segment_3` for code 3 of user_segment."""
     return f"{column.name.removeprefix('user_').removeprefix('item_')}_{code}"
 
 
@@ -112,7 +112,7 @@ def _named_token(column: Column, values: Ints) -> pa.StringArray:
 
 
 def number_texts(values: Ints) -> pa.StringArray:
-    """(n,) decimal numbers; null for MISSING."""
+    """Returns (n,) texts of decimal numbers; null for MISSING."""
     return pa.array(values, mask=values == MISSING).cast(pa.string())
 
 

@@ -1,4 +1,7 @@
-"""Counts of generated rows. Each block is counted where it is drawn, and the counts of a day are added."""
+"""Counts generated rows.
+
+The worker that draws a block also counts its rows. Then the counts of a day are added.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,19 @@ from etl.synthetic.clicks.world import World
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All except `rows` and `malformed` count only undamaged rows.
+    """Counts of some generated rows. The counts of different rows can be added.
+
+    The generator makes some rows malformed on purpose (damage.py); all other rows are valid. `missing`,
+    `outcomes` and `seen` include only valid rows.
 
     Attributes:
         rows: number of rows.
-        malformed: rows by reason, in the order of `damage.reasons_of`.
-        missing: empty fields by column, in the order of FEATURES.
-        outcomes: (2, STEPS) rows by label and step of the click probability.
-        seen: key → one bit (packed) per user or item of the day: whether it has a row.
+        malformed: number of malformed rows for each reason, in the order of `damage.reasons_of`.
+        missing: number of empty fields in each column, in the order of FEATURES.
+        outcomes: (2, STEPS) outcomes[l, s] is the number of rows with label l and step s of the click
+            probability.
+        seen: maps user_id and item_id to packed bits, one bit per user or item of the day. A bit is 1 if the
+            user or item has a row.
     """
 
     rows: int
@@ -65,11 +73,11 @@ def summarise(layout: Layout, world: World, impressions: Impressions, damage: ND
 
 
 def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
-    """The facts of a day's manifest.
+    """Returns the facts of a day's manifest.
 
-    `best_auc` is the AUC of the true click probability against the labels that were drawn from it. Except for
-    chance, no function of the written columns has a better one. `cold_users` and `cold_items` are those that
-    are new on the day.
+    `best_auc` is the AUC of the click probability from which the labels were drawn. Except by chance, no
+    function of the written columns has a higher AUC. `cold_users` and `cold_items` are the numbers of users
+    and items in the log that are new on the day.
     """
     users, items = (np.unpackbits(summary.seen[key]) for key in ("user_id", "item_id"))
     malformed = dict(zip(reasons_of(layout), summary.malformed.tolist(), strict=True))

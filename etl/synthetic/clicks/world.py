@@ -1,7 +1,7 @@
-"""The world of one day: its users, items and tastes. It depends only on (seed, sizes, date).
+"""Draws the users, items and tastes of one day. They depend only on the seed, the sizes and the date.
 
-Ids are consecutive numbers, and the ids of a day are a window of them. Each day, a share `cold_share` of the
-ids is new, and as many are removed. So a day does not depend on the first day of the log.
+The ids of a day are a range of consecutive numbers. Each day, a share `cold_share` of the ids is new, and the
+same number of the lowest ids is removed. So the ids of a day do not depend on the first day of the log.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SKEW = 1.2  # lower codes of a category are more frequent
 
 @dataclass(frozen=True)
 class World:
-    """One day.
+    """The users, items and tastes of one day.
 
     Attributes:
         day: the date as the proleptic Gregorian ordinal.
-        tastes: of `tastes_of_day`.
-        users: column → value per user.
-        items: column → value per item.
-        user_edges: cumulated activity of users; the last is 1.
+        tastes: the numbers that pairs of categories add to the logit of a click (`tastes_of_day`).
+        users: maps each column to its values, one per user.
+        items: maps each column to its values, one per item.
+        user_edges: (users,) cumulated probability of each user to be drawn for an impression; the last is 1.
         category_edges: (segments, categories) cumulated probability that a user of a segment sees a category.
         items_by_category: indices in `items`, sorted by category.
-        item_edges: cumulated popularity in that order.
+        item_edges: cumulated popularity of the items, in the order of `items_by_category`.
         category_bounds: (categories + 1,) the cumulated popularity at which each category begins.
         new_users: first id of the users that are new on this day.
         new_items: first id of the items that are new on this day.
@@ -59,7 +59,7 @@ class World:
 
 
 def world_of_day(config: Generate, on: date) -> World:
-    """Draws the world of one day."""
+    """Draws the users, items and tastes of one day."""
     day = on.toordinal()
     tastes = tastes_of_day(config.seed, day)
     user_ids, new_users = window_of_day(config.users, config.cold_share, day)
@@ -86,7 +86,10 @@ def world_of_day(config: Generate, on: date) -> World:
 
 
 def window_of_day(size: int, cold_share: float, day: int) -> tuple[Ints, int]:
-    """(the `size` ids of a day, the first id that is new on it). `day` is a proleptic Gregorian ordinal."""
+    """Returns (the `size` ids of a day, the first of these ids that is new on this day).
+
+    `day` is a proleptic Gregorian ordinal.
+    """
     new_per_day = round(size * cold_share)
     start = day * new_per_day
     return np.arange(start, start + size), start + size - new_per_day
@@ -121,9 +124,10 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 
 
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
-    """(popularity, columns) of the items.
+    """Returns (popularity, columns) of the items.
 
-    Popularity is long-tailed: constant quality and buzz that changes by day.
+    Popularity is long-tailed. It is the product of a constant quality and a buzz that changes from day to
+    day.
     """
     quality = normals(seed, "item/quality", ids)
     buzz = drifting_normals(seed, "item/buzz", ids, day, _BUZZ_PERIOD_DAYS)
@@ -149,6 +153,6 @@ def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
 
 
 def _category_chances(tastes: Tastes, category_popularity: Floats) -> Floats:
-    """(segments, categories) unnormalised probability that a user of a segment sees a category."""
+    """Returns (segments, categories) unnormalised probabilities that a user of a segment sees a category."""
     taste = tastes["user_segment/item_category"][:-1, :-1]
     return np.asarray(np.exp(_BROWSING_FOCUS * taste) * category_popularity)

@@ -1,4 +1,4 @@
-"""The columns of the Outbrain-shaped log, under the names of the competition's tables."""
+"""The columns of the log with layout `outbrain`. They have the names of the columns in the competition."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from etl.synthetic.clicks.columns import Column
 from etl.synthetic.clicks.layout import Layout
 
 LABEL = "clicked"
-# A list is ids separated by blanks, the one with the highest confidence first. Times are milliseconds since
-# 1970 UTC.
+# A list consists of ids separated by blanks; the first id has the highest confidence. Times are milliseconds
+# since 1970 UTC.
 COLUMNS = (
     Column("", "display_id", "context", "key"),
     Column("", "uuid", "user", "key"),

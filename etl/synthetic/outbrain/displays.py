@@ -43,7 +43,7 @@ _FRESHNESS = -0.25
 class World:
     """Documents, ads, users and tastes of one day.
 
-    `age` is its number of days after 2026-01-01, at least 0.
+    `age` is the number of days from 2026-01-01 to this day, at least 0.
     """
 
     documents: Documents
@@ -60,13 +60,13 @@ class Displays:
     Attributes:
         display: (R,) index of the row's display in the block.
         size: (D,) number of ads of each display.
-        quantile: (R,) of the day's traffic, in [0, 1).
-        user: (R,) index in the users of the world.
-        document: (R,) index in its documents.
-        ad: (R,) index in its ads.
+        quantile: (R,) the time of the display as a quantile of the day's traffic, in [0, 1).
+        user: (R,) index in the users of the day.
+        document: (R,) index in the documents of the day.
+        ad: (R,) index in the ads of the day.
         appeal: (R,) the logit of the softmax that draws the click.
-        chance: (R,) the probability that the row is the click of its display.
-        clicked: (R,) 0 or 1, with one 1 per display.
+        chance: (R,) the probability that the row's ad is the clicked ad of its display.
+        clicked: (R,) 1 for the clicked ad of each display, otherwise 0.
     """
 
     display: Ints
@@ -81,7 +81,7 @@ class Displays:
 
 
 def draw_world(config: Generate, on: date) -> World:
-    """Draws the world of one day."""
+    """Draws the documents, ads, users and tastes of one day."""
     day = on.toordinal()
     sizes = {
         "topic": (TOPICS, TOPICS),
@@ -104,10 +104,10 @@ def draw_displays(
     """Draws displays of a part of the day's traffic.
 
     Args:
-        world: of the day.
-        rng: generator of the block.
+        world: documents, ads, users and tastes of the day.
+        rng: random generator for the rows of the block.
         displays: number of displays.
-        window: two quantiles of the day's traffic, between which the displays are.
+        window: two quantiles of the day's traffic. All displays lie between them.
     """
     low, high = window
     of_display = np.sort(low + (high - low) * rng.random(displays))
@@ -141,7 +141,10 @@ def _pick(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
 
 
 def _distinct_ads(rng: np.random.Generator, weights: Floats, display: Ints) -> Ints:
-    """(R,) an ad per row by popularity, distinct within a display. There must be MOST_ADS ads or more."""
+    """Draws an ad for each of R rows by popularity. The ads of a display are distinct.
+
+    There must be at least MOST_ADS ads.
+    """
     ad = _pick(rng, weights, len(display))
     while True:
         order = np.lexsort((ad, display))
@@ -165,6 +168,9 @@ def _appeal(world: World, user: Ints, document: Ints, ad: Ints) -> Floats:
 
 
 def likeness(left: Ints, right: Ints) -> Floats:
-    """(R,) cosine of two sets of ids, each (R, most): |both| / √(|left| · |right|)."""
+    """Returns (R,) the cosine of two sets of ids in each row: |both| / √(|left| · |right|).
+
+    Here `both` is the intersection of the sets. `left` and `right` are (R, most) ids, filled up with NONE.
+    """
     both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
     return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))

@@ -1,6 +1,7 @@
-"""Documents, the ads that promote some of them, and users. They depend only on seed, sizes and day.
+"""Draws documents, the ads that promote documents, and users. They depend only on seed, sizes and day.
 
-Each day, a share `cold_share` of the ads and users is new, and as many are removed. Documents stay the same.
+Each day, a share `cold_share` of the ads and users is new, and the same number of old ones is removed.
+Documents stay the same.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class Documents:
     """Columns of N documents.
 
     Attributes:
-        source: (N,) codes.
-        publisher: (N,) codes.
-        published: (N,) days before 2026-01-01, with fractions.
+        source: (N,) code of the document's source.
+        publisher: (N,) code of the document's publisher.
+        published: (N,) number of days from the publication to 2026-01-01, with fractions.
         topics: (N, most) distinct ids, then NONE.
-        categories: (N, most), as `topics`.
-        entities: (N, most), as `topics`.
-        weights: (N,) relative number of reads.
+        categories: (N, most) distinct ids, then NONE.
+        entities: (N, most) distinct ids, then NONE.
+        weights: (N,) relative number of times that the document is read.
     """
 
     source: Ints
@@ -60,7 +61,8 @@ class Documents:
 class Ads:
     """Columns of the ads of a day, (N,) each.
 
-    `document` is the promoted document. `quality` is the constant part of the appeal.
+    `document` is the promoted document. `quality` is the constant term of the ad's appeal, the logit from
+    which clicks are drawn.
     """
 
     number: Ints
@@ -84,7 +86,7 @@ class Users:
 
 
 def draw_documents(config: Generate) -> Documents:
-    """Draws as many documents as there are ads. Each ad promotes one; users read them by popularity."""
+    """Draws as many documents as there are ads. Each ad promotes a document; users read popular ones more."""
     number = np.arange(config.items)
     publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
     part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)
@@ -131,12 +133,15 @@ def draw_users(config: Generate, day: int) -> Users:
 
 
 def _codes(seed: int, stream: str, index: Ints, levels: int) -> Ints:
-    """(n,) codes in [0, levels). Lower ones are more frequent."""
+    """Returns (n,) codes in [0, levels). Lower codes are more frequent."""
     return (uniforms(seed, stream, index) ** _SKEW * levels).astype(np.int64)
 
 
 def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None = None) -> Ints:
-    """(N, most) one to `most` distinct ids per document, then NONE. The first has the highest confidence."""
+    """Returns (N, most): one to `most` distinct ids per document, then NONE.
+
+    The first id of a document has the highest confidence. If `first` is given, it has the first ids.
+    """
     most = _MOST[kind]
     drawn = np.stack(
         [_codes(seed, f"document/{kind}/{index}", number, levels) for index in range(most)], axis=1

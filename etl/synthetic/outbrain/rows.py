@@ -1,4 +1,4 @@
-"""Displays as lines of csv with a header: one row per ad, like the joined tables of the competition."""
+"""Converts displays to lines of csv, one line per ad, like the joined tables of the competition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MILLISECONDS_A_DAY = 86_400_000
 
 
 def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
-    """(lines, counts) of the blocks of one file. The first block begins with the header."""
+    """Yields (lines, summary) of each block of one file. The first block begins with the header."""
     world = draw_world(config, day)
     displays = max(round(config.rows_per_day / MEAN_ADS), config.files_per_day)
     start, end = part_of_file(config, displays, file)
@@ -43,13 +43,13 @@ def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[byt
 
 
 def column_texts(world: World, drawn: Displays, start_ms: int, first_display: int) -> list[pa.StringArray]:
-    """The label and COLUMNS as texts, in order.
+    """Returns the texts of the label and of each column in COLUMNS, in order.
 
     Args:
-        world: of the day.
-        drawn: displays of a block.
-        start_ms: the day's start, milliseconds since 1970 UTC.
-        first_display: number of the first display.
+        world: documents, ads, users and tastes of the day.
+        drawn: the displays of a block.
+        start_ms: the start of the day, in milliseconds since 1970 UTC.
+        first_display: the display_id of the first display.
     """
     documents, ads, users = world.documents, world.ads, world.users
     promoted = ads.document[drawn.ad]
@@ -76,7 +76,7 @@ def column_texts(world: World, drawn: Displays, start_ms: int, first_display: in
 
 
 def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
-    """Column → (documents,) its texts."""
+    """Returns the columns of documents, by name: (documents,) texts, one per document."""
     first_ms = 1000 * midnight(FIRST_DAY)
     published = first_ms - np.rint(documents.published * _MILLISECONDS_A_DAY).astype(np.int64)
     return {
@@ -90,14 +90,14 @@ def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
 
 
 def _list_texts(ids: Ints) -> pa.StringArray:
-    """(N,) the ids of each row of (N, most), separated by blanks."""
+    """Converts (N, most) ids to (N,) texts with the ids of each row, separated by blanks."""
     return pa.array(
         [" ".join(str(number) for number in row if number != NONE) for row in ids.tolist()], pa.string()
     )
 
 
 def _geo_locations(world: World) -> pa.StringArray:
-    """(users,) texts such as `US>3>12`: country, state, and the number of the market in the country."""
+    """Returns (users,) texts such as `US>3>12`: country, state, and the market's number in the country."""
     users = world.users
     parts = zip(users.country.tolist(), users.state.tolist(), users.market.tolist(), strict=True)
     return pa.array(

@@ -1,6 +1,6 @@
-"""Counts of generated displays.
+"""Counts generated displays.
 
-Each block is counted where it is drawn, and the counts of a day are added.
+The worker that draws a block also counts its displays. Then the counts of a day are added.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ _UNITS = 27_720
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All except `rows` and `malformed` count only undamaged rows.
+    """Counts of some generated rows. The counts of different displays can be added.
+
+    The generator makes some rows malformed on purpose (damage.py); all other rows are valid. Except for
+    `rows` and `malformed`, the counts include only valid rows.
 
     Attributes:
         rows: number of rows.
-        malformed: rows by reason, in the order of `damage.reasons_of`.
-        missing: empty fields by column.
-        outcomes: (2, STEPS) rows by label and bin of the click probability.
-        sizes: (MOST_ADS + 1,) displays whose click is not damaged, by their number of rows without damage.
-        best_units: sum over these displays of _UNITS / position of the click by appeal.
+        malformed: number of malformed rows for each reason, in the order of `damage.reasons_of`.
+        missing: number of empty fields in each column.
+        outcomes: (2, STEPS) outcomes[l, b] is the number of rows with label l and bin b of the click
+            probability.
+        sizes: (MOST_ADS + 1,) sizes[n] is the number of displays that have n valid rows. Only displays whose
+            clicked row is valid are included.
+        best_units: sum of _UNITS / position of the clicked ad over these displays, if the ads of each display
+            are ranked by appeal (the logit from which the click was drawn).
     """
 
     rows: int
@@ -76,11 +82,13 @@ def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> Sum
 
 
 def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """(number of rows without damage, position of the click by appeal) of each display with its click.
+    """Returns (number of valid rows, position of the clicked ad) of each display whose clicked row is valid.
+
+    The position is that of a ranking of the display's valid rows by descending appeal.
 
     Args:
-        drawn: displays of a block.
-        whole: (R,) whether each row is without damage.
+        drawn: the displays of a block.
+        whole: (R,) whether each row is valid.
     """
     displays = len(drawn.size)
     display, appeal = drawn.display[whole], drawn.appeal[whole]
@@ -94,12 +102,12 @@ def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, I
 
 
 def display_facts(config: Generate, day: date, summary: Summary) -> dict[str, Any]:
-    """The facts of a day's manifest.
+    """Returns the facts of a day's manifest.
 
-    `best_map_at_12` is the MAP@12 of displays ranked by appeal. Except by chance, no score has a higher
-    MAP@12. `random_map_at_12` is the mean over random orders: in a display of n ads, the mean of 1 / position
-    is H(n) / n. `best_auc` is the AUC of the click probabilities, in bins of 1/4096. Only a score that is
-    computed from complete displays can reach it.
+    `best_map_at_12` is the MAP@12 if the ads of each display are ranked by appeal. Except by chance, no score
+    has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders: in a display of n ads, the
+    mean of 1 / position is H(n) / n, where H(n) is the harmonic number. `best_auc` is the AUC of the click
+    probabilities, in bins of 1/4096. Only a score that is computed from complete displays can reach this AUC.
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)

@@ -33,7 +33,9 @@ def axis(
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
-    """An axis that covers finite values. It ends at ticks, or with `exact` at the smallest and largest value.
+    """An axis that covers all finite values.
+
+    It begins and ends at a tick or, with `exact`, at the smallest and the largest value.
 
     Raises:
         ValueError: there is no finite value.
@@ -65,7 +67,7 @@ def tick_step(span: float, most_ticks: int) -> float:
 
 
 def plain(step: float) -> Format:
-    """A format for ticks: with the decimals that the step needs, thousands as k, millions as M."""
+    """A format for ticks: with as many decimals as the step needs; thousands as k, millions as M."""
     if step >= 1e6:
         return lambda value: f"{value / 1e6:g}M"
     if step >= 1e3:
@@ -75,5 +77,5 @@ def plain(step: float) -> Format:
 
 
 def percent(value: float) -> str:
-    """A share as a percentage."""
+    """Formats a share (0 to 1) as a percentage."""
     return f"{100 * value:.4g}%"

@@ -25,7 +25,7 @@ def histogram(
     """A histogram of n counts between n + 1 ascending edges; a sentence instead if all counts are zero.
 
     Raises:
-        ValueError: there is not one edge more than counts.
+        ValueError: the number of edges is not the number of counts plus one.
     """
     if len(edges) != len(counts) + 1:
         raise ValueError(f"{title}: {len(counts)} counts need {len(counts) + 1} edges, got {len(edges)}")
@@ -73,7 +73,7 @@ def columns(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Vertical bars with names, in the given order. `groups` has the number of each bar's colour."""
+    """Vertical bars with names, in the given order. `groups` has the index of each bar's colour."""
     bars = [bar for bar in zip(names, values, groups, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)
@@ -100,7 +100,7 @@ def stacked(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Vertical bars with names, in the given order. Each is a stack of parts, with the first at the bottom.
+    """Vertical bars with names, in the given order. Each bar is a stack of parts, the first at the bottom.
 
     Each of `parts` has a name and one value per bar. A value that is not finite is not drawn.
     """

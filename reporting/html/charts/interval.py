@@ -45,7 +45,7 @@ def _upright(x: Axis, y: Axis, value: float, kind: str) -> Html:
 
 
 def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
-    """The dot, the line of the interval and its ends."""
+    """The SVG elements of a span: the dot of its value, the line of its interval, and the line's ends."""
     at, low, high = y_of(y, 0.5), x_of(x, span.low), x_of(x, span.high)
     ends = (
         tag("line", x1=end, x2=end, y1=at - _TICK, y2=at + _TICK, class_="line series-0")

@@ -22,7 +22,7 @@ class Series:
     points: Sequence[tuple[float, float]]
 
     def drawable(self) -> list[tuple[float, float]]:
-        """The finite points. If there are more than 600, every n-th point and the last one."""
+        """The finite points. If there are more than 600, only every n-th of them and the last one."""
         finite = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
         stride = math.ceil(len(finite) / _MOST_POINTS) or 1
         kept = finite[::stride]

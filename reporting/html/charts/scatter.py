@@ -13,7 +13,7 @@ _SMALLEST, _LARGEST = 2.5, 9.0
 
 
 def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
-    """Dots at (x, y), which are both shares. A dot's area grows with its weight. Both axes are equal."""
+    """Dots at (x, y), which are both shares. A dot's area grows with its weight. Both axes have one range."""
     drawn = [point for point in points if all(map(math.isfinite, point)) and point[2] > 0]
     if not drawn:
         return nothing_to_draw(title)

@@ -46,7 +46,7 @@ def _histogram(title: str, caption: str, scores: Mapping[str, Any], unit: str) -
 
 
 def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
-    """Expected calibration error, and predicted over observed clicks."""
+    """The introductory sentence: expected calibration error, and predicted clicks over observed clicks."""
     rows = sum(bin_["rows"] for bin_ in bins)
     if not rows:
         return lead("The test day has no rows.")
@@ -61,7 +61,7 @@ def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _bins(bins: Sequence[Mapping[str, Any]]) -> Html:
-    """The bins as a table."""
+    """The bins of the reliability diagram as a table."""
     rows = [
         [
             f"{numbers.percent(bin_['low'])} to {numbers.percent(bin_['high'])}",

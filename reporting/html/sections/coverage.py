@@ -35,7 +35,11 @@ def render(run: RunFacts, counts: ItemCounts | None) -> Html:
 
 
 def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float, float]]:
-    """(share of items, their share of the list entries), most recommended items first, up to (1, 1)."""
+    """The points of the concentration curve, from (0, 0) to (1, 1).
+
+    A point is (share of items, share of the list entries that these items have). The items that are
+    recommended most come first.
+    """
     points, taken = [(0.0, 0.0)], 0
     for position, count in enumerate(times, start=1):
         taken += count
@@ -44,7 +48,7 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 
 
 def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
-    """How many items are recommended to someone, and the share of entries that the top tenth takes."""
+    """The introductory sentence: how many items are recommended, and how many entries the top tenth has."""
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
     if counts.rows < counts.of_rows:

@@ -34,7 +34,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _lead(run: RunFacts, days: list[Day]) -> Html:
-    """Rows, quarantined rows and the mode of the workflow."""
+    """The introductory sentence: rows, quarantined rows, and how the workflow was made."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)
@@ -50,7 +50,7 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """One entry per day, even if a day is divided into several splits."""
+    """Keeps one entry per day. A day that is divided into several splits has several entries in `days`."""
     return list({day.dt: day for day in days}.values())
 
 

@@ -47,7 +47,7 @@ def render(report: DataQuality | None) -> Html:
 
 
 def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
-    """What is compared, and how many figures are above a limit."""
+    """The introductory sentence: what is compared, and how many figures are above a limit."""
     today, train = compared.today, compared.train
     what = (
         f"The test rows of {compared.day} against the train rows"
@@ -174,7 +174,7 @@ def _values(ordered: list[ColumnReport]) -> Html:
 
 
 def _value(value: str, on_day: float | None, in_train: float | None, before: str = "") -> list[Child]:
-    """The cells of one value."""
+    """The table cells for one value: the value, and its shares on the day and on the train days."""
     written = join([before or None, tag("code", _short(value))])
     return [written, numbers.percent(on_day, 2), numbers.percent(in_train, 2)]
 

@@ -41,7 +41,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _lead(evaluation: Mapping[str, Any]) -> Html:
-    """How the interval was computed."""
+    """The introductory sentence: how the confidence interval of the gain in AUC was computed."""
     by = evaluation.get("resampled")
     between = (evaluation.get("intervals") or {}).get("auc")
     if by is None or between is None:
@@ -57,7 +57,7 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
 
 
 def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
-    """The chart of the gain and its interval."""
+    """The chart of the challenger's gain in AUC and its interval; empty without an interval."""
     between = (evaluation.get("intervals") or {}).get("auc")
     if between is None:
         return []

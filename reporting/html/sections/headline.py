@@ -8,7 +8,7 @@ from reporting.facts.run_facts import RunFacts, logistic_regression
 
 
 def render(run: RunFacts) -> Html:
-    """Title, decision and key figures; tiles whose facts are missing say which job writes them."""
+    """Title, decision and key figures. A tile whose facts are missing names the job that writes them."""
     return tag(
         "header",
         tag("p", f"Nightrank · {run.name}", class_="overline"),

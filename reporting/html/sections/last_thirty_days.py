@@ -21,7 +21,9 @@ _TIMED = ("build_features", "train_model", "score_daily")
 
 
 def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
-    """Charts (if there are at least two days), a table, and failed attempts; None if there is no run.
+    """The charts, the table by run date, and the failed attempts; None if there is no run to show.
+
+    Charts are drawn only if at least two run dates have facts.
 
     Args:
         history: the facts by run date.
@@ -44,7 +46,7 @@ def render(history: History, run_date: str, psi_warn: float | None) -> Html | No
 
 
 def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html:
-    """How many run dates have run, their core hours and cost, and the number of failed attempts."""
+    """The introductory sentence: number of run dates that ran, core hours, cost, and failed attempts."""
     failed = sum(len(day.failures) for day in days)
     hours = sum(day.core_s for day in days) / 3600
     costs = [day.cost for day in days if day.cost is not None]
@@ -129,7 +131,7 @@ def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html
 
 
 def _month_and_day(last: date, x: float) -> str:
-    """The month and day of a tick, `x` days after `last` (negative: before); empty between two days."""
+    """The month and day `x` days after `last`, such as 01-31; empty unless x is a whole number <= 0."""
     if abs(x - round(x)) > 1e-9 or x > 0:
         return ""
     return date.fromordinal(last.toordinal() + round(x)).isoformat()[5:]
@@ -141,14 +143,14 @@ def _speed_of(job: str) -> Callable[[DayFacts], float | None]:
 
 
 def _over_median(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points relative to their median."""
+    """The points with their y values divided by the median of these values."""
     known = [y for _, y in points if math.isfinite(y)]
     middle = median(known) if known else 0.0
     return [(x, y / middle) for x, y in points] if middle else []
 
 
 def _number(value: float | None) -> float:
-    """The value; NaN for None, which is not drawn."""
+    """The value as a float. None becomes NaN, which charts do not draw."""
     return math.nan if value is None else float(value)
 
 
@@ -219,7 +221,7 @@ def _failures(days: Sequence[DayFacts]) -> Html:
 
 
 def _short(text: str) -> str:
-    """The text on one line, cut after some characters."""
+    """The text on one line, cut after _PROBLEM_CHARACTERS characters."""
     line = " ".join(text.split())
     return line if len(line) <= _PROBLEM_CHARACTERS else line[:_PROBLEM_CHARACTERS] + "…"
 

@@ -11,14 +11,14 @@ from reporting.facts.run_facts import RunFacts
 
 
 def render(run: RunFacts) -> Html:
-    """The section, from list_changes and deliveries. Lists that were held back have no delivery."""
+    """The section, from the tables list_changes and deliveries. Held-back lists have no delivery."""
     if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
     return section("changes", "Changes", _lead(run.changes), _figures(run.changes), _delivered(run.delivery))
 
 
 def _lead(changes: Mapping[str, Any]) -> Html:
-    """What the lists are compared with, and whether they were held back."""
+    """The introductory sentence: what the lists are compared with, and whether they were held back."""
     before = changes["before"]
     against = f"the lists of {before}" if before else "nothing, because no lists were published before"
     if not changes["held_back"]:
@@ -33,7 +33,7 @@ def _lead(changes: Mapping[str, Any]) -> Html:
 
 
 def _figures(changes: Mapping[str, Any]) -> Html:
-    """A table of the figures; those above a limit are marked."""
+    """A table of the figures. Figures that exceed a limit are marked."""
     past = {excess["figure"] for excess in changes["excesses"]}
     drift = changes.get("score_psi")
     noise = changes.get("score_psi_noise")

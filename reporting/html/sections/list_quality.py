@@ -13,7 +13,7 @@ _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks
 
 
 def render(run: RunFacts) -> Html:
-    """The lists of this run date, or of the day before if the next day's clicks are not available yet."""
+    """The section, for this date's lists, or for those of the day before if the clicks are not known yet."""
     if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
@@ -36,7 +36,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
-    """The share of these clicks among the candidates, by source; empty if it was not measured."""
+    """A table of the share of clicked items that were candidates, by source; empty if not measured."""
     if not recall or recall["recall"] is None:
         return []
     rows: list[list[Child]] = [["All candidates", numbers.percent(recall["recall"])]]

@@ -11,7 +11,10 @@ from storage.paths import Lake
 
 
 def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
-    """One row per run date, newest last; None before the second run. `recorder` records what is read."""
+    """A table with one row per run date, newest last; None before the second run.
+
+    `recorder` records the tables that are read.
+    """
     dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Seconds of a run by stage and phase."""
+"""The seconds that a run took, by stage and by phase of each stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.paths import Lake
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of one stage, measured by its job, and of its phases."""
+    """The seconds that one stage took in total, measured by its job, and the seconds of each phase."""
 
     stage: str
     total_s: float
@@ -28,8 +28,8 @@ class StageTime:
 def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
     """The successful stages of a run, in the order in which they ended.
 
-    The times come from the logs of `nightly`. If a scheduler keeps the logs, the times come from the last run
-    record of each job of this configuration.
+    The times come from the logs that `nightly` writes. If there are none, because a scheduler keeps the logs,
+    the times come from the last successful run record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)
@@ -53,7 +53,7 @@ def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
 
 
 def render(times: list[StageTime]) -> Html:
-    """Bars and a table of the stages before the report."""
+    """The section: bars and a table of the seconds that each stage took."""
     if not times:
         return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
     total = sum(stage.total_s for stage in times)

@@ -14,7 +14,7 @@ _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
 def render(run: RunFacts) -> Html:
-    """The section, from model.json of the challenger, or of the serving model if none was trained."""
+    """The section, from model.json of the challenger; without training, of the model that made the lists."""
     if run.model is None:
         return section("training", "Training", missing("The training curve", "train_model"))
     model = run.model
@@ -61,7 +61,7 @@ def _charts(model: Mapping[str, Any]) -> list[Html]:
 
 
 def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the log entries that have the value."""
+    """(step, value of `key`) of the training log's entries that have this key."""
     return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
 
@@ -94,7 +94,7 @@ def _facts(model: Mapping[str, Any]) -> Html:
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
-    """The architecture and its active settings. `multi_hot` is shown only if the model has lists of ids."""
+    """The architecture and its settings that are not empty; `multi_hot` only for models with lists of ids."""
     features = model.get("feature_spec", {}).get("features", [])
     hidden = (
         {"architecture"} if any(feature["kind"] == "multi_hot" for feature in features) else _WITHOUT_LISTS

@@ -85,7 +85,7 @@ def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
     with pytest.raises(DataError, match=r"excluded index of user u1 is 4, but there are 4 candidate items"):
         retriever(users, items, 2, 100).retrieve(batch([[0], [4], None]))
     items[2] = float("nan")
-    with pytest.raises(DataError, match=r"m1 gives user u0 and the item of index 2 a product that is NaN"):
+    with pytest.raises(DataError, match=r"m1: the dot product of user u0 and the item with index 2 is NaN"):
         retriever(users, items, 2, 100).retrieve(batch([[0], None, None]))
 
 

@@ -122,7 +122,7 @@ def test_without_an_interval_nothing_is_promoted() -> None:
     comparison = Comparison(CHAMPION, None, None, 60_000, 4_000)
     decision = decide(Gate(), GOOD, comparison)
     assert not decision.promoted
-    assert "no interval: too few rows of a class to resample" in decision.reason
+    assert "no interval: too few clicks or non-clicks to resample" in decision.reason
 
 
 def test_drift_that_holds_is_named_after_the_comparison() -> None:

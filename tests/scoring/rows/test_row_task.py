@@ -128,7 +128,7 @@ DAMAGE: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     ),
     "another type": (
         lambda rows: _set(rows, "age", pa.array(np.zeros(len(rows)))),
-        "column age is double, not float32",
+        "column age has type double, not float32",
     ),
     "nulls": (
         lambda rows: _set(rows, "what", pa.array([None] + [3] * (len(rows) - 1), pa.int32())),

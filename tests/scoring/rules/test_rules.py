@@ -258,7 +258,7 @@ def test_a_wrong_table_is_refused(
     [
         ({}, "the section contains no rule"),
         (boost(red=-1.0), "factors must be above 0"),
-        (boost("log_odds", red=51.0), "within ±50"),
+        (boost("log_odds", red=51.0), "from -50 to 50"),
         (
             {**explore(0.1), "attributes": {"x": {"path": "p", "format": "csv", "key": "a", "column": "b"}}},
             "no rule uses the attributes",
