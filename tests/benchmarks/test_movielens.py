@@ -91,7 +91,7 @@ def test_a_folder_without_movielens_is_named(capsys: pytest.CaptureFixture[str],
     with pytest.raises(SystemExit) as caught:
         main(["--data", str(tmp_path)])
     assert caught.value.code == 2
-    assert "there is no ml-100k.inter" in capsys.readouterr().err
+    assert "this folder has no file ml-100k.inter" in capsys.readouterr().err
 
 
 def test_the_script_says_what_it_does() -> None:

@@ -142,7 +142,7 @@ def test_without_a_gpu_its_benchmarks_run_and_measure_nothing(script: str, tmp_p
     command = [sys.executable, str(ROOT / f"benchmarks/gpu/{script}.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "this measures nothing" in done.stdout
+    assert "measures nothing" in done.stdout
     summary = json.loads(done.stdout.splitlines()[-1])
     assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
     assert summary["ratios"]

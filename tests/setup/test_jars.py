@@ -106,7 +106,7 @@ def test_without_a_way_to_maven_central_the_error_says_what_to_do(
         raise SetupError("UnknownHostException")
 
     monkeypatch.setattr(jars, "capture", refuse)
-    with pytest.raises(SetupError, match=rf"(?s)put the file at {re.escape(str(jar.path))}.*UnknownHost"):
+    with pytest.raises(SetupError, match=rf"(?s)copy the file to {re.escape(str(jar.path))}.*UnknownHost"):
         jars.fetch(jar)
 
 

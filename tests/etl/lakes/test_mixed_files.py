@@ -79,7 +79,7 @@ def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
 def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match=r"hdfs://nodes/a\.tsv\.zst is compressed with zstd") as caught:
         number_lines(spark, ["hdfs://nodes/a.tsv", "hdfs://nodes/a.tsv.zst"])
-    assert "deliver .gz or .bz2" in caught.value.remedy
+    assert "deliver the file as .gz or .bz2" in caught.value.remedy
 
 
 def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
         (["I5"], ["normalize"], "normalize cannot be fitted on I5: the column is null"),
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: the column is null"),
         (["I5"], ["fill_median"], "fill_median cannot be fitted on I5: the column is null"),
-        (["X"], ["normalize"], "X (chain 0 of features) has"),
+        (["X"], ["normalize"], "the mean of X (chain 0 of features) cannot be computed"),
         (["K"], [{"target_encoding": {"target": "X"}}], "X has values of 5e30 or more"),
     ],
 )

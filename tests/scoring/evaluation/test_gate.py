@@ -63,7 +63,9 @@ def test_the_interval_decides_and_not_the_point(
     decision = verdict(low, high)
     assert decision.promoted is promoted
     assert message in decision.reason
-    assert ("equal model" in decision.reason) == (not promoted and high - low > 0.004 and high >= -0.002)
+    assert ("equally good model" in decision.reason) == (
+        not promoted and high - low > 0.004 and high >= -0.002
+    )
 
 
 def test_an_identical_model_passes_a_margin_of_zero() -> None:
