@@ -25,7 +25,7 @@ log = logging.getLogger("nightrank.alerts")
 
 
 def tell(kind: Kind, text: str, **facts: Any) -> None:
-    """Logs an alert and posts it to the address in the Airflow connection `nightrank_alerts`, if it exists.
+    """Logs an alert, and posts it to the address in the Airflow connection `nightrank_alerts`, if any.
 
     If posting fails, the error is only logged, because an alert must not fail the task that sends it.
 
@@ -53,7 +53,7 @@ def tell(kind: Kind, text: str, **facts: Any) -> None:
 
 
 def task_failed(context: Mapping[str, Any]) -> None:
-    """Airflow calls this function when a task fails and is not retried."""
+    """Sends an alert about a failed task. Airflow calls this function unless it retries the task."""
     ti = context["ti"]
     error = str(context.get("exception") or "no exception")
     tell(
@@ -67,5 +67,5 @@ def task_failed(context: Mapping[str, Any]) -> None:
 
 
 def late(dag: str, hours: float) -> None:
-    """Airflow calls this function when a run has not ended by its deadline. The run continues."""
+    """Sends an alert about a run that has not ended by its deadline. The run continues."""
     tell("late", f"a run of {dag} has not ended {hours:g} hours after it was queued", dag=dag, hours=hours)

@@ -1,9 +1,9 @@
 """### The lists of past days, one after another
 
 Runs `daily_recommendations` for each day from `from` to `to`. Each day starts when the day before has ended,
-because each daily run reads the lists of the day before: it compares these lists with the new lists, and
-measures them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task
-of the failed day.
+because a daily run reads the lists of the day before: it measures these lists, and compares the new lists
+with them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of
+the failed day.
 
 | | |
 |---|---|
@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 10
 
 @task
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
-    """Returns, for each day, the run id and the configuration of the run of daily_recommendations."""
+    """Returns one mapping per day: the run id and the configuration of a run of daily_recommendations."""
     asked = asked_overrides(params, read_settings())  # rejected here, before the first day starts
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [

@@ -50,8 +50,8 @@ _LATE_AFTER_HOURS = 6
 def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
     """Updates the Airflow asset of the published recommendation lists.
 
-    The asset event contains the version of the model that made the lists, and the day when this model was
-    promoted.
+    The asset event contains the version of the model that made the lists. It also contains the day when this
+    model was promoted.
     """
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:

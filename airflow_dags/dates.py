@@ -1,4 +1,4 @@
-"""Finds the logical day of a run: from the Param, otherwise from the partition key.
+"""Finds the logical day of a run: from the Param `run_date`, otherwise from the partition key.
 
 The day never comes from the clock, so a repeated run has the same day.
 """
@@ -25,7 +25,7 @@ DATE_PARAM = Param(
 
 
 def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
-    """Returns the logical day of a run, an ISO date.
+    """Returns the logical day of a run as an ISO date.
 
     Args:
         context: the context of an Airflow task.
@@ -47,7 +47,7 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
 
 
 def days_between(first: str, last: str) -> list[str]:
-    """All days from `first` to `last`, both included.
+    """Returns all days from `first` to `last`, both included.
 
     Raises:
         AirflowFailException: a value is not a date, the last day is before the first, or there are more than

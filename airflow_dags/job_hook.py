@@ -13,11 +13,11 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 
 class JobHook(SparkSubmitHook):
-    """Runs spark-submit in the folder `folder`, in a separate process group.
+    """A hook that runs spark-submit in the folder `folder`, in a separate process group.
 
     Attributes:
-        closing: the job summary, which is the JSON object at the end of the job's standard output; empty if
-            the driver ran on another machine.
+        closing: the job summary, which is the JSON object at the end of the job's standard output. It is
+            empty if the driver ran on another machine.
     """
 
     def __init__(self, *, folder: str, **options: Any) -> None:
@@ -27,7 +27,7 @@ class JobHook(SparkSubmitHook):
 
     @property
     def exit_code(self) -> int | None:
-        """The job's exit code; 128 + n if signal n ended spark-submit; None while it runs."""
+        """The job's exit code: 128 + n if signal n ended spark-submit, None while the job runs."""
         if self._submit_sp is None or self._submit_sp.returncode is None:
             return None
         code = int(self._submit_sp.returncode)
@@ -38,8 +38,8 @@ class JobHook(SparkSubmitHook):
     def submit(self, application: str = "", **options: Any) -> str | None:
         """Runs the job with the method of the provider's hook.
 
-        If the job fails, all processes that it has left are ended. For example, if the JVM is killed, its
-        Python driver keeps running.
+        If the job fails, all of its processes that still run are ended. For example, the Python driver of a
+        job keeps running if the JVM of the job is killed.
         """
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)

@@ -1,10 +1,10 @@
 """The keys of the configuration that the Param `set` may change.
 
 Everybody who may trigger a run can set this Param, even people who may not read the lake or the jobs'
-credentials. With a key that contains an address or a path, they could send data and passwords to another
-place (deliver.sinks, watch.push_gateway), read other data (log.path, lake) or load other code (driver_jar).
-So only keys that change how a run computes are allowed. The key `param_keys` of the Variable replaces the
-list of allowed keys. Overrides in the Variable itself are not restricted.
+credentials. By changing a key that contains an address or a path, they could send data and passwords to
+another place (`deliver.sinks`, `watch.push_gateway`), read other data (`log.path`, `lake`) or load other code
+(`driver_jar`). So the Param may change only keys that decide how a run computes. The key `param_keys` of the
+Airflow Variable `nightrank` replaces the list of allowed keys. Overrides in the Variable may change any key.
 """
 
 from __future__ import annotations
@@ -75,37 +75,38 @@ DEFAULT_KEYS = (
 
 
 def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """The error message for the first override that is not allowed; None if all overrides are allowed."""
+    """Returns the error message for the first override that is not allowed; None if all are allowed."""
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
             return (
-                f"the Param set holds {override!r}, which is not of the form a.b=value\n"
+                f"the Param `set` holds {override!r}, which is not of the form a.b=value\n"
                 "  what to do: write section.key=value"
             )
         if not is_allowed(key, allowed):
             return (
-                f"the Param set must not change {key}: the allowed keys are {', '.join(allowed) or 'none'}\n"
+                f"the Param `set` must not change {key}: allowed keys are {', '.join(allowed) or 'none'}\n"
                 f"  what to do: set {key} in the configuration file, "
-                "or in the Variable nightrank (keys set and param_keys)"
+                "or in the Variable `nightrank` (keys `set` and `param_keys`)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (
-                f"the Param set gives {key} {problem}, and only plain values and lists of them are allowed\n"
+                f"the Param `set` sets {key} to {problem}; only plain values and lists of them are allowed\n"
                 f"  what to do: set each key below {key} separately, as in a.b=value"
             )
     return None
 
 
 def is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    """Whether `allowed` contains this key, or a prefix of this key that ends with a dot."""
+    """Returns whether `allowed` contains this key, or a prefix of this key that ends with a dot."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in allowed)
 
 
 def _not_plain(text: str) -> str | None:
-    """Describes a value that is neither plain nor a list of plain values. Returns None for any other value.
+    """Returns a description of a value that is neither plain nor a list of plain values; otherwise None.
 
-    A value is plain if it is not a mapping or a list, so it cannot contain keys.
+    A plain value is a number, a string or another value that is neither a mapping nor a list. So a plain
+    value cannot contain keys.
     """
     try:
         value = yaml.safe_load(text)

@@ -24,7 +24,9 @@ _OTHER_DAG_TIMEOUT = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
-    """Waits for the day's raw log. Returns the job summary of plan_night, which is the plan of the run.
+    """A sensor that waits for the day's raw log and returns the plan of the run.
+
+    The plan is the job summary of plan_night.
 
     The sensor runs the job plan_night to look for the log, because only the configuration says where the log
     is (by a pattern or a manifest, on S3 or HDFS). If the configuration is invalid, the task fails at once.
@@ -40,7 +42,7 @@ class RawLogSensor(BaseSensorOperator):
         self._hook: Any = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """Runs plan_night. Returns whether the raw log exists, and the plan."""
+        """Runs plan_night, and returns whether the raw log exists together with the plan."""
         params, settings = context["params"], read_settings()
         call = Call(
             "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
@@ -70,12 +72,12 @@ class RawLogSensor(BaseSensorOperator):
 
 
 class OtherDagSensor(BaseSensorOperator):
-    """Waits until the other DAG is idle, because both DAGs write the same tables.
+    """A sensor that waits until the other DAG is idle, because both DAGs write the same tables.
 
     Args:
         other: the dag_id of the other DAG.
-        yields: whether to wait even for runs of the other DAG that are waiting for this DAG. Only one of the
-            two DAGs may set this; otherwise both would wait forever.
+        yields: whether to wait even for runs of the other DAG that are waiting for this DAG. `yields` must be
+            True in only one of the two DAGs; otherwise each DAG would wait for the other forever.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
@@ -98,7 +100,7 @@ class OtherDagSensor(BaseSensorOperator):
 def first_sensors(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """The first two tasks of a DAG: wait for the other DAG, then for the raw log."""
+    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log."""
     return [
         OtherDagSensor(
             other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL

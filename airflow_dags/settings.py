@@ -26,7 +26,7 @@ _KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment", "pa
 
 @dataclass(frozen=True)
 class Settings:
-    """The Variable's keys.
+    """The values of the keys of the Airflow Variable `nightrank`.
 
     Attributes:
         home: the folder with `jobs/` and `conf/`. Jobs run in this folder, so paths may be relative to it.
@@ -47,7 +47,7 @@ class Settings:
     param_keys: tuple[str, ...] = DEFAULT_KEYS
 
     def profile(self, job: str) -> str:
-        """The Spark profile of a job."""
+        """Returns the Spark profile of a job."""
         return self.profiles.get(job, self.profiles["default"])
 
 
@@ -68,7 +68,7 @@ def read_settings() -> Settings:
 
 
 def settings_of(values: Any) -> Settings:
-    """Returns the settings in the Variable's JSON value. Raises the same errors as read_settings."""
+    """Returns the settings in a JSON value of the Variable. Raises the same errors as `read_settings`."""
     if not isinstance(values, dict):
         raise _wrong(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
@@ -91,7 +91,7 @@ def settings_of(values: Any) -> Settings:
         raise _wrong(f"needs environment={{name: value}}, and has {environment!r}")
     home = str(values["home"])
     if not (Path(home) / "jobs").is_dir():
-        raise _wrong(f"names home={home}, which has no folder jobs on this worker")
+        raise _wrong(f"names home={home}, which has no folder `jobs` on this worker")
     submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
     if which(submit) is None:
         raise _wrong(f"names spark_submit={submit}, which is not a program on this worker")

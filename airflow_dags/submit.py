@@ -1,4 +1,4 @@
-"""Tasks that run a job. All of them are created by `stage(name)`.
+"""Creates the Airflow tasks that run jobs; `stage(name)` creates each of these tasks.
 
 Each task is a SparkSubmitOperator. It reads the Spark profile, the configuration file and `--set` values from
 the Airflow Variable `nightrank`. It reads the day and the overrides of the stage from the plan of the run.
@@ -29,7 +29,7 @@ _TIMEOUT = timedelta(hours=3)
 
 @dataclass(frozen=True)
 class Call:
-    """One run of one job."""
+    """A job, the day that it processes, and the `--set` values of this run of the job."""
 
     job: str
     run_date: str
@@ -37,7 +37,7 @@ class Call:
 
 
 def hook_for(call: Call, settings: Settings, deploy_mode: str | None = None) -> JobHook:
-    """The hook that runs a job.
+    """Returns the hook that runs a job.
 
     Raises:
         AirflowFailException: the Spark connection does not exist.
@@ -59,7 +59,7 @@ def hook_for(call: Call, settings: Settings, deploy_mode: str | None = None) -> 
 
 
 def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
-    """The `--set` values of a run, from its Param `set`.
+    """Returns the `--set` values of a run, from its Param `set`.
 
     Raises:
         AirflowFailException: a value changes a key that the Param must not change.
@@ -71,14 +71,14 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
 
 
 def application(call: Call, settings: Settings) -> str:
-    """The path of the script of a job."""
+    """Returns the path of the script of a job."""
     return f"{settings.home}/jobs/{call.job}.py"
 
 
 def failure(job: str, code: int | None, error: Exception) -> AirflowException:
-    """Returns the exception for a failed job. Airflow retries it, unless the exit code is 2 or 3.
+    """Returns the exception for a failed job. It decides whether Airflow retries the task.
 
-    Exit code 2 means bad configuration, and 3 means bad data.
+    The task is not retried after exit code 2 (bad configuration) or 3 (bad data).
     """
     if code in _HOPELESS:
         return AirflowFailException(
@@ -89,13 +89,13 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
 
 
 class JobOperator(SparkSubmitOperator):
-    """Runs one step of the run's plan, and returns the job summary.
+    """An operator that runs one step of the run's plan and returns the job summary.
 
-    The task is skipped if the plan has no such step.
+    A step is one job for one day. The task is skipped if the plan does not contain the step.
 
     Args:
         step: name of the step in the plan. The step contains the day and the overrides.
-        part: which list of the plan contains the step: `night` or `retraining`.
+        part: the key of the plan whose list contains the step: `night` or `retraining`.
         job: the job to run; by default the job of the step.
         overrides: `--set` values of this task; by default those of the step.
     """
@@ -151,13 +151,13 @@ class JobOperator(SparkSubmitOperator):
 
 
 def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[str, Any] | None:
-    """The step of this name; None if the plan has no such step, or if there is no plan."""
+    """Returns the step `name` from the list `plan[part]`; None if there is no such step or no plan."""
     steps = plan[part] if plan else []
     return next((step for step in steps if step["name"] == name), None)
 
 
 def stage(name: str, **options: Any) -> JobOperator:
-    """Creates a task that runs the step of this name. `options` are further arguments of JobOperator."""
+    """Creates a task that runs the step `name`. `options` are further arguments of JobOperator."""
     chosen: dict[str, Any] = {
         "task_id": name,
         "step": name,

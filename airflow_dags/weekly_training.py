@@ -47,10 +47,10 @@ _LATE_AFTER_HOURS = 24
 
 
 class FeaturesOfChampion(JobOperator):
-    """Runs build_features again with the champion's workflow, if the gate kept the champion."""
+    """A task that runs build_features again with the champion's workflow, if the gate kept the champion."""
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Runs the job, or skips it if the gate promoted the challenger."""
+        """Runs build_features. Skips the task if the gate promoted the challenger or there is no champion."""
         evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
         if evaluated["promoted"] or evaluated["champion"] is None:
             raise AirflowSkipException("the features are already those of the model that serves")

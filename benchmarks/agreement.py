@@ -3,7 +3,7 @@
 The checksums do not depend on the order of rows or files. They are computed for each day:
 
 * the number of rows;
-* a checksum of complete rows (label and all ids), which shows whether the ids of a row stand together;
+* a checksum of complete rows (label and all ids), which changes if an id moves to another row;
 * a checksum of each categorical column;
 * for each dense column, the sum of the values, the sum of their squares, and the sum of the values weighted
   by the checksum of their row. The weighted sum changes if a value moves to another row.
@@ -36,7 +36,7 @@ _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Disagreement(Exception):
-    """Two contenders wrote different tables, so their times are not comparable."""
+    """An error: two contenders wrote different tables, so their times are not comparable."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class Summary:
 
     Attributes:
         rows: maps each date to its number of rows.
-        exact, without_ties: map (date, column) to a checksum of ids, computed in the two ways that the module
-            describes. The column "whole rows" has the checksum of complete rows.
-        dense: maps (date, "column: kind of sum") to a sum.
+        exact: maps each pair (date, column) to the checksum of the ids themselves. The key (date, "whole
+            rows") has the checksum of complete rows.
+        without_ties: the same after each id has been replaced by its number of occurrences.
+        dense: maps each pair (date, "column: kind of sum") to a sum of the dense values.
     """
 
     rows: Mapping[str, int]
@@ -61,12 +62,12 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
 
     Args:
         days: all days of the log.
-        outcome: the contender's files of each day, and the columns that it normalised.
+        outcome: the report of the contender, with the files of each day and the normalised columns.
 
     Raises:
         Disagreement: a column is missing, has nulls, or has another type than int32 (ids) or float32 (label,
-            dense). Also raised if the contender reports that a column is normalised, but its mean over the
-            train days is not 0 or its variance is not 1.
+            dense). Also raised if a column that the contender reports as normalised does not have mean 0 and
+            variance 1 over the train days.
     """
     frequency = _train_frequencies(days, outcome)
     rows: dict[str, int] = {}
@@ -114,7 +115,7 @@ def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> Non
     Args:
         ours: the summary of our table.
         theirs: the summary of the peer's table.
-        peer: the peer's name for messages.
+        peer: name of the peer, used in messages.
         ties: True if values of equal counts must have the same ids in both tables.
     """
     if ours.rows != theirs.rows:
@@ -124,7 +125,7 @@ def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> Non
     different = sorted(key for key in mine if mine[key] != other.get(key))
     if different:
         raise Disagreement(
-            f"{peer}: ids differ in {len(different)} of {len(mine)} (day, column), such as {different[:3]}"
+            f"{peer}: ids differ in {len(different)} of {len(mine)} pairs (day, column), such as {different[:3]}"
         )
     for key, value in ours.dense.items():
         scale = ours.rows[key[0]] * 10.0
@@ -156,9 +157,9 @@ def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
-    """Returns, for each column, an array that maps each id to its number of occurrences in the train days.
+    """Returns one array per column. Its element i is the number of occurrences of id i in the train days.
 
-    Reserved ids are mapped to distinct negative numbers.
+    For reserved ids, the element is a negative number that differs between these ids.
     """
     counts: dict[str, Ids] = {name: np.zeros(FIRST_ID, np.int64) for name in CATEGORICAL}
     for day in days:
@@ -187,7 +188,10 @@ def _check_moments(moments: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def _mix(values: Ids, name: str) -> NDArray[np.uint64]:
-    """Returns a 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
+    """Returns a 64-bit hash of each value, which depends on the column `name`.
+
+    The hash is the last step (finaliser) of SplitMix64, shortened by a round.
+    """
     column = np.uint64(COLUMNS.index(name) * int(_MIX) % 2**64)
     state = (values.astype(np.uint64) + np.uint64(1)) * _GAMMA + column
     state = (state ^ (state >> np.uint64(30))) * _MIX
@@ -199,5 +203,5 @@ def _mix_in(row: NDArray[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def _add(total: int, cells: NDArray[np.uint64]) -> int:
-    """Returns the sum of `total` and all cells, modulo 2^64."""
+    """Returns the sum of `total` and all elements of `cells`, modulo 2^64."""
     return (total + int(cells.sum(dtype=np.uint64))) % 2**64

@@ -1,4 +1,4 @@
-"""Measures the upper limit of score_rows: the model without a Spark job, on rows in memory.
+"""Measures an upper limit of the speed of score_rows: the model without a Spark job, on rows in memory.
 
 There is one process per core. Each process scores an equal number of row groups with one thread, as the
 Python workers of a Spark session with that many cores do.
@@ -18,7 +18,7 @@ from scoring.rows.file_splits import RowGroup
 
 
 def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
-    """Returns the rows per second of all processes together, one value for each turn.
+    """Returns the rows per second of all processes together, with one element per turn.
 
     Reading the rows, loading the model and a first pass over a few rows are not timed.
 
@@ -26,7 +26,7 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
         request: the model.
         groups: the row groups, which are distributed over the processes.
         processes: number of processes.
-        turns: how often all rows are scored.
+        turns: number of turns. In each turn, all rows are scored once.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)

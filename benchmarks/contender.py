@@ -1,6 +1,6 @@
-"""The interface of the contenders of the ETL benchmarks.
+"""The interface of the contenders (our job and its peers) of the ETL benchmarks.
 
-A contender is a module that reads a Task, times the parts of its work and writes a report:
+A contender is a module that reads a Task, times the parts of its work and writes a report. It is run with:
 
     python -m benchmarks.<module> task.json
 
@@ -56,7 +56,7 @@ class Task:
         report: path of the report that the contender must write.
         min_count: the frequency threshold: values that occur at least this often in the train days get an id.
         threads: number of cores that the contender may use.
-        settings: settings that only this contender has.
+        settings: further settings, which only this contender has.
     """
 
     days: tuple[Day, ...]
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass
 class Timing:
-    """Times the parts of a contender's work.
+    """A stopwatch for the parts of a contender's work, such as `work` or `start_up`.
 
     Attributes:
         spans: maps the name of each part to the times at which it started and ended, in seconds of
@@ -97,7 +97,7 @@ class Timing:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times a block of code. If a part runs twice, it lasts from its first start to its last end."""
+        """Times the block of code as the part `name`. Two blocks of one name count as one, gap included."""
         start = time.monotonic()
         try:
             yield
@@ -125,8 +125,8 @@ class Outcome:
 def run(body: Callable[[Task, Timing], Outcome]) -> None:
     """Runs a contender: reads the task file that the command line names, calls `body` and writes the report.
 
-    `body` must time its work with `timing.part(WORK)`. If it has a start-up in addition to imports, it must
-    also time this with `timing.part(START_UP)`.
+    `body` must time its work with `timing.part(WORK)`. If `body` needs a start-up, such as opening a Spark
+    session, it must time the start-up with `timing.part(START_UP)`.
     """
     task = Task.load(Path(sys.argv[1]))
     timing = Timing()

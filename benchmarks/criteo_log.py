@@ -1,13 +1,14 @@
 """Generates a click log in Criteo's layout: a label, 13 integers and 26 hexadecimal categorical columns.
 
-The product has its own generator (etl/synthetic), whose clicks a model can predict. But all except two of its
-columns have at most 20 values, which is too few to measure the work on vocabularies. The generator in this
-file has columns of Criteo's sizes instead:
+Nightrank has another generator (etl/synthetic), whose clicks a model can predict. But all except two of its
+columns have at most 20 values, which is too few to measure the work on vocabularies. The columns of the
+generator in this file have as many values as those of Criteo's log:
 
-* Each categorical column has as many possible values as Criteo's Kaggle log has in its 45.8 million rows (the
-  numbers that facebookresearch/dlrm prints for this log). A value's rank r is drawn from Zipf's law with
-  exponent 1 in its continuous form: P(r) = log((r + 1) / r) / log(n + 1), where n is the number of possible
-  values. The number of distinct values therefore grows with the number of rows, as in Criteo's log.
+* A categorical column has as many possible values as the same column of Criteo's Kaggle log has distinct
+  values in its 45.8 million rows, as facebookresearch/dlrm counts them. The rank r of a value is drawn from
+  Zipf's law with exponent 1 in its continuous form: P(r) = log((r + 1) / r) / log(n + 1), where n is the
+  number of possible values. The number of distinct values therefore grows with the number of rows, as in
+  Criteo's log.
 * A value is written as 8 hexadecimal digits: its rank, mapped to a 32-bit number that looks random. Fields
   are empty as often as in Criteo's log.
 * Integers are log-normal with long tails, as in Criteo's log. I2 has negative values. A quarter of the rows

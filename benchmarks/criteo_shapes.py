@@ -1,8 +1,8 @@
 """The shapes of a training step on Criteo's terabyte log: features, cardinalities and random batches.
 
-The cardinalities are those that NVIDIA publishes for this log if values that occur fewer than 15 times share
-an id (DeepLearningExamples, DLRM, variant `criteo_t15_synthetic` of its synthetic data). They add up to 32.7
-million rows, or 15.6 GiB with 128 float32 numbers per row. NVIDIA's synthetic data draw ids from a power law
+NVIDIA published these cardinalities for the case that values with fewer than 15 occurrences share an id
+(DeepLearningExamples, DLRM, variant `criteo_t15_synthetic` of its synthetic data). The cardinalities add up
+to 32.7 million embedding rows, or 15.6 GiB with 128 float32 values per row. NVIDIA's synthetic data draw ids from a power law
 with exponent 1.45, and so does this file. The smallest ids are the most frequent, because our workflow
 assigns ids in the order of counts.
 """
@@ -28,9 +28,7 @@ EXPONENT = 1.45
 
 
 def capped(most_rows: int | None) -> list[int]:
-    """Returns the cardinalities, each reduced to at most `most_rows`, so that the tables fit on a small
-    machine.
-    """
+    """Returns the cardinalities, each limited to `most_rows`, so that tables fit on a small machine."""
     return [min(cardinality, most_rows or cardinality) for cardinality in CARDINALITIES]
 
 
@@ -45,7 +43,7 @@ def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
 
 
 def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Returns random ids (rows, C) int64. Id k has a probability of about (k - 2)^-1.45.
+    """Returns random ids (rows, C) int64. The probability of id k is about proportional to (k - 2)^-1.45.
 
     Reserved ids are not drawn, except for features whose cardinality does not exceed the number of reserved
     ids.

@@ -1,4 +1,4 @@
-"""Measures the upper limit of a training step: our DLRM without embedding lookups and table updates."""
+"""Makes a DLRM without embedding lookups, whose training step is an upper limit of the speed of ours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class FixedVectors(nn.Module):
-    """Replaces an embedding table: returns the same vectors (B, C, E) for all ids.
+    """A replacement for an embedding table, which returns the same vectors (B, C, E) for all ids.
 
-    The vectors receive a gradient, like vectors that were looked up.
+    The vectors receive a gradient, as vectors from a lookup do.
     """
 
     def __init__(self, rows: int, features: int, dim: int, device: torch.device) -> None:
@@ -27,8 +27,6 @@ class FixedVectors(nn.Module):
 def without_tables(
     model: nn.Module, rows: int, features: int, dim: int, device: torch.device
 ) -> FixedVectors:
-    """Replaces the model's embedding table by `FixedVectors`, which it returns. The dense layers do not
-    change.
-    """
+    """Replaces the embedding table of `model` by a `FixedVectors`, and returns this object."""
     model.embedding = FixedVectors(rows, features, dim, device)
     return model.embedding

@@ -15,15 +15,15 @@ cache. It does the following work:
   becomes 0, and log(1 + x) is stored as float32.
 * It writes Parquet with zstd, one folder or file for each day.
 
-Our job does additional work, which is timed too (benchmarks/ours.py). The file of each peer says what the
-peer leaves out. Before a ratio is printed, the table of each peer is compared with ours
+Our job does additional work, which is timed too (benchmarks/ours.py describes it). The file of each peer
+in benchmarks/peers says what the peer leaves out. Before a ratio is printed, the table of each peer is compared with ours
 (benchmarks/agreement.py): all ids and dense values must be equal. Only NVTabular may order values of equal
 counts in another way. If tables differ, the benchmark fails and prints no figures.
 
-Only the work is timed. The time of the start-up is printed in another column: interpreter and imports, and
-for the contenders that use Spark also opening the session and running a first job. Our first job also starts
-the Python workers. With --repeats, the run of median time is used. `ratios` says how many times as fast as
-the peer our job is.
+Only the work is timed. The time of the start-up is printed in another column. The start-up consists of the
+interpreter and imports, and in contenders that use Spark also of opening the session and running a first job.
+Our first job also starts the Python workers. With --repeats, the run of median time is used. `ratios` says how
+many times as fast as the peer our job is.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _peer(name: str, options: argparse.Namespace) -> Contender | str:
-    """Returns the peer as a contender, or the reason why it cannot run."""
+    """Returns the peer `name` as a contender, or the reason why the peer cannot run."""
     if options.only is not None and name not in options.only:
         return "left out by --only"
     if name == "nvtabular":
@@ -124,7 +124,7 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
 def _first(
     contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
 ) -> tuple[Summary, Run]:
-    """Runs our job. Returns the summary of its table, with which every peer is compared, and the run."""
+    """Runs our job. Returns the summary of its table, and the result of the run."""
     run = _median(contender, days, options, deadline, None)
     if run.summary is None:
         raise ContenderFailed("internal error, please report: the output of our job has no checksums")
@@ -138,7 +138,7 @@ def _median(
     deadline: float,
     expected: Summary | None,
 ) -> Run:
-    """Runs a contender `options.repeats` times, compares each output, and returns the run of median time.
+    """Runs a contender `options.repeats` times, and returns the run of median time.
 
     Each output is compared with `expected`, or with the output of the first run if `expected` is None.
     """

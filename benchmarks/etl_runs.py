@@ -34,9 +34,10 @@ class Contender:
     Attributes:
         name: name in the output.
         module: the module to run (see benchmarks.contender).
-        settings: settings that only this contender has.
+        settings: further settings, which only this contender has.
         python: the Python interpreter that runs the module.
-        ties: True if the contender orders values of equal counts by value, as our job does.
+        ties: True if the contender assigns ids to values of equal counts in the order of the values, as our
+            job does.
     """
 
     name: str
@@ -51,10 +52,11 @@ class Run:
     """The result of one run of a contender.
 
     Attributes:
-        seconds, cpu_s: seconds and CPU seconds of the work, without start-up.
+        seconds: seconds of the work, without start-up.
+        cpu_s: CPU seconds of the work, without start-up.
         start_up_s: seconds of the start-up.
         parts: maps the name of each part of the work to its seconds.
-        measured: the resources of the complete process tree, with start-up.
+        measured: the resources that the process tree used, start-up included.
         outcome: the report of the contender.
         output_bytes: size of all files of the result.
         summary: checksums of the result; None if it is not compared.
@@ -85,9 +87,9 @@ class Run:
 
 
 class ContenderFailed(Exception):
-    """A contender failed, or was stopped at its time limit.
+    """An error: a contender failed, or was stopped at its time limit.
 
-    `limit_s` is the time limit at which it was stopped; None if it failed for another reason.
+    `limit_s` is the time limit. It is None if the contender failed for another reason.
     """
 
     def __init__(self, message: str, limit_s: float | None = None) -> None:
@@ -108,9 +110,9 @@ def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
 def run_contender(
     contender: Contender, days: Sequence[Day], cores: int, limit_s: float, compared: bool = True
 ) -> Run:
-    """Runs a contender once and measures it.
+    """Runs a contender once and measures its process tree.
 
-    Its input is in the file cache. Its output is deleted at the end.
+    The input of the contender is in the file cache. The output of the contender is deleted at the end.
 
     Args:
         contender: the contender.
@@ -120,8 +122,8 @@ def run_contender(
         compared: True if the checksums of the output are needed.
 
     Raises:
-        ContenderFailed: the contender failed, or reached the time limit. If it failed, the message has the
-            last lines that it printed.
+        ContenderFailed: the contender failed, or reached the time limit. After a failure, the message has
+            the last lines that the contender printed.
         Disagreement: the output does not have the columns that all contenders must write.
     """
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -3,16 +3,18 @@
     .venv/bin/python benchmarks/etl_scaling.py [--quick] [--rows N N N] [--repeats N] [--set a.b=c …]
 
 The job runs on logs of three sizes. Its time is linear if a row takes as much time in a large log as in a
-small one. For each size, `ratios` has the seconds per row, and the CPU seconds per row, divided by those of
-the next smaller size. Each ratio should be within 15% of 1.
+small one. For each size except the smallest, `ratios` contains two ratios: the seconds per row and the CPU
+seconds per row, each divided by the same figure of the next smaller size. Each ratio should be within 15% of
+1.
 
 Some work of a run does not depend on the number of rows, such as planning, manifests and the start of Python
-workers. It makes a row of a small log more expensive. Therefore `marginal` is printed too. It is the time for
-each row that the largest size adds, divided by the time for each row that the middle size adds.
+workers. This work makes a row of a small log more expensive. Therefore `marginal` is printed too. Let t1, t2
+and t3 be the seconds, and n1, n2 and n3 the numbers of rows, of the smallest, middle and largest log. Then
+`marginal` is ((t3 - t2) / (n3 - n2)) / ((t2 - t1) / (n2 - n1)).
 
 The memory is that of all processes of the job: the JVM, which contains driver and executor, and its Python
-workers. It should not grow with the number of rows, although the vocabularies contain more values in a larger
-log. This script runs no peers; benchmarks/etl.py does.
+workers. The memory should not grow with the number of rows, although the vocabularies of a larger log contain
+more values. This script runs no peers; benchmarks/etl.py does.
 """
 
 from __future__ import annotations
@@ -84,10 +86,10 @@ def _facts(rows: int, run: Run) -> dict[str, Any]:
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Returns ratios of each size to the next smaller size.
+    """Returns the figures of each size divided by those of the next smaller size.
 
-    There is a ratio of the seconds per row, of the CPU seconds per row, and of the peak memory. The key
-    `marginal` has the ratio of the seconds per added row (see the module's docstring).
+    The figures are the seconds per row, the CPU seconds per row, and the peak memory. The module's docstring
+    defines the key `marginal`.
     """
     sizes = sorted(facts, key=int)
     ratios: dict[str, float | None] = {}

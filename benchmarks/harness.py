@@ -2,14 +2,14 @@
 
 The resources are seconds, CPU seconds and peak memory.
 
-* *CPU seconds* come from /proc: the user and system time of every running process of the tree, including the
-  time of the ended child processes that it has waited for. The harness makes itself the subreaper of the tree
+* *CPU seconds* are the user and system time in /proc of every running process of the tree. This time includes
+  that of ended child processes for which the process has waited. The harness makes itself the subreaper of the tree
   (prctl). If the parent of a process ends first, such as the launcher of a JVM, the process becomes a child
   of the harness, and the kernel counts its time in the harness's RUSAGE_CHILDREN. So no time is lost or
   counted twice.
-* *Memory* is sampled ten times per second as the sum of the resident set sizes (RSS) of all processes. This
-  sum counts a page that several forked workers share once for each of them. The proportional set size (PSS)
-  counts such a page once in all. Reading PSS is slow, because the kernel walks the page tables. The harness
+* *Memory* is sampled ten times per second as the sum of the resident set sizes (RSS) of all processes. If
+  forked workers share a page, this sum counts the page once per worker. The sum of the proportional set sizes
+  (PSS) counts such a page once. Reading PSS is slow, because the kernel walks the page tables. The harness
   reads PSS whenever RSS has grown by a tenth, and otherwise so rarely that this takes at most two per cent of
   the time.
 * *Parts of the work*: contenders report the times at which their parts start and end (benchmarks.contender).
@@ -48,13 +48,14 @@ class Measured:
         returncode: exit code of the process that was started. If a signal ended it, this is the negative
             number of the signal.
         timed_out: whether the process tree was killed at its time limit.
-        wall_s, cpu_s: seconds and CPU seconds from the start of the process to the end of the last process of
-            its tree.
+        wall_s: seconds from the start of the process to the end of the last process of its tree.
+        cpu_s: CPU seconds of the process tree.
         peak_rss_bytes: highest sum of the resident set sizes of all processes. A page that is shared by n
             processes counts n times.
-        peak_pss_bytes: highest sum of the proportional set sizes of all processes. These sizes are sampled
-            less often.
-        samples: pairs of a time (CLOCK_MONOTONIC) and the CPU seconds of the tree until then, oldest first.
+        peak_pss_bytes: highest sum of the proportional set sizes of all processes. This sum is sampled less
+            often.
+        samples: pairs of a time (CLOCK_MONOTONIC) and the CPU seconds of the tree until that time, oldest
+            first.
     """
 
     returncode: int
@@ -181,7 +182,7 @@ def _reaped_cpu_s() -> float:
 
 @dataclass(frozen=True)
 class _Process:
-    """A process in /proc. `cpu_s` includes the time of ended child processes that it has waited for."""
+    """A process in /proc. `cpu_s` includes ended child processes for which the process has waited."""
 
     pid: int
     parent: int
@@ -219,9 +220,9 @@ def _read_process(pid: int) -> _Process | None:
 
 
 def _reap_orphans(tree: Iterable[_Process], started: int) -> None:
-    """Waits for ended processes of the tree that have become children of this process.
+    """Calls waitpid for the ended processes of the tree whose parent is now this process.
 
-    The process `started` is left out, because Popen waits for it.
+    The process with the id `started` is left out, because Popen waits for it.
     """
     for process in tree:
         if process.parent == os.getpid() and process.pid != started:

@@ -7,7 +7,7 @@ columns of ids and a label. The table exists as four Parquet files, like those o
 binary files with the same rows. Each contender runs in a process of its own, pinned to the same cores.
 Contenders take turns for several rounds. The fastest epoch of each contender is used, because other work on
 the machine can only make an epoch slower. A batch consists of the three tensors that a model needs: labels,
-dense features and ids. The first epoch of each process is not timed. The benchmark uses it to check that
+dense features and ids. The first epoch of each process is not timed. In this epoch, the benchmark checks that
 every row is delivered once (benchmarks/loader_contender.py).
 
 The peers are:
@@ -15,14 +15,14 @@ The peers are:
 * petastorm_batched: Petastorm's BatchedDataLoader with a shuffling queue as large as our buffer pool.
 * petastorm_best: the fastest settings of BatchedDataLoader. They shuffle less: rows are shuffled only within
   a row group, without a queue.
-* petastorm_columns: as petastorm_best, but a batch has one tensor per column.
-* per_row: Petastorm's DataLoader, which reads single rows, with a queue as large as our buffer pool. It reads
-  a table with a tenth of the rows.
+* petastorm_columns: the settings of petastorm_best, but a batch has one tensor per column.
+* per_row: Petastorm's DataLoader, which reads single rows, with a queue as large as our buffer pool. This peer
+  reads a table with a tenth of the rows.
 * memmap_row_shuffle: the rows of a batch are copied from binary files, in the order of a random permutation
   of all rows.
 * memmap_batch_shuffle: complete batches are copied from binary files in random order. The rows within a batch
   are not shuffled.
-* memcpy: the same bytes are copied in order. This is the limit that the speed of memory sets.
+* memcpy: the bytes of the binary files are copied in order. No loader can be faster than this copy.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Contender:
 
     Attributes:
         module: the module that yields batches (see benchmarks.loader_contender).
-        settings: settings that only this contender has.
-        part: the contender's table has 1 / `part` of the rows.
+        settings: further settings, which only this contender has.
+        part: the table of this contender has a fraction 1 / `part` of the rows.
     """
 
     module: str
@@ -102,9 +102,9 @@ class Figures:
     """The measured epochs of one contender.
 
     Attributes:
-        epochs: for each timed epoch, the (seconds, CPU seconds) per million rows.
+        epochs: one pair (seconds, CPU seconds) per million rows for each timed epoch.
         peak_rss_bytes: peak memory of the contender's processes.
-        failure: why the contender failed; None if it did not.
+        failure: the reason why the contender failed; None if it did not fail.
     """
 
     epochs: list[tuple[float, float]] = field(default_factory=list)
@@ -188,9 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Figures) -> None:
-    """Runs a contender once in its process, and adds its epochs to the figures.
+    """Runs a contender once in its process, and adds its epochs to `into`.
 
-    If the contender fails, the reason is stored in the figures.
+    If the contender fails, the reason is stored in `into`.
     """
     feature_table = make_table(CACHE, rows // contender.part // FILES * FILES)
     settle(feature_table.paths)

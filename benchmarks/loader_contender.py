@@ -1,11 +1,11 @@
-"""The interface of the contenders of the loader benchmark, and the process in which a contender runs.
+"""The interface of the contenders (our loader and its peers) of the loader benchmark.
 
     python -m benchmarks.loader_contender task.json
 
-A contender is a module with a function `epoch`, which yields the batches of one epoch. The process checks the
-first epoch: its number of rows, sum of ids and sum of labels must be those of the table. This epoch also
-warms caches and memory. The next epochs are timed, each from the call of `epoch` to the last batch. The
-process only counts the rows of their batches.
+This command runs one contender in a new process. A contender is a module with a function `epoch`, which yields
+the batches of one epoch. The process checks the first epoch: its number of rows, sum of ids and sum of labels
+must be those of the table. This epoch also warms caches and memory. The next epochs are timed, each from the
+call of `epoch` to the last batch. In these epochs, the process only counts the rows of the batches.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class LoaderTask:
     """The task of a contender.
 
     Attributes:
-        module: name of the contender's module. Its function `epoch(table, task, seed)` yields pairs of labels
-            and a list of id tensors: one matrix, or one tensor per column.
+        module: name of the contender's module. Its function `epoch(table, task, seed)` yields one pair per
+            batch: the labels, and a list of id tensors (one matrix, or one tensor per column).
         table: the table to read.
         local_batch_size: number of rows of a batch.
         buffer_rows: number of rows that are shuffled together.
         epochs: number of timed epochs.
         threads: number of threads that the contender may use.
         report: path of the report with the seconds and CPU seconds of each epoch.
-        settings: settings that only this contender has.
+        settings: further settings, which only this contender has.
     """
 
     module: str
@@ -63,11 +63,10 @@ class LoaderTask:
 
 
 def check(batches: Batches, table: FeatureTable) -> None:
-    """Reads all batches of an epoch and compares their sums with those of the table.
+    """Reads all batches of an epoch, and checks that it has every row of the table exactly once.
 
     Raises:
-        ValueError: the number of rows, the sum of ids or the sum of labels differs. The epoch does not have
-            every row of the table exactly once.
+        ValueError: the number of rows, the sum of ids or the sum of labels differs from that of the table.
     """
     rows = id_sum = label_sum = 0
     for labels, ids in batches:

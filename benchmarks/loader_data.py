@@ -34,11 +34,13 @@ class FeatureTable:
     """A table on disk.
 
     Attributes:
-        files: its Parquet files, which have equal numbers of rows.
+        files: the Parquet files of the table, which have equal numbers of rows.
         rows: number of rows of all files together.
-        labels, dense, ids: paths of .npy files with the same rows in row layout: (rows,) float32, (rows, 13)
-            float32 and (rows, 26) int32.
-        id_sum, label_sum: sums over all rows. A contender's batches must have the same sums.
+        labels: path of an .npy file with the labels of the same rows: (rows,) float32.
+        dense: path of an .npy file with the dense columns in row layout: (rows, 13) float32.
+        ids: path of an .npy file with the ids in row layout: (rows, 26) int32.
+        id_sum: sum of all ids. The batches of an epoch must have the same sum.
+        label_sum: sum of all labels. The batches of an epoch must have the same sum.
     """
 
     files: tuple[str, ...]
@@ -64,7 +66,7 @@ def spec() -> FeatureSpec:
 
 
 def make_table(cache: Path, rows: int) -> FeatureTable:
-    """Returns the table with `rows` rows, which must be a multiple of FILES. Makes it if it does not exist."""
+    """Returns the table with `rows` rows, a multiple of FILES. Makes the table if it does not exist."""
     folder = cache / f"features-{FORMAT}-{rows}"
     index = folder / "index.json"
     if not index.exists():

@@ -1,6 +1,6 @@
 """Our loader as a contender of the loader benchmark.
 
-It reads the files through Petastorm, for 16 logical shards on one rank, as a training does
+The loader reads the files through Petastorm, for 16 logical shards on one rank, as in a training
 (training/loop/run.py).
 """
 
@@ -17,7 +17,7 @@ NUM_SHARDS = 16
 
 
 def epoch(table: FeatureTable, task: LoaderTask, seed: int) -> Batches:
-    """Yields the batches of an epoch. Rows of padding, which only the last batch can have, are removed."""
+    """Yields the batches of an epoch. Padding rows, which only the last batch can have, are removed."""
     rows = table.rows // len(table.files)
     files = [DataFile(path, rows, (rows,)) for path in table.files]
     plan = plan_shards([group.rows for group in row_groups(files)], NUM_SHARDS, task.local_batch_size)

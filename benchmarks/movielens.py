@@ -8,10 +8,9 @@ For each user, all films are ranked except those that the user had rated before 
 product make the splits, our lists, and the table of excluded films. The peers rank the same films for the
 same users. All contenders learn only from the train split. Films with equal scores are ordered by film id.
 
-For EASE, the script chooses the penalty with the best NDCG@10 on the validation films. In this choice, only
-films rated in the train split are excluded. Our model is trained as its configuration says. The script
-computes our HR@10 and NDCG@10 itself. It fails if they differ from those that measure_recommendations
-published. Each ratio is our NDCG@10 divided by the peer's.
+For EASE, the script chooses the penalty with the best NDCG@10 on the validation films. For this choice, the
+lists exclude only films that the user rated in the train split. Our model is trained as its configuration says. The script
+computes our HR@10 and NDCG@10 itself. It fails if measure_recommendations published other figures. Each ratio is our NDCG@10 divided by the peer's.
 """
 
 from __future__ import annotations
@@ -75,11 +74,12 @@ class Task:
     Users and films are in the order of their keys.
 
     Attributes:
-        train: (U, I) 1 where the user rated the film 4 or more in the train split, otherwise 0.
-        rated: (U, I) True where the user rated the film in the train split.
-        excluded: (U, I) True where the film must not be in the user's list.
-        validation, test: (U,) index of the user's validation or test film; -1 if there is none.
-        warm: (U,) True if the user has a rating in the train split.
+        train: 1 where the user rated the film 4 or more in the train split, otherwise 0; shape (U, I).
+        rated: True where the user rated the film in the train split; shape (U, I).
+        excluded: True where the film must not be in the user's list; shape (U, I).
+        validation: the index of each user's validation film, or -1 if there is none; shape (U,).
+        test: the index of each user's test film, or -1 if there is none; shape (U,).
+        warm: True if the user has a rating in the train split; shape (U,).
     """
 
     train: Scores
@@ -150,10 +150,10 @@ def run_night(settings: Sequence[str]) -> float:
 
 
 def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
-    """Reads the matrices from the published tables.
+    """Reads the matrices of the benchmark from the published tables.
 
     Returns:
-        The task, the keys of users, and the keys of films.
+        The task, the keys of its users, and the keys of its films.
     """
     dataset = read_dataset(lake, RUN_DATE)
     version = dataset.workflow_version
@@ -203,7 +203,7 @@ def read_rows(partition: Partition) -> pd.DataFrame:
 
 
 def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lists:
-    """Returns the published lists (U, k) of film indices. If a list is shorter than k, the rest is -1."""
+    """Returns the published lists as film indices (U, k). A list shorter than k is filled with -1."""
     rows = read_rows(lake.recommendations.partition(RUN_DATE))
     lists = np.full((len(users), k), -1, np.int64)
     user, film = (
@@ -214,9 +214,9 @@ def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lis
 
 
 def top(scores: Scores, excluded: NDArray[np.bool_], k: int) -> Lists:
-    """Returns the k films with the highest scores for each user, (U, k), without excluded films.
+    """Returns, as film indices (U, k), the k films with the highest scores that are not excluded.
 
-    Films with equal scores are in the order of their index.
+    Films with equal scores are in the order of their indices.
     """
     return np.argsort(np.where(excluded, np.inf, -scores), axis=1, kind="stable")[:, :k]
 
@@ -225,9 +225,9 @@ def measure(lists: Lists, wanted: Lists) -> Figures:
     """Measures the lists of users who have a relevant film.
 
     Args:
-        lists: (U, k) film indices.
-        wanted: (U,) index of the user's only relevant film; -1 if there is none. The NDCG of a list is 1 /
-            log2(1 + position of the film), or 0 if the list does not have the film.
+        lists: the film indices of each user's list; shape (U, k).
+        wanted: the index of each user's only relevant film, or -1 if there is none; shape (U,). The NDCG of a
+            list is 1 / log2(1 + position of this film), or 0 if the list does not contain the film.
     """
     asked = wanted >= 0
     hits = lists[asked] == wanted[asked][:, None]
@@ -239,7 +239,7 @@ def measure(lists: Lists, wanted: Lists) -> Figures:
 def of_lists(lists: Lists, task: Task) -> Figures:
     """Measures the lists on the test films. Only users who have a rating in the train split are included.
 
-    measure_recommendations calls these users warm.
+    The job measure_recommendations calls these users warm.
     """
     return measure(lists, np.where(task.warm, task.test, -1))
 
@@ -261,7 +261,7 @@ def tuned_penalty(task: Task, k: int) -> float:
 def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -> None:
     """Exits with an error if measure_recommendations published other figures than this script computed.
 
-    The figures are the number of users, and hit rate and NDCG of our lists and of the most popular films.
+    These figures are the number of users, and hit rate and NDCG of our lists and of the most popular films.
     """
     facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
     published = [

@@ -1,7 +1,7 @@
 """The Python environment of NVTabular.
 
-NVTabular's last release (23.8) needs pandas 1 and an older Dask than our environment has. Its environment is
-installed from requirements/benchmark-nvtabular.txt into the cache folder when it is first needed.
+NVTabular's last release (23.8) needs pandas 1 and an older Dask than our environment has. The environment of
+NVTabular is installed from requirements/benchmark-nvtabular.txt into the cache folder when it is first needed.
 """
 
 from __future__ import annotations

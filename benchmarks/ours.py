@@ -1,11 +1,12 @@
 """Our job build_features as a contender of the ETL benchmarks.
 
-It calls the function of the job in a Spark session with the local profile, and writes to a new folder of
-tables. The job does work that the peers do not do:
+The module calls the function of the job in a Spark session with the local profile, and writes to a new folder
+of tables. The job does work that the peers do not do:
 
-* It numbers every line and checks that it can be parsed. Malformed lines would be quarantined.
-* It computes exact means and standard deviations of the 13 integer columns, and normalises the columns by
-  them.
+* It assigns a line number to every line, and checks that the line can be parsed. It would quarantine malformed
+  lines.
+* It computes exact means and standard deviations of the 13 integer columns, and uses them to normalise the
+  columns.
 * It stores the counts of rare values, from which a later run can extend the vocabularies.
 * It distributes rows evenly over files.
 * It verifies its files by their statistics, and publishes all tables by manifests.
@@ -31,10 +32,10 @@ PROFILE = ROOT / "conf/spark/local.conf"
 
 
 def build_features(task: Task, timing: Timing) -> Outcome:
-    """Runs the job.
+    """Runs the job build_features.
 
-    The task has two settings: `data` is the folder of the log, and `overrides` are values for --set of the
-    job.
+    The task has two settings: `data` is the folder of the log, and `overrides` are values for the option
+    --set of the job.
     """
     train = sum(day.train for day in task.days)
     overrides = [
@@ -72,9 +73,9 @@ def build_features(task: Task, timing: Timing) -> Outcome:
 
 
 def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
-    """Returns a dict that maps each normalised column to the (mean, deviation) of the stored workflow.
+    """Returns the mean and standard deviation of each normalised column, as the workflow has stored them.
 
-    The comparison of tables uses these numbers to undo the normalisation.
+    The comparison of tables uses these values to undo the normalisation.
     """
     stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
     return {

@@ -4,9 +4,10 @@
 
 The log and the DLRM are those of benchmarks/quality.py. The DLRM is trained in float32 with several seeds.
 First, the weights of the first seed score the test day in float32, bf16 and fp16. The script prints the
-change of the AUC and the mean change of a probability. Both must be less than 2e-4, the limit that NVIDIA
-gives for its own recommenders. Second, the DLRM is trained in each precision with the first seed. The test
-AUC may differ from that of the first seed in float32 by two standard deviations of the AUC over all seeds.
+change of the AUC and the mean change of a probability. Both changes must be less than 2e-4, the limit that
+NVIDIA gives for its own recommenders. Second, the DLRM is trained in each precision with the first seed. Its
+test AUC may differ from the AUC of the float32 training with this seed by at most two standard deviations
+of the AUC over all seeds.
 Each ratio is the limit divided by the change. A ratio of at least 1 means that the target is met.
 """
 
@@ -111,7 +112,7 @@ def trained_auc(plan: TrainPlan) -> float:
 
 @torch.no_grad()
 def scores(plan: TrainPlan, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores the test split in a precision.
+    """Scores the test split with a model in a precision.
 
     Returns:
         The labels and the probabilities, in the order of the rows of the split's files.

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/python_tasks.py [--quick]
 
 It compares our worker daemon (the process that forks Python workers) with Spark's own. A Spark session on
-local[2] runs many tasks, and each returns its one input row as an Arrow batch. The figure is the milliseconds
-of one core per task: the median over several jobs. The first job of a session, in which workers start and
+local[2] runs many tasks, and each returns its one input row as an Arrow batch. The figure is the CPU time
+per task in milliseconds: the median over several jobs. The first job of a session, in which workers start and
 import modules, is not counted. Each session has a process of its own, and the two daemons take turns. The
 ratio `task` is the time with Spark's daemon divided by the time with ours.
 """
@@ -39,7 +39,7 @@ def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 def rounds_of(daemon: str, tasks: int) -> list[float]:
     """Runs several jobs in a Spark session of this process.
 
-    Returns the milliseconds of one core per task, one value for each job.
+    Returns one element per job: the milliseconds of CPU time per task.
     """
     from spark.session import build_session, read_profile
 

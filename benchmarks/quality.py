@@ -4,10 +4,10 @@
 
 The log is that of conf/datasets/generated.yaml. Its generator knows the click probability of each row, and
 therefore the best AUC that a model can reach on a day. The share of a model is (its AUC - 0.5) / (best AUC -
-0.5). It is printed for the test day and the validation day.
+0.5). The script prints the share on the test day and on the validation day.
 
-The jobs of the product generate and encode the log once, in the cache folder. Each model is then trained on
-one rank in this process, with the settings in PRESETS. These were chosen by the results on the validation
+Nightrank's jobs generate and encode the log once, in the cache folder. Each model is then trained on one rank
+in this process, with the settings in PRESETS. These settings were chosen by the results on the validation
 day. The targets apply to the share on the test day: at least 0.9 for models that combine features with each
 other, and below 0.8 for logistic regression, which cannot do this. The script runs no peers.
 """
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare(quick: bool) -> Lake:
     """Returns the lake (the folder of all tables) with the log and its features.
 
-    If they do not exist, jobs of the product make them.
+    If log or features do not exist, Nightrank's jobs make them.
     """
     lake = Lake(str(CACHE / ("quick" if quick else "full")))
     if is_published(lake.datasets.partition(RUN_DATE)):
@@ -127,7 +127,7 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
     """Trains a model with several seeds and measures its AUC.
 
     Returns:
-        Means over the seeds, and the share on the test day for each seed.
+        The means of the figures over the seeds, and the share on the test day for each seed.
     """
     preset, dataset = PRESETS[name], read_dataset(lake, RUN_DATE)
     best = {split: best_auc(lake, dataset, split) for split in ("validation", "test")}

@@ -1,4 +1,4 @@
-"""The output of every benchmark: a table and, on the last line, one JSON object."""
+"""Formats the output of every benchmark: a table and, on the last line, one JSON object."""
 
 from __future__ import annotations
 

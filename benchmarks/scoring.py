@@ -4,8 +4,8 @@
         [--scaling]
 
 Our function score_lists scores the candidates of each user and returns the k best items. The peers score
-joined rows, which contain the features of a user and of an item. These rows were joined beforehand, and the
-peers do not rank. Our time includes reading, joining, scoring and ranking.
+joined rows, which contain the features of a user and of an item. The joined rows were made beforehand, and the
+peers do not rank items. Our time includes reading, joining, scoring and ranking.
 
 Contenders take turns in one Spark session on local[2]. The figure is the number of pairs per second, the
 median over turns. Each contender reads Parquet from the file cache and writes to Spark's sink `noop`, which
@@ -15,12 +15,12 @@ of them of the user, half of the item) and 13 dense features of the user.
 Each ratio is the speed of our code divided by the speed of the other contender:
 
 * `joined_fp32`: score_lists in fp32, compared with the fastest of pandas_udf, predict_batch_udf and
-  mapInPandas in fp32. For `joined_bf16`, both use bf16. For `bf16_over_joined_fp32`, ours uses bf16 and the
-  others use fp32.
+  mapInPandas in fp32. For `joined_bf16`, score_lists and the others use bf16. For `bf16_over_joined_fp32`,
+  score_lists uses bf16 and the others use fp32.
 * `published_fp32`, `published_bf16`: score_lists compared with mapInPandas, for a DLRM with the published top
   MLP, 1024-1024-512-256.
-* `null_model`: score_lists compared with the fastest of the three, for a model that returns 0. It measures
-  only the transport of rows, with twice as many users (with --quick: ten times as many).
+* `null_model`: score_lists compared with the fastest of the three, for a model that returns 0. This ratio
+  measures only the transport of rows. The number of users is twice as large (with --quick: ten times).
 * `bare_model`: the job score_rows, which reads and writes files, compared with the model without a Spark job
   on rows in memory (benchmarks/bare_model.py).
 * `topk_window_1m`, `topk_window_8m`: score_lists with a model that computes a hash of ids, compared with
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Returns the ratios that the module's docstring describes; None if a contender did not run."""
+    """Returns the ratios that the module's docstring describes. A ratio without both figures is None."""
 
     def best(*names: str) -> float | None:
         return max((speeds[name]["pairs_per_s"] for name in names if name in speeds), default=None)

@@ -79,7 +79,7 @@ class Bench:
     def _lists_and_joined(self, model: str, precision: str, names: Sequence[str]) -> dict[str, Any]:
         """Returns our contenders and the peers for one model and precision.
 
-        Before this, it checks that their results for a few users agree.
+        Before it returns, the function checks that the results of all contenders for a few users agree.
 
         Args:
             model: name of the model in MODELS.
@@ -122,10 +122,10 @@ class Bench:
         return speeds | {"bare_model": spread(bare)}
 
     def _null(self) -> Speeds:
-        """Measures the model that returns 0.
+        """Measures our contender and the peers with the model that returns 0.
 
-        The number of users is larger than for other models. With few rows, the fixed time of a job would hide
-        the time of the rows.
+        The number of users is larger than for other models: with few rows, most of the time would be the
+        fixed time of a job.
         """
         times = 10 if self.options.quick else 2
         data = self._data(times * self.options.users, self.options.candidates, joined=True)

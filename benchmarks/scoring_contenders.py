@@ -37,7 +37,7 @@ CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
 
 
 class Unequal(Exception):
-    """Contenders gave different results, so their times cannot be compared."""
+    """An error: contenders gave different results, so their times cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,20 @@ def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelReque
 
 
 def lists(spark: SparkSession, spec: FeatureSpec, items: str, model: ModelRequest) -> Contender:
-    """Returns score_lists as a contender. It reads users with their candidates and returns K rows per user."""
+    """Returns score_lists as a contender, which reads users with candidates and returns K rows per user."""
     request = ListRequest(model, (items,), (), K)
     return Contender(lambda data: score_lists(spark.read.parquet(*data.users), spec, request))
 
 
 def joined(spark: SparkSession, spec: FeatureSpec, name: str, model: str, precision: str) -> Contender:
-    """Returns the peer `name` as a contender. It reads joined rows, scores them and does not rank them."""
+    """Returns the peer `name` as a contender, which reads joined rows and scores them without ranking."""
     score = JOINED[name]
     return Contender(lambda data: score(spark.read.parquet(*data.joined_files), spec, model, precision))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """score_rows as a contender. It reads the files of joined rows and writes files with probabilities."""
+    """The contender score_rows. It reads the files of joined rows and writes files with probabilities."""
 
     spark: SparkSession
     model: ModelRequest
@@ -117,7 +117,7 @@ class Rows:
             shutil.rmtree(folder)
 
     def scored(self, data: Data) -> pd.DataFrame:
-        """Returns the columns row_id and probability of each row."""
+        """Returns one row for each joined row, with the columns row_id and probability."""
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
             score_split(self.spark, divide_rows(data.joined, 2, 1_000_000), self.model, folder)
@@ -127,10 +127,9 @@ class Rows:
 
 
 def require_equal_rows(name: str, actual: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal if two frames have different rows (user_key, item_index) or probabilities.
+    """Raises Unequal if two frames have different pairs (user_key, item_index) or probabilities.
 
-    Probabilities may differ by at most `close`. The error names the contender `name`, whose rows are
-    `actual`.
+    Probabilities may differ by at most `close`. `actual` contains the rows of the contender `name`.
     """
     keys = ["user_key", "item_index"]
     both = expected.merge(actual, on=keys, suffixes=("", "_found"), validate="one_to_one")
@@ -149,9 +148,9 @@ def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, 
     """Raises Unequal if the lists are not the K best items of each user.
 
     Args:
-        name: name of the contender for the message.
-        lists: the contender's lists: user_id, position, item_id, score.
-        expected: all pairs with their probabilities: user_key, item_id, probability.
+        name: name of the contender, used in the message.
+        lists: the contender's lists, with the columns user_id, position, item_id and score.
+        expected: all pairs of a user and a candidate, with the columns user_key, item_id and probability.
         close: largest allowed difference of a score. Items whose scores differ by at most `close` may be
             swapped.
     """

@@ -1,6 +1,6 @@
 """The worker daemon of the scoring benchmarks.
 
-It is Nightrank's own daemon, whose workers can also load the architectures of benchmarks/architectures.
+This is Nightrank's own daemon, but its workers can also load the architectures of benchmarks/architectures.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures how the time and memory of score_lists grow with the number of users and candidates.
 
-A size is a number of users and a number of candidates per user. Each size is measured in processes of its
-own. Its ratios are the seconds per pair, the CPU seconds per pair and the peak memory, divided by those of
-the previous size. Each ratio should be within 15% of 1. All sizes have the same items. At the first and
-smallest size, the fixed time of a run is the largest share of the time.
+A size is a number of users and a number of candidates per user. Each size is measured in new processes. The
+ratios of a size are its seconds per pair, CPU seconds per pair and peak memory, each divided by the
+same figure of the previous size. Each ratio should be within 15% of 1. All sizes have the same items. The fixed
+time of a run is a larger share of the time at the first and smallest size than at the others.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Task:
-    """A number of users and of candidates, which is measured in a process of its own.
+    """A size (a number of users and of candidates), which is measured in a process of its own.
 
     Attributes:
         users: number of users.
         candidates: number of candidates of each user.
         items: number of items.
-        most_rows: largest number of ids of a column.
+        most_rows: upper limit of the cardinality of each id column.
         cores: number of cores that the process may use.
     """
 
@@ -58,7 +58,7 @@ class Task:
 
 
 class SizeFailed(Exception):
-    """The process that measures one number of users and candidates failed or reached its time limit."""
+    """An error: the process that measures a size failed or reached its time limit."""
 
 
 def scaling(options: argparse.Namespace) -> int:
@@ -140,7 +140,7 @@ def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def main(task_file: str, report: str, folder: str) -> None:
-    """Measures a task in this process: scores a few users to warm up, then all users, which is timed."""
+    """Measures a task in this process. Scores a few users to warm up, and then times the scoring of all."""
     task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8")))
     spec = make_spec(task.most_rows)
     request = request_of(make_model(CACHE, "dlrm", spec))

@@ -26,7 +26,7 @@ from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 
 
 def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
-    """Returns the columns user_key, item_id and probability of all pairs."""
+    """Returns one row for each pair, with the columns user_key, item_id and probability."""
     frames = [_scored(path, spec, items).to_pandas() for path in data.users]
     return pd.concat(frames, ignore_index=True).rename(
         columns={"user_id": "user_key", "score": "probability"}
@@ -34,7 +34,7 @@ def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
 
 
 def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
-    """Returns row_number over a window as a contender. It reads files of pairs: user_id, item_id and score."""
+    """Returns row_number over a window as a contender, which reads the files from `pair_files`."""
 
     def frame(data: Data) -> Any:
         return top(spark.read.parquet(*pair_files(data, spec, items)), K)
@@ -43,7 +43,10 @@ def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
 
 
 def pair_files(data: Data, spec: FeatureSpec, items: str) -> list[str]:
-    """Returns the files of pairs, one for each file of users. Writes those that do not exist."""
+    """Returns the paths of files of pairs, one for each file of users. Writes files that do not exist.
+
+    The columns are user_id, item_id and score.
+    """
     paths = []
     for place, users in enumerate(data.users):
         path = Path(users).with_name(f"pairs-{place}.parquet")

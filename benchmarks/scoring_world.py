@@ -1,6 +1,6 @@
 """Makes the input of the scoring benchmarks: users, items, candidates, joined rows, and models.
 
-There are as many feature columns as in Criteo's log. Of the 26 columns of ids, C1 to C13 belong to the user
+The tables have as many feature columns as Criteo's log. Of the 26 columns of ids, C1 to C13 belong to the user
 and C14 to C26 to the item. Ids follow the published power law (criteo_shapes.py), and the cardinalities are
 limited. All 13 dense features belong to the user. Each user has the same number of candidates, drawn at
 random without repeats.
@@ -62,9 +62,10 @@ class Data:
     Attributes:
         num_users: number of users.
         candidates: number of candidates of each user.
-        users: Parquet files with the columns user_key, the user's features, candidates and excluded.
-        joined: row groups with the columns row_id, user_key, item_index and all features. They have one row
-            per pair, sorted by user. Empty if no contender reads joined rows.
+        users: Parquet files with one row per user. The columns are user_key, the user's features, candidates
+            and excluded.
+        joined: row groups with one row per pair, sorted by user. The columns are row_id, user_key, item_index
+            and all features. Empty if no contender reads joined rows.
     """
 
     num_users: int
@@ -82,9 +83,9 @@ class Data:
 
 
 def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
-    """Returns the file of the table `candidate_items`, in the form that build_candidates writes.
+    """Returns the path of a file like those of the table `candidate_items` that build_candidates writes.
 
-    Writes it if it does not exist.
+    Writes the file if it does not exist.
     """
     path = folder / f"items-{count}.parquet"
     if not path.exists():
@@ -98,7 +99,7 @@ def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
 def make_data(
     folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
 ) -> Data:
-    """Returns the files of `users` users with `candidates` candidates each. Writes those that do not exist."""
+    """Returns files of `users` users with `candidates` candidates each. Writes files that do not exist."""
     known = pq.read_table(items)
     draw = np.random.default_rng(2)
     columns = _side(spec, "user", users, seed=3)
@@ -144,7 +145,7 @@ def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) ->
 
 
 def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
-    """Returns the folder of a model in MODELS with its initial weights. Creates it if it does not exist."""
+    """Returns the folder of the model `name` of MODELS, with initial weights. Creates it if necessary."""
     path = folder / f"model-{name}-{sum(spec.cardinalities)}"
     if not (path / "model.json").exists():
         config = ModelConfig.model_validate(MODELS[name])
@@ -184,7 +185,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads the rows of all row groups as inputs of a model: dense (P, D) float32 and ids (P, W) int64."""
+    """Reads all P rows of the row groups as inputs of a model: dense (P, D) float32, ids (P, W) int64."""
     table = pa.concat_tables(pq.read_table(group.path) for group in groups)
     dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)
     ids = np.stack([table.column(feature.name).to_numpy() for feature in spec.categorical], axis=1)

@@ -1,7 +1,7 @@
 """Times the training steps of several contenders in one process, in turns, under the same conditions.
 
 Contenders use the same number of threads, the same batches and the same device. In each turn, every contender
-runs some steps. The order of the contenders shifts by one from turn to turn. The figure of a contender is the
+runs some steps. The order of the contenders shifts by one from turn to turn. The speed of a contender is the
 median over turns. Before a time is read, the device finishes all its work.
 """
 
@@ -27,7 +27,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def seconds_of(step: Step, batches: Sequence[Batch], steps: int, device: torch.device) -> float:
-    """Returns the seconds of `steps` steps. The batches are used again and again."""
+    """Returns the seconds of `steps` training steps, which use the batches in turn, again and again."""
     wait_for(device)
     began = time.perf_counter()
     for batch in islice(cycle(batches), steps):
@@ -48,8 +48,8 @@ def alternate(
     """Runs the contenders in turns.
 
     Returns:
-        For each contender, its samples per second: `samples_per_s` is the median over turns, `lowest` and
-            `highest` are the range.
+        A mapping for each contender, with rates in samples per second: `samples_per_s` is the median over
+            turns, `lowest` the lowest and `highest` the highest rate.
     """
     for step in contenders.values():
         seconds_of(step, batches, warm_up, device)

@@ -10,9 +10,9 @@ All ratios are ratios of samples per second, ours divided by those of the other 
   `plain_sgd_fp32` and `plain_sgd_bf16`, the plain model uses SGD for its tables, which is less work than our
   optimizer.
 * `dense_limit`, `dense_limit_bf16`: compared with our own step without embedding tables
-  (benchmarks/dense_part.py). Except for noise, it cannot exceed 1.
-* `end_to_end`: a training of one rank with Petastorm, loader, prefetch, step and Horovod, compared with the
-  step of the same rank on batches in memory.
+  (benchmarks/dense_part.py). Except for noise, these ratios cannot exceed 1.
+* `end_to_end`: a complete training on one rank (Petastorm, loader, prefetch, step and Horovod), compared with
+  the step of the same rank on batches in memory.
 * `scaling_N`: N ranks compared with one rank, divided by N. Each rank has one thread. The global batch stays
   the same. In the JSON line, `ours.ranks` has the share of a step's time that is spent on communication.
 
@@ -93,7 +93,7 @@ def dlrm() -> ModelConfig:
 
 
 def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
-    """Returns the training settings. With bf16, the dense part is compiled."""
+    """Returns the training settings. With bf16, the layers after the lookups (dense part) are compiled."""
     reduced = {} if precision == "fp32" else {"precision": precision, "compile": True}
     return Train.model_validate({"num_ranks": ranks, "global_batch_size": batch, "device": "cpu", **reduced})
 
@@ -101,7 +101,7 @@ def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
 def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Returns a dict that maps each contender to its samples per second.
 
-    Precisions are measured one after the other, because the models of one precision need much memory.
+    The precisions are measured one after the other, because the models of one precision need much memory.
     """
     cardinalities = capped(options.most_rows)
     batches = make_batches(4, options.batch, cardinalities)
@@ -147,9 +147,10 @@ def _step(trainer: Trainer) -> Step:
 
 
 def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Returns the figures of trainings on ranks.
+    """Returns the figures of trainings on ranks, by the name of the training.
 
-    The key `end_to_end` is one rank with all cores. The key `ranks_N` is N ranks with one thread each.
+    The training `end_to_end` uses one rank with all cores. The training `ranks_N` uses N ranks with one thread
+    each.
     """
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
@@ -180,7 +181,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
 def ratios_of(
     speeds: Mapping[str, Mapping[str, float]], ranks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float | None]:
-    """Returns the ratios that the module's docstring describes; None if a contender did not run."""
+    """Returns the ratios that the module's docstring describes. A ratio without both figures is None."""
 
     def ratio(ours: str, other: str) -> float | None:
         if ours not in speeds or other not in speeds:

@@ -1,4 +1,4 @@
-"""Feature files with Criteo's columns for the loader, and a filter for the batches that are timed."""
+"""Writes feature files with Criteo's columns for the loader, and selects the batches that are timed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.data.sharding import DataFile
 def write_files(
     folder: Path, rows: int, files: int, cardinalities: Sequence[int], *, row_ids: bool = False
 ) -> list[DataFile]:
-    """Returns feature files like those of build_features. Writes those that do not exist in the folder.
+    """Returns feature files like those of build_features. Writes the files that do not exist.
 
     Args:
         folder: folder of the files.
@@ -52,7 +52,7 @@ def write_files(
 def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
     """Yields only batches without padding.
 
-    The last batch of an epoch may have fewer rows, but its step takes as long as any other. It would make the
-    rate too low.
+    If the last batch of an epoch has too few rows, it is padded. Its step takes as long as any other, so it
+    would make the measured rate too low.
     """
     return (batch for batch in batches if batch.global_weight == rows)

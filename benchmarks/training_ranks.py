@@ -37,7 +37,7 @@ _EPOCHS = 10_000  # more than any measurement consumes
 
 @dataclass(frozen=True)
 class Measurement:
-    """What each rank measures.
+    """The measurement that each rank makes.
 
     In each turn, a rank runs `steps` steps on batches in memory, and then `steps` steps on batches from the
     loader.
@@ -62,9 +62,9 @@ class Measurement:
 
 
 class TimedCollectives:
-    """Collectives that measure the seconds of their calls.
+    """A wrapper of the collectives of a rank, which adds up the seconds of all calls.
 
-    The seconds include the time in which a rank waits for other ranks.
+    These seconds include the time in which the rank waits for other ranks.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -99,10 +99,10 @@ def run_rank(measurement: Measurement) -> dict[str, Any]:
     """Runs the measurement in the process of a rank.
 
     Returns:
-        `step` and `end_to_end` are samples per second of the global batch: on batches in memory, and on
-        batches from the loader. Both are medians over turns. `communication_share` is the share of the time
-        of `step` that is spent in collectives. `loader_wait_share` is the share of the time of `end_to_end`
-        in which the rank waits for the loader.
+        `step` and `end_to_end` are samples per second of the global batch, each the median over turns. `step`
+        uses batches in memory, and `end_to_end` uses batches from the loader. `communication_share` is the
+        share of the time of `step` that is spent in collectives. `loader_wait_share` is the share of the time
+        of `end_to_end` in which the rank waits for the loader.
     """
     torch.set_num_threads(measurement.threads)
     hvd.init()

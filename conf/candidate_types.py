@@ -1,4 +1,4 @@
-"""The typed configuration of the candidate stage: which items each user is scored against."""
+"""The typed configuration of the candidate stage: which items are scored for each user."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from conf.train_types import ModelConfig
 
 
 class AllItems(Strict):
-    """Every item except those excluded for a user. It cannot be combined with another source."""
+    """The source `all_items`: every item except those excluded for a user.
+
+    No other source can be combined with `all_items`.
+    """
 
     source: Literal["all_items"] = Field(description="Every item.")
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return self.source
 
 
 class Popular(Strict):
-    """The items with the most clicks. Items with the same number of clicks are ordered by their key."""
+    """The source `popular`: the items with the most clicks.
+
+    Items with the same number of clicks are ordered by their key.
+    """
 
     source: Literal["popular"] = Field(description="The items with the most clicks.")
     n: PositiveInt = Field(default=500, description="Largest number of items of this source for a user.")
@@ -41,14 +47,15 @@ class Popular(Strict):
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
 
 class Covisitation(Strict):
-    """Items that are similar to those that the user clicked: often the same users clicked both.
+    """The source `covisitation`: items that are similar to the items that the user clicked.
 
-    docs/candidates.md has the formula of the similarity.
+    Two items are similar if often the same users clicked both. docs/candidates.md has the formula of the
+    similarity.
     """
 
     source: Literal["covisitation"] = Field(
@@ -71,14 +78,15 @@ class Covisitation(Strict):
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return self.source
 
 
 class Retrieval(Strict):
-    """The items whose vectors have the largest dot product with the user's vector.
+    """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
-    train_retriever trains the model with the settings of the section `train`.
+    The vectors come from a two-tower model. train_retriever trains this model with the settings of the
+    section `train`.
     """
 
     source: Literal["retrieval"] = Field(description="The items that a two-tower model finds.")
@@ -89,7 +97,7 @@ class Retrieval(Strict):
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return self.source
 
     @model_validator(mode="after")
@@ -131,7 +139,7 @@ class NotAllowed(RawTable):
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -154,7 +162,7 @@ class OutOfStock(RawTable):
 
     @property
     def name(self) -> str:
-        """The name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables."""
         return self.filter
 
     @model_validator(mode="after")
@@ -213,12 +221,12 @@ class Candidates(Strict):
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """The retrieval source; None if there is none."""
+        """Returns the source `retrieval`; None if it is not one of the sources."""
         return next((source for source in self.sources if isinstance(source, Retrieval)), None)
 
     @property
     def counts_days(self) -> list[str]:
-        """The keys of the configuration that count only some days. Such keys need rows with a date."""
+        """Returns the keys of the configuration that count only some days. They need rows with a date."""
         windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
@@ -229,7 +237,9 @@ class Candidates(Strict):
         if repeated:
             raise ValueError(f"sources contains {repeated} twice: remove one of the two")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
-            raise ValueError("sources: all_items gives every item, so remove the other sources and max")
+            raise ValueError(
+                "sources: all_items gives every item, so remove the other sources and the key `max`"
+            )
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:

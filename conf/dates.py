@@ -12,7 +12,10 @@ EPOCH = date(1970, 1, 1)
 
 
 def iso_date(value: Any) -> str:
-    """Returns the date as YYYY-MM-DD. `value` is a text, or the `date` that YAML makes of an unquoted date.
+    """Returns a date as YYYY-MM-DD.
+
+    Args:
+        value: a text, or the `date` object to which YAML converts an unquoted date.
 
     Raises:
         ValueError: the value is not a date of this form, or its year is out of range.
@@ -27,7 +30,7 @@ def iso_date(value: Any) -> str:
 
 
 def days_since_epoch(day: str | date) -> int:
-    """Number of days from 1970-01-01 to `day`, which is a `date` or an ISO date."""
+    """Returns the number of days from 1970-01-01 to `day`, which is a `date` or an ISO date."""
     parsed = date.fromisoformat(day) if isinstance(day, str) else day
     return (parsed - EPOCH).days
 

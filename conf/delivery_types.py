@@ -66,7 +66,7 @@ class Secret(Strict):
     @model_validator(mode="after")
     def _one_place(self) -> Secret:
         if (self.env is None) == (self.file is None):
-            raise ValueError("give either env or file, not both")
+            raise ValueError("set either `env` or `file`, not both")
         return self
 
 
@@ -111,7 +111,7 @@ class JdbcSink(Strict):
 
 
 class JsonLinesSink(Strict):
-    """Files with one JSON object per user. They are published by a manifest, like the tables of the lake.
+    """Files with one JSON object per user. A manifest lists the published files, as in tables of the lake.
 
     The manifest of a date is in the folder `path`/dt=…. The files themselves are in a folder `_data` next to
     the last folder of `path`.
@@ -141,7 +141,7 @@ Sink = Annotated[JdbcSink | JsonLinesSink, Field(discriminator="kind")]
 
 
 class Deliver(Strict):
-    """Where deliver_recommendations copies the published lists."""
+    """The sinks to which deliver_recommendations copies the published lists."""
 
     sinks: list[Sink] = Field(default=[], description="The sinks, in order. Empty: none.")
 

@@ -28,7 +28,7 @@ class FeatureGroup(Strict):
 
 
 class Scopes(Strict):
-    """What each feature depends on: on the user, on the item, or on neither (the context).
+    """The scopes of features: a feature depends on the user, on the item, or on neither (the context).
 
     A feature that is in none of the lists has the scope `pair`: its value may be different for every pair of
     user and item.
@@ -44,7 +44,7 @@ class Scopes(Strict):
 
 
 class SplitConfig(Strict):
-    """How rows are divided over time into train, validation and test."""
+    """Settings that divide rows over time into train, validation and test."""
 
     by: Literal["day", "fraction", "leave_last_out"] = Field(
         description="`day`: each split consists of whole days. The last test day is the run date; the "
@@ -78,7 +78,7 @@ class SplitConfig(Strict):
 
 
 class WorkflowConfig(Strict):
-    """How build_features gets the fitted workflow, and which engine applies it."""
+    """Settings that decide how build_features gets the fitted workflow, and which engine applies it."""
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",

@@ -72,12 +72,12 @@ class Drift(Strict):
 
 
 class Gate(Strict):
-    """When a challenger replaces the champion; docs/retraining.md explains how to choose these values.
+    """Settings that decide when a challenger replaces the champion (docs/retraining.md: how to choose them).
 
     The challenger must not be worse than the champion by more than `margin`. The gate computes a confidence
     interval of the difference between the two AUCs (challenger minus champion) on the same test rows. This
-    interval must begin above -`margin`. The interval is computed by resampling users, or rows if the log has
-    no keys. The first model is always promoted.
+    interval must begin above -`margin`. The interval is computed by resampling users, or by resampling rows
+    if the log has no keys. The first model is always promoted.
     """
 
     margin: Annotated[float, Field(ge=0)] = Field(

@@ -19,13 +19,13 @@ Section = TypeVar("Section", bound=Strict)
 
 
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
-    """The Config of a YAML file.
+    """Reads the configuration in a YAML file.
 
-    If the file has the key `extends`, the file that this key names is read first, and both are merged key by
-    key. If a key `model` names a file, the mapping in that file replaces the name. This applies to `model`
-    itself and to the sources of `candidates`. Paths are relative to the file that names them. Then each
-    override `a.b=value` is set; conf/overrides.py describes how its value is read. An override of `model` is
-    set before the model file is read, and an override of `model.a` after that.
+    If the file has the key `extends`, the file that this key names is read first, and the mappings of both
+    files are merged key by key. If a key `model` names a file, the mapping in that file replaces the name.
+    This applies to `model` itself and to the sources of `candidates`. Paths are relative to the file that
+    names them. Then each override `a.b=value` is set; conf/overrides.py describes how its value is read. An
+    override of `model` is set before the model file is read, and an override of `model.a` after that.
 
     Raises:
         ConfigError: a file is missing or is not YAML, a key is unknown, or a value breaks its rule.
@@ -54,7 +54,7 @@ def read_section(
 
     Args:
         intro, fix: the beginning of the error message, and the remedy.
-        path: the keys above the section. The error names a key of the section with these keys before it.
+        path: the keys above the section. In the error, these keys precede the name of a key of the section.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value breaks its rule. The error names all such keys.
@@ -80,9 +80,10 @@ def _describe(error: Any) -> str:
 
 
 def config_digest(config: Config, *sections: str) -> str:
-    """Hex digest of the named sections, or of all sections if none is named. Equal values give equal digests.
+    """Returns a hex digest of the named sections, or of all sections if none is named.
 
-    The digest depends only on the values, not on the file or the overrides in which they were written.
+    The digest depends only on the values of the keys. It does not matter in which file or override a value
+    was written.
     """
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values

@@ -10,7 +10,7 @@ from conf.raw_types import Days, PositiveInt, Strict
 
 
 class StopAt(Strict):
-    """Ends a training before its last planned step. The model gets the weights of the step at which it ends.
+    """A condition that ends a training early. The model gets the weights of the step at which training ends.
 
     The metric is measured on the validation split every `train.evaluate_every_steps` steps.
     """
@@ -31,7 +31,7 @@ class StopAt(Strict):
     @model_validator(mode="after")
     def _asks_for_something(self) -> StopAt:
         if self.value is None and self.patience is None:
-            raise ValueError("stop_at needs the key value, the key patience, or both")
+            raise ValueError("stop_at needs the key `value`, the key `patience`, or both")
         return self
 
 
@@ -49,11 +49,11 @@ class Profile(Strict):
 
 
 class Reading(Strict):
-    """How a rank reads feature tables.
+    """Settings for reading feature tables in a rank.
 
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
-    needs them; `read_ahead_mib` limits how many. If the lake is on an object store, the rank first copies
-    each row group to a local folder. It deletes this copy after reading the row group.
+    needs them; `read_ahead_mib` limits the size of the decoded row groups. If the lake is on an object store,
+    the rank first copies each row group to a local folder. It deletes this copy after reading the row group.
     """
 
     pool_rows: PositiveInt = Field(
@@ -79,7 +79,7 @@ class Reading(Strict):
 
 
 class Retrain(Strict):
-    """Which weights and vocabularies a retraining starts from."""
+    """The weights and vocabularies from which a retraining starts."""
 
     start: Literal["auto", "warm", "fresh"] = Field(
         default="auto",

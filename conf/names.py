@@ -22,7 +22,7 @@ RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
 
 
 def scheme_of(path: str) -> str:
-    """`s3a` of s3a://bucket/key; empty for a plain path."""
+    """Returns the scheme of a URI, such as `s3a` for s3a://bucket/key; empty for a plain path."""
     return path.split("://", 1)[0] if "://" in path else ""
 
 
@@ -60,7 +60,7 @@ def lake_root(root: str) -> str:
     if scheme == "hdfs":
         raise ValueError(
             "a lake cannot be on HDFS, because its manifests could not be replaced atomically there; "
-            "use s3a:// or a path that every node mounts, and use hdfs:// only in log.path or data"
+            "use s3a:// or a path that every node mounts, and use hdfs:// only in `log.path` or `data`"
         )
     return _require_scheme(root, LAKE_SCHEMES)
 

@@ -61,10 +61,10 @@ def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
 
 
 def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
-    """The types that the value of a key may have; empty if the key is unknown.
+    """Returns the types that the value of a key may have; empty if the key is unknown.
 
     Args:
-        kind: the type of the section in which the first of the keys is.
+        kind: the type of the section that contains the first of the keys.
         keys: the parts of the key's path, such as `["train", "epochs"]`.
     """
     types = _members(kind)
@@ -80,7 +80,10 @@ def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or a single type, without the metadata of Annotated."""
+    """Returns the member types of a union, or the type itself if it is not a union.
+
+    The metadata of Annotated is removed.
+    """
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -19,7 +19,7 @@ _ANY_BUT_NEWLINE = re.compile(f"(?!\n)[{_UNSAFE}]")
 
 
 def is_printable(text: str) -> bool:
-    """Whether `printable` returns the text as it is."""
+    """Returns whether `printable` would return the text unchanged."""
     return _ANY.search(text) is None
 
 
@@ -34,7 +34,7 @@ def printable_lines(text: str) -> str:
 
 
 def json_line(value: Any) -> str:
-    """Returns JSON on one line of printable ASCII; raises ValueError for NaN and infinity."""
+    """Returns a value as JSON on one line of printable ASCII; raises ValueError for NaN and infinity."""
     return json.dumps(value, allow_nan=False).replace(
         "\x7f", "\\u007f"
     )  # the only control character that json.dumps does not escape
@@ -45,8 +45,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log records: control characters in messages and tracebacks are escaped."""
+    """A formatter of log records that escapes control characters in messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as printable text."""
+        """Returns the record as printable text."""
         return printable_lines(super().format(record))

@@ -13,12 +13,12 @@ Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Quality(Strict):
-    """How much a day's log may differ from its train days.
+    """Limits on the differences between a day's log and the log of its train days.
 
     All limits except `max_bad_share` are for figures that compare the day of the run date with its train
-    days. Each of these figures has two limits. If a figure is above its limit `…_warn`, it is logged and
-    marked in the report. If a figure is above its limit `…_stop`, build_features ends with exit code 3 before
-    it publishes features.
+    days. Each of these figures has two limits. If a figure is above its limit `…_warn`, the job logs the
+    figure and marks it in the report. If a figure is above its limit `…_stop`, build_features ends with exit
+    code 3 before it publishes features.
     """
 
     max_bad_share: Share = Field(

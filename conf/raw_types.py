@@ -29,7 +29,10 @@ def expand_range(name: str) -> list[str]:
 
 
 def fits_column(name: str) -> bool:
-    """Whether a raw column or a feature may have this name. Internal names begin with an underscore."""
+    """Returns whether a raw column or a feature may have this name.
+
+    Names that begin with an underscore are reserved for internal columns.
+    """
     return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name
 
 
@@ -69,12 +72,12 @@ class Column(Strict):
 
     @property
     def source_name(self) -> str:
-        """Name of the column in the CSV header or Parquet schema of the raw files."""
+        """Returns the name of the column in the CSV header or Parquet schema of the raw files."""
         return self.source or self.name
 
 
 class RawTable(Strict):
-    """Where raw rows are and how they are laid out."""
+    """The location, format and columns of raw files."""
 
     path: RawLocation = Field(
         description="Path or URI of the files. It may contain globs. `{lake}` and `{data}` are replaced by "
@@ -133,7 +136,7 @@ class RawTable(Strict):
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
+        """Returns the names of the columns."""
         return [column.name for column in self.columns]
 
 
@@ -174,7 +177,7 @@ class Log(RawTable):
 
     @property
     def by_day(self) -> bool:
-        """Whether the files of the log are stored by day: its path contains `{date}`."""
+        """Returns whether the files of the log are stored by day: its path contains `{date}`."""
         return "{date}" in self.path
 
 
@@ -194,13 +197,13 @@ class Keys(Strict):
     def _differ(self) -> Keys:
         if self.item == self.user:
             raise ValueError(
-                f"item={self.item!r} is also the column of user: users and items need different columns"
+                f"item={self.item!r} is also the column of `user`: users and items need different columns"
             )
         return self
 
     @property
     def columns(self) -> list[str]:
-        """The columns that this section names: user, item and, if there is one, group."""
+        """Returns the columns that this section names: user, item and, if there is one, group."""
         return [self.user, self.item, *([self.group] if self.group else [])]
 
 
@@ -212,10 +215,10 @@ class JoinedTable(RawTable):
 
 
 class Negatives(Strict):
-    """Adds rows with label 0 to a log that records only what users chose.
+    """Settings of added rows with label 0, for a log that records only what users chose.
 
     For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of the
-    row's split and of earlier splits. Each drawn item gives a new row with label 0 and with the user, the
+    row's split and of earlier splits. For each drawn item, a row with label 0 is added. It has the user, the
     time and the split of the positive row. If the user already has a row with the item in these splits, no
     row is added. If the log is divided by days (split.by=day), only the rows of the same day are used.
     """

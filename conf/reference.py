@@ -17,11 +17,11 @@ _HUGE = (
 
 
 def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -> str:
-    """The table of the fields of a pydantic model.
+    """Returns the table of the fields of a pydantic model.
 
     Args:
         kind: the model.
-        links: maps the name of a model to the text that a cell shows instead of the type `section`.
+        links: maps the name of a model to a text. A cell shows this text instead of the type `section`.
     """
     schema = kind.model_json_schema()
     rows = ["| key | type | default | description |", "|---|---|---|---|"]
@@ -34,7 +34,10 @@ def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -
 
 
 def default_text(field: Schema) -> str:
-    """The default of a field in YAML notation. The defaults of a section are in the section's own table."""
+    """Returns the default of a field in YAML notation.
+
+    The defaults of a section are in the section's own table, not in the row of the section.
+    """
     default = field.get("default")
     if isinstance(default, dict):
         return "its defaults" if default else "`{}`"
@@ -42,13 +45,13 @@ def default_text(field: Schema) -> str:
 
 
 def type_text(schema: Schema, definitions: Mapping[str, Schema], links: Mapping[str, str]) -> str:
-    """The type of a field and the limits of its values, in words."""
+    """Returns the type of a field and the limits of its values, in words."""
     texts = [_single_type(member, definitions, links) for member in alternatives(schema)]
     return _cell(" or ".join(dict.fromkeys(texts)))
 
 
 def alternatives(schema: Schema) -> Iterator[Schema]:
-    """The members of a union; only the schema itself if it is not a union."""
+    """Yields the members of a union; only the schema itself if it is not a union."""
     members = schema.get("anyOf") or schema.get("oneOf")
     if members is None:
         yield schema
@@ -78,7 +81,7 @@ def _single_type(schema: Schema, definitions: Mapping[str, Schema], links: Mappi
 
 
 def _word(kind: str) -> str:
-    """The name in YAML of a type in a JSON schema, such as `list` for `array`."""
+    """Returns the name in YAML of a type in a JSON schema, such as `list` for `array`."""
     return _WORDS.get(kind, kind)
 
 
@@ -94,5 +97,5 @@ def _limits(schema: Schema) -> str:
 
 
 def _cell(text: str) -> str:
-    """The text of one cell: on one line, and without the character that ends a cell."""
+    """Returns the text of one cell: on one line, and without the character that ends a cell."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -27,7 +27,7 @@ class Attribute(Strict):
 
 
 class Boost(Strict):
-    """Moves items up or down by the value of an attribute.
+    """A rule that moves items up or down by the value of an attribute.
 
     The published scores are still the probabilities of the model.
     """
@@ -55,17 +55,17 @@ class Boost(Strict):
 
 
 class MaxPerCategory(Strict):
-    """Limits how many items of a list have the same value of an attribute."""
+    """A rule that limits how many items of a list have the same value of an attribute."""
 
     attribute: str = Field(description="Name of an attribute in `attributes`.")
     max: PositiveInt = Field(description="Largest number of items in a list that have the same value.")
 
 
 class Exploration(Strict):
-    """The last ceil(share × k) positions of a list get items that are drawn from the user's other candidates.
+    """A rule that fills the last ceil(share × k) positions of a list with items drawn from other candidates.
 
-    Items are drawn by a hash of seed, user, item and run date. So a rerun draws the same items, and other run
-    dates draw other items.
+    These are candidates of the user that the list would not contain otherwise. Items are drawn by a hash of
+    seed, user, item and run date. So a rerun draws the same items, and other run dates draw other items.
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -106,7 +106,7 @@ class ListRules(Strict):
             raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
         if not used and self.exploration is None:
             raise ValueError(
-                "the section contains no rule: add boost, max_per_category or exploration, or remove the "
-                "section"
+                "the section contains no rule: add `boost`, `max_per_category` or `exploration`, or remove "
+                "the section"
             )
         return self

@@ -1,4 +1,4 @@
-"""The names of the splits."""
+"""The names of the splits of the rows: train, validation and test."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Output(Strict):
 
 
 class Score(Strict):
-    """How score_daily makes the top-k lists, and how score_rows computes the probabilities of rows."""
+    """Settings of the top-k lists (score_daily) and of the probabilities of rows (score_rows)."""
 
     k: PositiveInt = Field(default=10, description="Number of items in a user's list.")
     context: dict[str, str | int | float] = Field(
@@ -84,7 +84,7 @@ class Score(Strict):
 
 
 class Measure(Strict):
-    """How measure_recommendations measures the lists, and the k of the ranking measures of evaluate_model."""
+    """Settings of the measures of lists (measure_recommendations) and of rankings (evaluate_model)."""
 
     against: Literal["next_day", "test_split"] = Field(
         default="next_day",
@@ -99,7 +99,7 @@ class Measure(Strict):
 
 
 class Generate(Strict):
-    """The generator of click logs. etl/synthetic describes how it draws clicks.
+    """The generator of click logs. etl/synthetic describes how clicks are drawn.
 
     The rows of a day depend on all of these keys except `days`, `first_date` and `compression`. The layouts
     `criteo` and `named` give the same rows. The layout `outbrain` gives a different log

@@ -14,7 +14,7 @@ Kernels = Literal["auto", "triton", "torch"]
 
 
 class MultiHot(Strict):
-    """How a model reads features that are lists of ids."""
+    """Settings for features that are lists of ids."""
 
     pooling: Literal["sum", "mean"] = Field(
         default="mean", description="How the vectors of the ids are combined. An empty list gives zeros."
@@ -53,7 +53,7 @@ class ModelConfig(Strict):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the architecture, unchanged."""
+        """Returns the settings of the architecture, unchanged."""
         return dict(self.model_extra or {})
 
 
@@ -72,7 +72,7 @@ class Elastic(Strict):
 
 
 class Embeddings(Strict):
-    """How embedding tables are trained, and which rank holds which rows.
+    """Settings that decide how embedding tables are trained, and which rank holds which rows.
 
     Placement does not change results, except for rounding.
 
@@ -240,7 +240,7 @@ class Train(Strict):
     def _evaluated(self) -> Train:
         if self.stop_at and not self.evaluate_every_steps:
             raise ValueError(
-                "stop_at needs evaluate_every_steps above 0, because it uses the results of evaluations"
+                "stop_at needs evaluate_every_steps above 0, because evaluations decide when training stops"
             )
         return self
 

@@ -208,7 +208,8 @@ class Config(Strict):
             or self.split.by == "leave_last_out"
         ):
             raise ValueError(
-                "users, items, negatives, deliver.sinks and split.by=leave_last_out need the section keys"
+                "users, items, negatives, deliver.sinks and split.by=leave_last_out can be set only if the "
+                "section `keys` is set"
             )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
@@ -220,7 +221,7 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """The value of `candidates.repeats`; `auto` is replaced by the value that it means for this log."""
+        """Returns the value of `candidates.repeats`, with `auto` replaced by its meaning for this log."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
@@ -252,9 +253,9 @@ class Config(Strict):
             )
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
-                f"candidates.splits={self.candidates.splits} must not contain test with "
-                "measure.against=test_split, because the lists would be measured on clicks that they were "
-                "computed from"
+                f"candidates.splits={self.candidates.splits} must not contain `test` if "
+                "measure.against=test_split is set, because the lists would be computed from the clicks on "
+                "which they are measured"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:

@@ -16,7 +16,9 @@ NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionErro
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping of a file. If the file `extends` another file, the mappings of both are merged key by key.
+    """Reads the mapping in a configuration file.
+
+    If the file `extends` another file, the mappings of both files are merged key by key.
 
     Raises:
         ConfigError: see `read_yaml`; or a file extends itself, directly or through other files.
@@ -37,7 +39,7 @@ def read_models(values: dict[str, Any], path: Path) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in one YAML file.
+    """Reads the mapping in one YAML file.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, or contains no mapping.
@@ -70,7 +72,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def yaml_problem(error: BaseException) -> str:
-    """A description of the problem that PyYAML found."""
+    """Returns a description of the problem that PyYAML found."""
     return (
         "an alias contains itself, or values are nested too deeply"
         if isinstance(error, RecursionError)
@@ -96,7 +98,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """The path of the file that `named` names, relative to the folder of `path`.
+    """Returns the path of the file that `named` names, relative to the folder of `path`.
 
     Raises:
         ConfigError: `named`, the value of `key` in the file `path`, is not the name of a file.
@@ -107,7 +109,7 @@ def _beside(path: Path, named: Any, key: str) -> Path:
 
 
 def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The mappings whose key `model` may name a file."""
+    """Returns the mappings whose key `model` may name a file."""
     candidates = values.get("candidates")
     sources = candidates.get("sources") if isinstance(candidates, dict) else None
     listed = sources if isinstance(sources, list) else []
@@ -126,7 +128,7 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that refuses a key that occurs twice. PyYAML silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node; raises YAMLError for a key that occurs twice."""
+        """Converts a node to a mapping; raises YAMLError for a key that occurs twice."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

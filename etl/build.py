@@ -1,7 +1,7 @@
-"""The job build_features as a library function.
+"""Runs the job build_features as a library function.
 
-`build` publishes, in this order: quarantine, data report, workflow, feature partitions, the tables of users
-and items, and the dataset.
+The function `build` publishes, in this order: quarantine, data report, workflow, feature partitions, the
+tables of users and items, and the dataset.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class BuildResult:
     Attributes:
         dataset: the published dataset.
         workflow: the workflow that computed the features.
-        counts: row counts of each day.
-        features: manifest of each day's feature partition.
+        counts: maps each day to its row counts.
+        features: maps each day to the manifest of its feature partition.
         quality: the data report.
     """
 
@@ -64,10 +64,10 @@ class BuildResult:
 def raw_days(
     config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> dict[Split, list[RawFiles]]:
-    """Returns the raw days of each split. If `split.by` is not `day`, all splits have the same single day.
+    """Returns, for each split, the raw files of its days.
 
-    `recorder` records as inputs of the run the raw files of these days, and later all data that is read with
-    these files.
+    If `split.by` is not `day`, all splits have the same single day. `recorder` records the raw files as
+    inputs of the run. Later, it also records all data that is read with these files.
 
     Raises:
         DataError: a required day has no raw log.
@@ -87,15 +87,16 @@ def raw_days(
 
 @dataclass(frozen=True)
 class CheckedDays:
-    """The raw days of a run after quarantine and data report.
+    """The days of a run, after their quarantine and the data report have been published.
 
     Attributes:
-        splits: the raw days of each split.
-        in_order: all raw days, oldest first.
-        passes: reads the raw text in two passes with Python workers (etl.text.two_passes); None if Spark
-            frames are necessary.
-        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of all days.
-        counts: row counts of each day.
+        splits: maps each split to the raw files of its days.
+        in_order: the raw files of all days, oldest first.
+        passes: object that reads the raw text in two passes with Python workers (etl.text.two_passes). None
+            if the text must be read as Spark frames.
+        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of these
+            rows.
+        counts: maps each day to its row counts.
         quality: the data report.
     """
 
@@ -141,7 +142,8 @@ def build(
         run_date: the last day of the run's logs.
         parent_version: workflow version of the champion (the model that serves) before this run date; None if
             there is no champion.
-        phase: returns a context that measures the time of a named phase of the work.
+        phase: function that takes the name of a phase of the work, and returns a context manager that
+            measures the time of this phase.
 
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
@@ -206,8 +208,8 @@ def _workflow(
 ) -> tuple[FittedWorkflow, str]:
     """Returns the workflow of the run, and the mode by which it was obtained.
 
-    The mode `fit` fits a new workflow, `extend` extends the parent by new training days, and `apply` uses the
-    parent unchanged.
+    The mode `fit` fits a new workflow, `extend` adds new training days to the workflow `parent_version`, and
+    `apply` uses the workflow `parent_version` unchanged.
     """
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
@@ -234,7 +236,7 @@ def _workflow(
 
 
 def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
-    """Returns the days whose raw log has changed since its values were counted for the workflow.
+    """Returns the days whose raw log has changed since the workflow was fitted on it.
 
     The values of a training day are counted once, when this workflow version, or a version that it extends,
     is fitted. If the raw log of the day changes later, features are computed from the new log. The counts
@@ -255,7 +257,7 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 def _publish_features(
     config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
-    """Publishes the feature partition of each day, unless it exists for the same raw log and workflow."""
+    """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}

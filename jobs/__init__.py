@@ -1,1 +1,1 @@
-"""The jobs, one per file. Each parses its options, calls the library, publishes and writes a summary."""
+"""The jobs, one per file. A job parses its options, calls the library and writes a summary."""

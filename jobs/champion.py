@@ -24,11 +24,14 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Applies the override if one is given, prints the history and the job summary; returns the exit code."""
+    """Applies the requested override, if any, and prints the history and the job summary.
+
+    Returns the exit code.
+    """
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.to and not arguments.rollback:
-        parser.error("--to belongs to --rollback")
+        parser.error("--to can be given only with --rollback")
 
     def apply(context: RunContext) -> tuple[str, JobSummary]:
         version = arguments.to if arguments.rollback else arguments.pin
@@ -39,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _action(arguments: argparse.Namespace) -> Action | None:
-    """The override that the options request; None if there is none, so that only the history is shown."""
+    """Returns the override that the options request, or None if they request none."""
     if arguments.rollback:
         return "rollback"
     if arguments.pin is not None:
@@ -48,7 +51,7 @@ def _action(arguments: argparse.Namespace) -> Action | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options of every job, the overrides, and the options for who decided and why."""
+    """Returns the parser of the command line: the options of every job, the overrides, who decided, why."""
     parser = job_parser("champion", DESCRIPTION)
     override = parser.add_mutually_exclusive_group()
     override.add_argument(
@@ -76,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _user() -> str:
-    """The user of this process: the name, or a number if there is no name, as in some containers."""
+    """Returns the user of this process: the name, or the user id if it has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

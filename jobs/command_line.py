@@ -15,7 +15,7 @@ from storage.run_context import RunContext
 
 
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
-    """A parser of the options that every job has. `date_option` is a second name for --run-date."""
+    """Returns a parser with the options that every job has. `date_option` is a second name of --run-date."""
     parser = argparse.ArgumentParser(
         prog=f"{name}.py",
         description=description,
@@ -49,7 +49,7 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
 def run_without_session(
     name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
 ) -> int:
-    """Runs a job that only shows information and needs no Spark session. It writes no run record.
+    """Runs a job that only shows information. The job needs no Spark session and writes no run record.
 
     Args:
         name: the name of the job.

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The demo's options."""
+    """Returns the parser of the demo's command line."""
     parser = argparse.ArgumentParser(
         prog="demo.py",
         description=DESCRIPTION,

@@ -20,7 +20,10 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Lists the files of the lake, migrates them with --apply, prints the summary; returns the exit code."""
+    """Lists the files of the lake, and migrates them if --apply is given.
+
+    Also prints the job summary. Returns the exit code.
+    """
     arguments = _parser().parse_args(argv)
     lake = Lake(arguments.lake)
     start = time.monotonic()
@@ -51,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options of the job."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="migrate.py",
         description=DESCRIPTION,

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options of every job, the Spark profile and --retrain."""
+    """Returns the parser of the command line: the options of every job, the Spark profile, --retrain."""
     parser = job_parser("nightly", DESCRIPTION)
     parser.add_argument(
         "--profile",

@@ -41,12 +41,12 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 @dataclass
 class _Sessions:
-    """Builds the Spark session of a run, and saves in the lake the Java stack traces that Spark logs."""
+    """The builder of a run's Spark session, which also saves the Java stack traces that Spark logs."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
-        """Builds the session. The error log is attached before and after that, because building can fail."""
+        """Builds the session. Attaches the error log before it, because building can fail, and after it."""
         self.error_log.attach()
         session = build_session(
             f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
@@ -55,7 +55,7 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of Spark's log and of `error`. Returns the path; None if there are none."""
+        """Saves the stack traces of Spark's log and of `error`. Returns the path, or None without any."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 

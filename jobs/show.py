@@ -19,13 +19,13 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the list and the job summary, and returns the exit code."""
+    """Prints the list of a user and the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     return run_without_session("show", arguments, lambda context: run(context, arguments.user))
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options of every job, and the user."""
+    """Returns the parser of the command line: the options of every job, and the user."""
     parser = job_parser("show", DESCRIPTION, date_option="--date")
     parser.add_argument("--user", required=True, metavar="ID", help="the user's id, as in the log")
     return parser

@@ -3,7 +3,7 @@
 spark-submit merges standard error of the driver's Python into its standard output, and copies both to its own
 standard output. So programs that read the summary would also get logs, warnings and tracebacks. Therefore,
 under spark-submit, this module makes the JVM copy everything to standard error and write the summary to
-standard output itself. This applies to all output of the process, including that of libraries.
+standard output itself. All output of the process is treated so, including that of libraries.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _separated(jvm: Any) -> Callable[[str], None]:
 
 
 def _are_one_file(pid: int) -> bool:
-    """Whether standard output and standard error of a process are the same file; true if this is unknown."""
+    """Returns whether standard output and error of a process are the same file; True if this is unknown."""
     try:
         streams = [os.stat(f"/proc/{pid}/fd/{number}") for number in (_STDOUT, _STDERR)]
     except OSError:

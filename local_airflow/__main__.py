@@ -43,7 +43,7 @@ _RUN_MAY_TAKE_S = 1200
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
+    """Runs `make airflow` and returns the exit code."""
     arguments = _parser().parse_args(argv)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

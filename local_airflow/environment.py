@@ -16,7 +16,9 @@ CHECK = "import airflow.providers.apache.spark.hooks.spark_submit"
 
 
 def environment() -> Path:
-    """The folder of the environment, which is created if it is missing or if the lock file has changed.
+    """Returns the folder of Airflow's environment, and creates it if necessary.
+
+    The environment is created if it is missing or if the lock file has changed since it was made.
 
     Raises:
         SetupError: the environment cannot be created.

@@ -65,7 +65,7 @@ class Home:
             secret.write_text(secrets.token_urlsafe(48))
 
     def environment(self) -> dict[str, str]:
-        """The environment of Airflow's processes.
+        """Returns the environment of Airflow's processes.
 
         Everybody who can reach the port is an administrator, so the server listens only on 127.0.0.1.
         """
@@ -96,7 +96,7 @@ class Home:
 
 
 def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
-    """The Variable `nightrank` for this checkout and for the environment of this interpreter.
+    """Returns the Variable `nightrank` for this checkout and for the environment of this interpreter.
 
     Raises:
         SetupError: JAVA_HOME is not set; setup/env.sh sets it.
@@ -123,7 +123,7 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
+    """Returns a free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
 
     Port 0 would give a port in that range. Another connection could take this port before the server starts,
     a few seconds later.

@@ -50,7 +50,7 @@ class Page:
                 return dict(answer["result"])
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Returns the value of a JavaScript expression in the page."""
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def visit(self, url: str, until: str) -> None:
@@ -64,7 +64,7 @@ class Page:
         time.sleep(_SETTLED_S)
 
     def picture(self, path: Path, width: int, height: int) -> None:
-        """Writes a screenshot of this size as PNG."""
+        """Writes a screenshot of `width` times `height` pixels as a PNG file."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         time.sleep(_SETTLED_S)
@@ -73,7 +73,7 @@ class Page:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """A headless Chromium with a temporary profile."""
+    """Starts a headless Chromium with a temporary profile, yields its tab, and ends it."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise SystemExit("there is no chromium on PATH: apt-get install chromium")
@@ -86,7 +86,7 @@ def chromium() -> Iterator[Page]:
             end = time.monotonic() + _PATIENCE_S
             while not (port_file.exists() and "\n" in port_file.read_text()):
                 if time.monotonic() > end:
-                    raise TimeoutError("chromium does not listen")
+                    raise TimeoutError(f"Chromium opened no DevTools port within {_PATIENCE_S} s")
                 time.sleep(0.2)
             port = port_file.read_text().splitlines()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
@@ -99,7 +99,7 @@ def chromium() -> Iterator[Page]:
 
 
 def main(url: str, folder: Path) -> None:
-    """Writes the pictures of an Airflow at this address into a folder."""
+    """Writes the pictures of the Airflow at `url` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as page:
         page.visit(f"{url}/dags/{DAG}", until=DAG)

@@ -96,7 +96,7 @@ def _wait_until_ready(api: Api, home: Home, started: dict[str, subprocess.Popen[
 
 
 def make_ready(api: Api, spark_slots: int) -> None:
-    """Creates the pool and unpauses the DAGs."""
+    """Creates the pool of Spark applications, and unpauses the DAGs."""
     if POOL not in {pool["name"] for pool in api.get("/pools")["pools"]}:
         pool = {"name": POOL, "slots": spark_slots, "description": "Spark applications that run at once"}
         api.post("/pools", pool)
@@ -112,7 +112,7 @@ def _parsed(api: Api) -> bool:
 
 
 def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Ends the processes, then all processes that their tasks left, such as spark-submit process groups."""
+    """Ends the processes of Airflow, then the processes that tasks started and that still run."""
     family: list[psutil.Process] = []
     for process in started.values():
         with contextlib.suppress(psutil.NoSuchProcess):

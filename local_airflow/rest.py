@@ -27,7 +27,7 @@ class Api:
     _token: str = field(default="", repr=False)
 
     def answers(self) -> bool:
-        """Whether scheduler, triggerer, DAG processor and database all report that they are healthy."""
+        """Returns whether scheduler, triggerer, DAG processor and database all report to be healthy."""
         try:
             health = self._json("GET", "/api/v2/monitor/health", token=False)
         except OSError:
@@ -36,15 +36,15 @@ class Api:
         return all(health[part]["status"] == "healthy" for part in parts)
 
     def get(self, path: str) -> Any:
-        """The parsed answer to GET."""
+        """Sends a GET request and returns the parsed answer."""
         return self._json("GET", f"/api/v2{path}")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The parsed answer to POST."""
+        """Sends a POST request and returns the parsed answer."""
         return self._json("POST", f"/api/v2{path}", body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The parsed answer to PATCH."""
+        """Sends a PATCH request and returns the parsed answer."""
         return self._json("PATCH", f"/api/v2{path}", body)
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
@@ -55,7 +55,7 @@ class Api:
         return str(self.post(f"/dags/{dag}/dagRuns", asked)["dag_run_id"])
 
     def state(self, dag: str, run: str) -> str:
-        """The state of a run, such as success."""
+        """Returns the state of a run, such as success."""
         return str(self.get(f"/dags/{dag}/dagRuns/{quote(run)}")["state"])
 
     def wait(self, dag: str, run: str, timeout_s: float) -> str:
@@ -82,7 +82,7 @@ class Api:
         return {_name(instance): instance for instance in listed["task_instances"]}
 
     def log(self, dag: str, run: str, task: str, try_number: int) -> str:
-        """The text of a task's log."""
+        """Returns the text of a task's log."""
         path = f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances/{task}/logs/{try_number}?full_content=true"
         return json.dumps(self.get(path)["content"])
 

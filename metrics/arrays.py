@@ -13,7 +13,7 @@ Vector = NDArray[np.float64]
 def vectors(
     labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None
 ) -> tuple[Vector, Vector, Vector]:
-    """Labels, scores and weights (N,) as float64; the weights default to 1.
+    """Returns labels, scores and weights as float64 vectors of length N; the default of each weight is 1.
 
     Raises:
         DataError: the arguments are not vectors of the same length, or a score is not finite.

@@ -4,9 +4,9 @@ Each replicate draws a weight from Poisson(1) for every user. This approximates 
 (N. Chamandy et al., Estimating Uncertainty for Massive Data Streams, Google 2012). All rows of a user have
 the same weight, because the clicks of one user are not independent.
 
-A weight is computed from the seed, the number of the replicate and the user's hash. So both models use the
-same resamples, although their rows are in different frames and in different ranges (see below). No rows are
-joined and no weights are stored.
+A weight is computed from the seed, the index of the replicate and the user's hash. So both models use the
+same resamples, although their rows are in different frames and in different ranges of scores (see below). No
+rows are joined and no weights are stored.
 
 The rows of a model are divided into ranges of scores: a range contains the rows whose scores are in one
 interval (scoring.evaluation.prediction_quality). A task computes the sums of one range, one replicate after
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Resample:
-    """Number of replicates, and the seed of their weights."""
+    """The number of replicates of a bootstrap, and the seed of their weights."""
 
     replicates: int
     seed: int = 0
@@ -44,7 +44,7 @@ class Resample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of the difference of a measure, challenger minus champion.
+    """A confidence interval of a measure of the challenger minus the same measure of the champion.
 
     Attributes:
         difference: the difference on the original rows, without resampling.
@@ -62,7 +62,7 @@ class Interval:
 
 
 def _poisson_table() -> NDArray[np.uint8]:
-    """(65536,) entry i is the quantile of Poisson(1) at (i + 1/2) / 65,536."""
+    """Returns 65,536 quantiles of Poisson(1): entry i is the quantile at (i + 1/2) / 65,536."""
     cumulative = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(12)])
     return np.searchsorted(cumulative, (np.arange(2**16) + 0.5) / 2**16).astype(np.uint8)
 
@@ -71,11 +71,11 @@ _POISSON = _poisson_table()
 
 
 def draw_weights(units: Ints, resample: Resample) -> Iterable[NDArray[np.uint8]]:
-    """Yields, for each replicate in order, the (m,) weights of m units.
+    """Yields the (m,) weights of m units for each replicate, in order.
 
     A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The weights are
-    computed from these hashes with the finaliser of SplitMix64 (G. Steele et al., Fast Splittable
-    Pseudorandom Number Generators, 2014).
+    computed from these hashes with the last step (the finaliser) of SplitMix64 (G. Steele et al., Fast
+    Splittable Pseudorandom Number Generators, 2014).
     """
     base = _mixed(units.view(np.uint64) ^ _mixed(np.array([resample.seed], np.int64).view(np.uint64)))
     for first in range(0, resample.replicates, _DRAWS_A_HASH):
@@ -86,7 +86,7 @@ def draw_weights(units: Ints, resample: Resample) -> Iterable[NDArray[np.uint8]]
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser."""
+    """Returns the hash of each value, computed with the last step (the finaliser) of SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -95,11 +95,13 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def reduce_replicates(
     units: Ints, click: NDArray[np.bool_], score: Floats, loss_units: Ints, resample: Resample
 ) -> dict[str, list[int]]:
-    """The sums of one range of n rows in each replicate. Maps each name in SUMS to one integer per replicate.
+    """Returns the sums of one range of n rows: maps each name in SUMS to one integer per replicate.
 
     Args:
-        units: (n,) hash of the row's user. Rows with equal hashes are resampled together.
-        click, score, loss_units: (n,) label, probability, and loss as an integer multiple of a small number.
+        units: (n,) hash of the user of each row. Rows with equal hashes are resampled together.
+        click, score: (n,) label and probability of each row.
+        loss_units: (n,) loss of each row, rounded to an integer number of small units (see
+            `combine_replicates`).
         resample: number of replicates, and seed.
     """
     distinct, unit_of_row = np.unique(units, return_inverse=True)  # (m,), (n,)
@@ -124,16 +126,17 @@ def reduce_replicates(
 
 
 def _sums_by_unit(values: Ints, unit_of_row: Ints, units: int) -> Ints:
-    """(units,) entry u is the sum of the values of the rows whose unit is u."""
+    """Returns the sum of the values of each unit's rows, shape (units,)."""
     order = np.argsort(unit_of_row, kind="stable")
     first = np.searchsorted(unit_of_row[order], np.arange(units))
     return np.add.reduceat(values[order], first)
 
 
 def combine_replicates(ranges: Iterable[Mapping[str, Any]], units_of_loss: int) -> dict[str, Floats]:
-    """The (B,) AUC and (B,) log loss of B replicates, from the sums of all ranges.
+    """Returns the AUC and the log loss of each of B replicates, from the sums of all ranges.
 
-    The AUC is NaN if the replicate lacks a class, and the log loss is NaN if it has no rows.
+    Both arrays have the shape (B,). The AUC is NaN if the replicate lacks a class, and the log loss is NaN if
+    it has no rows.
 
     Args:
         ranges: the results of reduce_replicates for all ranges, in ascending order of scores.
@@ -153,24 +156,23 @@ def combine_replicates(ranges: Iterable[Mapping[str, Any]], units_of_loss: int) 
 
 
 def _ratios(numerators: Any, denominators: Any) -> Floats:
-    """(B,) quotients; NaN if the denominator is 0."""
+    """Returns the quotients of numerators and denominators; NaN where the denominator is 0."""
     pairs = zip(numerators, denominators, strict=True)
     return np.array([above / below if below else math.nan for above, below in pairs], np.float64)
 
 
 def interval(difference: float, ours: Floats, theirs: Floats, confidence: float) -> Interval | None:
-    """The percentile interval of a difference.
+    """Returns the percentile interval of the difference between the measures of two models.
 
     The method is that of B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
 
     Args:
-        difference: the difference on the original rows.
+        difference: the difference on the original rows, without resampling.
         ours, theirs: (B,) the measure of each model in the replicates, NaN if it is undefined.
         confidence: share of the replicates whose difference is between the bounds.
 
-    Returns:
-        None if the difference is undefined in more than a tenth of the replicates, because a class has too
-        few rows.
+    Returns: The interval. None if the difference is undefined in more than a tenth of the replicates, because
+    a class has too few rows.
     """
     differences = ours - theirs
     differences = differences[np.isfinite(differences)]

@@ -13,9 +13,10 @@ from metrics.partial_sums import EPSILON, combine, count_scores, sum_deciles, su
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Area under the ROC curve: the share of (positive, negative) pairs whose scores are in the right order.
+    """Returns the area under the ROC curve.
 
-    A pair with equal scores counts half.
+    This is the share of (positive, negative) pairs whose scores are in the right order. A pair with equal
+    scores counts half.
 
     Args:
         labels: (N,) 0 or 1.
@@ -31,7 +32,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
         raise DataError(
             f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: "
             "it needs both classes",
-            "measure on a split with clicks and non-clicks: add more days to it",
+            "measure on a split with clicks and non-clicks, for example by adding days to the split",
         )
     order = np.argsort(score, kind="stable")
     first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # first row of each distinct score
@@ -42,7 +43,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 
 
 def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean cross entropy in nats. Probabilities are clipped to [2⁻²⁴, 1 − 2⁻²⁴].
+    """Returns the mean cross entropy in nats. Probabilities are clipped to [2⁻²⁴, 1 − 2⁻²⁴].
 
     Raises:
         DataError: there are no rows, or a probability is not finite.
@@ -58,7 +59,7 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
 def normalized_entropy(
     labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
 ) -> float:
-    """Log loss divided by the log loss of always predicting the click rate.
+    """Returns the log loss divided by the log loss of always predicting the click rate.
 
     A value below 1 means that the model is better than this constant prediction. The measure is defined by X.
     He et al., ADKDD 2014, section 3.
@@ -72,14 +73,14 @@ def normalized_entropy(
         raise DataError(
             f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: "
             "it needs both classes",
-            "measure on a split with clicks and non-clicks: add more days to it",
+            "measure on a split with clicks and non-clicks, for example by adding days to the split",
         )
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
     return log_loss(labels, probabilities, weights) / float(entropy)
 
 
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
-    """AUC, log loss, normalised entropy and calibration of some rows; an undefined measure is None.
+    """Returns AUC, log loss, normalised entropy and calibration; an undefined measure is None.
 
     The result has the keys that `partial_sums.combine` documents.
 

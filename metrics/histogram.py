@@ -18,9 +18,9 @@ _SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of 
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The (n,) keys of the bins of (n,) finite numbers.
+    """Returns, for each of n finite numbers, the key of its bin: (n,) int64.
 
-    Keys have the same order as the numbers: they are negative for numbers below 0, and 0 for zero. There are
+    Keys have the same order as the numbers. A key is negative for a number below 0, and 0 for zero. There are
     at most 2 × 2,098 × 16 keys other than 0: two signs, 2,098 powers of two, and 16 bins for each of them.
     """
     mantissa, exponent = np.frexp(np.abs(values))  # |value| = mantissa * 2**exponent, mantissa in [1/2, 1)
@@ -30,11 +30,11 @@ def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def bin_bounds(key: int) -> tuple[float, float]:
-    """The bounds (low, high) of the bin with a key.
+    """Returns the bounds (low, high) of the bin with this key.
 
-    If the key is positive, the bin contains the numbers in [low, high). If the key is negative, it contains
-    those in (low, high]. Key 0 contains only zero. The highest bin ends at infinity, and the lowest begins at
-    minus infinity.
+    If the key is positive, the bin contains the numbers in [low, high). If the key is negative, the bin
+    contains the numbers in (low, high]. Key 0 contains only zero. The highest bin ends at infinity, and the
+    lowest bin begins at minus infinity.
     """
     if key == 0:
         return 0.0, 0.0

@@ -24,7 +24,12 @@ Counts = NDArray[np.int64]
 
 
 class ScoreCounts(NamedTuple):
-    """The M distinct scores of some rows (ascending float64), and the clicks and non-clicks of each."""
+    """The number of clicks and of non-clicks with each distinct score, for some rows.
+
+    Attributes:
+        scores: (M,) the distinct scores, ascending, float64.
+        positives, negatives: (M,) number of clicks, and number of non-clicks, with each score.
+    """
 
     scores: Vector
     positives: Counts
@@ -32,7 +37,7 @@ class ScoreCounts(NamedTuple):
 
     @property
     def rows(self) -> Counts:
-        """(M,) number of rows with each score."""
+        """Returns the number of rows with each score, shape (M,)."""
         return self.positives + self.negatives
 
 
@@ -80,7 +85,7 @@ def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
 
 
 def sum_range(counts: ScoreCounts) -> RangeSums:
-    """The sums over the rows of one range."""
+    """Returns the sums over the rows of one range."""
     below = np.cumsum(counts.negatives) - counts.negatives
     clipped = np.clip(counts.scores, EPSILON, 1 - EPSILON)
     losses = -(counts.positives * np.log(clipped) + counts.negatives * np.log1p(-clipped))
@@ -94,10 +99,11 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """What the rows of one range contribute to the ten deciles of all rows by score.
+    """Returns what the rows of one range contribute to the ten deciles of all rows by score.
 
-    Returns (10, 3): for each decile, the number of rows, the number of clicks, and the sum of the
-    probabilities. Rows with equal scores are in the same decile: the decile of the middle row among them.
+    The result has the shape (10, 3). It contains, for each decile, the number of rows, the number of clicks,
+    and the sum of the probabilities. Rows with equal scores are all in the decile of the middle row among
+    them.
 
     Args:
         counts: the counts of the range.
@@ -111,7 +117,7 @@ def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.f
 
 
 def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[str, Any]:
-    """The measures of all rows.
+    """Computes the measures of all rows from the sums of all ranges.
 
     Args:
         ranges: the sums of all ranges, in ascending order of scores.
@@ -145,14 +151,14 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
 
 
 def _entropy(rate: float) -> float:
-    """Log loss, in nats, of always predicting the click rate."""
+    """Returns the log loss, in nats, of always predicting the click rate."""
     return float(-(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
 
 
 def _calibration(
     predicted: float, positives: int, rows: int, deciles: NDArray[np.float64]
 ) -> dict[str, Any] | None:
-    """The value of the key `calibration` in the result of `combine`; None if there are no rows."""
+    """Returns the value of the key `calibration` in the result of `combine`; None if there are no rows."""
     if not rows:
         return None
     filled = deciles[deciles[:, 0] > 0]

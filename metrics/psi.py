@@ -45,14 +45,14 @@ class Binned:
 
 @dataclass(frozen=True)
 class Drift:
-    """PSI of one column.
+    """The PSI of one column.
 
     Attributes:
         psi: the index.
         noise: the value that the index exceeds by chance on one day in a thousand.
         moved: label of the bin that contributes most to the index.
-        moved_train_share, moved_day_share: the share of the cells that are in that bin, in the training
-            window and on the day.
+        moved_train_share, moved_day_share: the share of the cells that are in the bin `moved`, in the
+            training window and on the day.
     """
 
     psi: float
@@ -63,23 +63,27 @@ class Drift:
 
     @property
     def psi_above_noise(self) -> float:
-        """The PSI if it is above `noise`, otherwise 0."""
+        """Returns the PSI if it is above `noise`, otherwise 0."""
         return above_noise(self.psi, self.noise)
 
 
 def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
-    """The (B,) terms of the PSI, one per bin, from the (B,) counts of the training window and of the day.
+    """Returns the terms of the PSI, one for each of B bins: (B,) float64.
 
-    A term is at least 0. It is 0 if the bin is empty both in the training window and on the day. The share of
-    a bin is (count + 1/2) / (cells + b/2). Here cells is the sum of all counts, and b is the number of bins
-    that are not empty in both.
+    `train` and `day` are the numbers of cells of each bin in the training window and on the day. A term is at
+    least 0. It is 0 if the bin is empty both in the training window and on the day. The share of a bin is
+    (count + 1/2) / (cells + b/2). Here count is the number of cells in the bin, cells is the sum of all
+    counts, and b is the number of bins that have a cell in the training window or on the day.
 
     Raises:
         ValueError: the lengths differ, or the training window or the day has no cell.
     """
     e, a = np.asarray(train, np.float64), np.asarray(day, np.float64)  # (B,), (B,)
     if e.shape != a.shape or e.sum() <= 0 or a.sum() <= 0:
-        raise ValueError(f"PSI needs cells on both sides of the same bins, got {e.tolist()} and {a.tolist()}")
+        raise ValueError(
+            f"PSI needs cells in the training window and on the day, in the same bins; got {e.tolist()} and "
+            f"{a.tolist()}"
+        )
     used = (e > 0) | (a > 0)
     e, a = (np.where(used, counts + _EMPTY, 0.0) for counts in (e, a))
     e, a = e / e.sum(), a / a.sum()
@@ -89,14 +93,19 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
 
 
 def above_noise(psi: float, noise: float) -> float:
-    """The PSI if it is above `noise`, otherwise 0. A day with few rows can have a large PSI by chance."""
+    """Returns the PSI if it is above `noise`, otherwise 0.
+
+    A day with few rows can have a large PSI by chance.
+    """
     return psi if psi > noise else 0.0
 
 
 def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
-    """The 99.9% quantile of the PSI over `bins` bins of two random samples from the same distribution.
+    """Returns the 99.9% quantile of the PSI of two random samples from the same distribution.
 
-    The quantile of χ² is approximated by k (1 - 2/9k + z √(2/9k))³ (E. B. Wilson and M. M. Hilferty, 1931).
+    The PSI is computed over `bins` bins. The quantile of χ² is approximated by k (1 - 2/9k + z √(2/9k))³ (E.
+    B. Wilson and M. M. Hilferty, 1931). Here k is the number of degrees of freedom, and z is the 99.9%
+    quantile of the normal distribution.
     """
     k = bins - 1
     if k < 1:
@@ -106,7 +115,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
 
 
 def drift_of(binned: Binned) -> Drift | None:
-    """The PSI over these bins, and its noise; None if the training window or the day has no cell."""
+    """Returns the PSI over these bins, and its noise; None if the training window or the day has no cell."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
         return None
@@ -129,13 +138,16 @@ def bin_names(
     train_nulls: int,
     day_nulls: int,
 ) -> Binned:
-    """Bins of a text column: each frequent value of the training window, all other values, and null.
+    """Divides the cells of a text column into bins.
+
+    There is one bin for each frequent value of the training window, one for all other values, and one for
+    null.
 
     Args:
-        top: (value, number of its cells in the training window, number of its cells on the day) for each
-            frequent value.
+        top: for each frequent value, (value, number of its cells in the training window, number of its cells
+            on the day).
         train_cells, day_cells: number of cells that are not null, in the training window and on the day.
-        train_nulls, day_nulls: number of null cells.
+        train_nulls, day_nulls: number of null cells, in the training window and on the day.
     """
     rest = (train_cells - sum(train for _, train, _ in top), day_cells - sum(day for _, _, day in top))
     bins = [*top, (OTHER, *rest), (NULL, train_nulls, day_nulls)]
@@ -146,13 +158,14 @@ def bin_names(
 def bin_numbers(
     train_bins: Mapping[int, int], day_bins: Mapping[int, int], train_nulls: int, day_nulls: int
 ) -> Binned:
-    """Bins of a column of numbers: about ten with equal shares of the training window, and three more.
+    """Divides the cells of a numeric column into at most ten bins of about equal size, and three more.
 
-    The three other bins are for numbers below all numbers of the training window, for numbers above them, and
-    for nulls. All other bins consist of consecutive histogram keys (metrics.histogram). The cells of the
-    training window, in ascending order, are divided into tenths. All cells of a key are in the tenth that
-    contains the first of them. So a number that makes up several tenths has its own bin, and there are fewer
-    than ten bins. The bins depend only on the training window.
+    The size of a bin is its number of cells in the training window. The three other bins are for numbers
+    below all numbers of the training window, for numbers above all of them, and for nulls. All other bins
+    consist of consecutive histogram keys (metrics.histogram). The cells of the training window, in ascending
+    order, are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a
+    number that makes up several tenths has its own bin, and there are fewer than ten bins. The bins depend
+    only on the training window.
 
     Args:
         train_bins, day_bins: map each histogram key to its number of cells.
@@ -184,5 +197,5 @@ def bin_numbers(
 
 
 def _interval(first: int, last: int) -> tuple[str, str]:
-    """The lower bound of the key `first` and the upper bound of the key `last`, as text."""
+    """Returns, as text, the lower bound of the bin `first` and the upper bound of the bin `last`."""
     return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"

@@ -34,7 +34,7 @@ class _Clicked(NamedTuple):
 
 
 def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
-    """Mean over groups of the average precision of their first k rows.
+    """Returns the mean over groups of the average precision of their first k rows.
 
     AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks, k), as in Kaggle's Outbrain competition. Here
     precision(i) is the share of clicks among the first i rows, and clicks is the number of clicks in the
@@ -58,10 +58,11 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 
 
 def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
-    """Mean over groups of the normalised discounted cumulative gain of their first k rows.
+    """Returns the mean over groups of the normalised discounted cumulative gain of their first k rows.
 
-    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1) is divided by the DCG@k of a ranking with all clicks first
-    (Järvelin and Kekäläinen 2002). Arguments and errors are those of `map_at_k`.
+    The normalised gain of a group is its DCG@k divided by the DCG@k of a ranking with all clicks first
+    (Järvelin and Kekäläinen 2002). Here DCG@k = Σ_{i ≤ k} label_i / log2(i + 1). Arguments and errors are
+    those of `map_at_k`.
     """
     clicked = _clicked(labels, scores, groups, k)
     gains = 1 / np.log2(clicked.position + 1)
@@ -85,12 +86,12 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     before = np.cumsum(label) - label  # clicks above this row, over all groups
     nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
     counted = (label == 1) & (position <= k)
-    dense = np.cumsum(clicks > 0) - 1  # number of a group among those with a click
+    dense = np.cumsum(clicks > 0) - 1  # index of a group among those with a click
     return _Clicked(dense[group[counted]], position[counted], nth[counted], clicks[clicks > 0])
 
 
 def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
-    """(N,) the groups as numbers 0, 1, … in sorted order."""
+    """Returns, for each of N rows, the index of its group among all groups in sorted order: (N,) int64."""
     group = np.asarray(groups)
     if group.shape != label.shape:
         raise DataError(
@@ -101,6 +102,6 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
     if not label.any():
         raise DataError(
             f"no group among {len(label)} rows has a click, so there is no ranking to measure",
-            "measure on a split with clicks: add more days to it",
+            "measure on a split with clicks, for example by adding days to the split",
         )
     return np.unique(group, return_inverse=True)[1].astype(np.int64)

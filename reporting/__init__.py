@@ -1,1 +1,1 @@
-"""What people see of runs: the HTML report, terminal output, monitoring, and the list of one user."""
+"""Shows runs to people: the HTML report, terminal output, monitoring, and the list of one user."""

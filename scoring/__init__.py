@@ -1,5 +1,8 @@
-"""Batch scoring: candidates, probabilities of user × item pairs and of rows, top-k lists, their quality.
+"""Batch scoring: chooses candidates, scores pairs of user and item, makes top-k lists, and scores rows.
 
-Notation in docstrings: P pairs (or rows) scored at once, D dense and C categorical features, U users, N
-items, W the length of the longest candidate list of a block.
+The package also measures the quality of predictions and lists.
+
+Notation in docstrings: P is the number of pairs (or rows) that are scored together. D is the number of dense
+features, C the number of categorical features, U the number of users, and N the number of items. W is the
+length of the longest candidate list among users who are scored together.
 """

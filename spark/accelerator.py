@@ -35,23 +35,27 @@ _JAR_REMEDY = (
 
 @dataclass(frozen=True)
 class Shim:
-    """The accelerator's classes for one release of Spark, by their name in the jar: `spark355`."""
+    """The accelerator's classes for one release of Spark.
+
+    Attributes:
+        name: the name of these classes in the jar, such as `spark355`.
+    """
 
     name: str
 
     @property
     def shuffle_manager(self) -> str:
-        """The class for `spark.shuffle.manager`."""
+        """Returns the name of the class for `spark.shuffle.manager`."""
         return f"{_PACKAGE}.{self.name}.RapidsShuffleManager"
 
     @property
     def provider(self) -> str:
-        """The class for `spark.rapids.shims-provider-override`."""
+        """Returns the name of the class for `spark.rapids.shims-provider-override`."""
         return f"{_PACKAGE}.shims.{self.name}.SparkShimServiceProvider"
 
 
 def accelerator_settings(configured: Callable[[str], str | None], spark_version: str) -> dict[str, str]:
-    """The settings to add to a session that uses the accelerator; empty if the session does not use it.
+    """Returns the settings to add to a session; empty if the session does not use the accelerator.
 
     Args:
         configured: returns the value of a Spark setting, or None if neither profile nor command line sets
@@ -60,7 +64,8 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
 
     Raises:
         ConfigError: no jar of the accelerator is on the driver's class path, the jar has no shim for this
-            version of Spark, or one of the two settings names a class that does not fit the jar and Spark.
+            version of Spark, or one of these two Spark settings names a class that does not fit the jar and
+            Spark: `spark.shuffle.manager`, `spark.rapids.shims-provider-override`.
     """
     if PLUGIN not in [plugin.strip() for plugin in (configured("spark.plugins") or "").split(",")]:
         return {}
@@ -89,7 +94,7 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
 
 
 def shims_of(jar: Path) -> frozenset[Shim]:
-    """The shims of a jar that the accelerator and Spark can both load.
+    """Returns the shims of a jar that the accelerator and Spark can both load.
 
     Raises:
         ConfigError: the file is not a jar of the accelerator.
@@ -108,7 +113,7 @@ def shims_of(jar: Path) -> frozenset[Shim]:
 
 
 def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim for a version of Spark, or else the shim for the newest earlier patch release.
+    """Returns the shim for a version of Spark, or else the shim for the newest earlier patch release.
 
     An earlier shim is safe because patch releases of Spark do not change query plans.
 
@@ -138,7 +143,11 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim whose provider class a setting names. Raises ConfigError if the jar does not contain it."""
+    """Returns the shim whose provider class is named in a setting.
+
+    Raises:
+        ConfigError: the jar does not contain this class.
+    """
     matching = [shim for shim in shims if shim.provider == provider]
     if not matching:
         raise ConfigError(
@@ -149,7 +158,7 @@ def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _jar_on(class_path: str) -> Path:
-    """The first jar of a class path that has the plugin, in the JVM's order."""
+    """Returns the first jar of a class path that has the plugin, in the JVM's order."""
     for entry in filter(None, class_path.split(":")):
         path = Path(entry)
         candidates = sorted(path.parent.glob("*.jar")) if path.name == "*" else [path]
@@ -164,7 +173,7 @@ def _jar_on(class_path: str) -> Path:
 
 
 def _has_plugin(path: Path) -> bool:
-    """Whether a file is a jar with the plugin's class."""
+    """Returns whether a file is a jar with the plugin's class."""
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
@@ -173,18 +182,18 @@ def _has_plugin(path: Path) -> bool:
 
 
 def _entry(class_name: str) -> str:
-    """The path of a class in a jar."""
+    """Returns the path of a class in a jar."""
     return f"{class_name.replace('.', '/')}.class"
 
 
 def _native(spark_version: str) -> Shim:
-    """The shim for exactly this version of Spark, whether or not the jar has it."""
+    """Returns the shim for exactly this version of Spark, even if the jar does not have it."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 
 
 def _numbers(spark_version: str) -> tuple[int, int, int]:
-    """Major, minor and patch of a version."""
+    """Returns the major, minor and patch of a version."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", spark_version)
     if match is None:
         raise ConfigError(

@@ -2,10 +2,10 @@
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
 prints the first line of each message to standard error, and writes all lines to a temporary file. If the
-temporary file contains stack traces when the job ends, the traceback of the error that ended the job is added
-to it, and the file is moved to the folder of logs in the lake. If the lake cannot be written, the file
-remains in the folder of temporary files. If the user has configured log4j2, the messages on standard error
-stay as configured.
+temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
+together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
+in the folder of temporary files. If the user has configured log4j2, the messages on standard error stay as
+configured.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class SparkLog:
         self._detach = lambda: None
 
     def attach(self) -> None:
-        """Sends the log of the JVM to the file from now on.
+        """Writes the log of the JVM to the temporary file from now on.
 
-        Does nothing if there is no JVM, or if the log is sent to the file already.
+        Does nothing if there is no JVM, or if the log is written to the file already.
         """
         if self._file is not None or SparkContext._jvm is None:
             return
@@ -105,7 +105,7 @@ class SparkLog:
         return ""
 
     def _save_locally(self, text: str) -> str | None:
-        """Writes the text to a temporary file and returns its path; prints it if that fails."""
+        """Writes the text to a temporary file and returns its path. If the write fails, prints the text."""
         try:
             if self._file is None:
                 number, path = tempfile.mkstemp(prefix="nightrank-", suffix=".stacks.log")
@@ -171,12 +171,15 @@ def _divert(jvm: Any, path: str) -> Any:
 
 
 def without_frames(text: str) -> str:
-    """A message without the lines of Java stack traces."""
+    """Returns a message without the lines of Java stack traces."""
     return _FRAMES.sub("", text).rstrip()
 
 
 def root_cause(error: BaseException) -> str:
-    """The line that names the original error, in a message that may contain Python and Java stack traces."""
+    """Returns the line that names the original error.
+
+    `error` may have a message that contains Python and Java stack traces.
+    """
     text = _CALLED.sub("", str(error).strip())
     raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
     if _TRACEBACK in text and raised:

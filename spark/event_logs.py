@@ -21,7 +21,9 @@ _SETTINGS = {
 
 
 def event_log_settings(configured: Callable[[str], str | None], folder: str) -> dict[str, str]:
-    """The settings that a Spark session needs to log its events. Settings of the profile are not changed.
+    """Returns the settings that a Spark session needs to log its events.
+
+    Settings that the profile contains are not changed.
 
     Args:
         configured: returns the value of a setting in the profile (spark-submit's properties), or None if the
@@ -44,5 +46,5 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
 
 
 def _uri(folder: str) -> str:
-    """The folder as a URI."""
+    """Returns the folder as a URI."""
     return f"file://{file_io.filesystem(folder)[1]}" if file_io.is_local(folder) else folder

@@ -20,31 +20,34 @@ T = TypeVar("T")
 
 
 def hdfs(spark: SparkSession) -> fs.FileSystem:
-    """A read-only pyarrow file system for hdfs://. Its paths have no scheme: `name:8020/raw`, or `/raw`."""
+    """Returns a read-only pyarrow file system for hdfs://.
+
+    Paths of this file system have no scheme: `name:8020/raw`, or `/raw`.
+    """
     return fs.PyFileSystem(_Hdfs(spark))
 
 
 class _Hdfs(fs.FileSystemHandler):
-    """Gives pyarrow access to Hadoop's file system. All methods that write raise OSError."""
+    """A pyarrow handler that reads Hadoop's file system. All methods that write raise OSError."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
         self._conf: Any = spark._jsc.hadoopConfiguration()
 
     def get_type_name(self) -> str:
-        """The scheme."""
+        """Returns the scheme of this file system."""
         return "hdfs"
 
     def normalize_path(self, path: str) -> str:
-        """The path as it is."""
+        """Returns the path unchanged."""
         return path
 
     def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
-        """Type, size and modification time of each path."""
+        """Returns type, size and modification time of each path."""
         return [self._info(path) for path in paths]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """The files and folders in a folder."""
+        """Returns the files and folders in a folder."""
         try:
             files, path = self._open(selector.base_dir)
             statuses = list(_called(lambda: files.listStatus(path)))
@@ -60,11 +63,11 @@ class _Hdfs(fs.FileSystemHandler):
         return infos
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        """The same as open_input_file."""
+        """Opens a file as a buffered stream, as open_input_file does."""
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        """A buffered stream of the file."""
+        """Opens a file as a buffered stream."""
         files, where = self._open(path)
         size = _called(lambda: files.getFileStatus(where)).getLen()
         stream = _called(lambda: files.open(where))
@@ -95,15 +98,15 @@ class _Stream(io.RawIOBase):
         self._read, self._stream, self._size, self._at = jvm.org.apache.commons.io.IOUtils, stream, size, 0
 
     def readable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """The position in bytes."""
+        """Returns the position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -128,7 +131,7 @@ class _Stream(io.RawIOBase):
 
 
 def _name(status: Any) -> str:
-    """The path of a file with the name node but without the scheme, such as `name:8020/raw/a.tsv`."""
+    """Returns the path of a file with the name node but without the scheme, such as `name:8020/raw/a.tsv`."""
     return str(status.getPath().toString()).split("://", 1)[1]
 
 
@@ -140,7 +143,10 @@ def _file_info(path: str, status: Any) -> fs.FileInfo:
 
 
 def _called(call: Callable[[], T]) -> T:
-    """The result of a call into the JVM. Java exceptions are raised as FileNotFoundError or OSError."""
+    """Calls a function of the JVM and returns its result.
+
+    Java exceptions are raised as FileNotFoundError or OSError.
+    """
     try:
         return call()
     except Py4JJavaError as error:

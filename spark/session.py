@@ -31,7 +31,7 @@ _FORMER_DAEMONS = ("etl.worker_daemon",)  # 0.1.0
 def build_session(
     app_name: str, settings: Mapping[str, str] | None = None, event_logs: str | None = None
 ) -> SparkSession:
-    """The session of one job. Python workers run the interpreter of this environment.
+    """Builds the Spark session of one job. Python workers run the interpreter of this environment.
 
     Args:
         app_name: the name that Spark's web pages show.
@@ -68,7 +68,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Returns a function that reads a setting of `settings` or, if it is missing there, of spark-submit."""
+    """Returns a function that reads a Spark setting from `settings`, or else from spark-submit's options."""
     # If this process starts the JVM, the settings must be known before that.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -79,7 +79,7 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
 
 
 def read_profile(path: Path) -> dict[str, str]:
-    """The settings in a properties file, parsed as spark-submit parses it."""
+    """Reads the settings in a properties file, and parses it as spark-submit does."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     return {key: value.strip() for key, value in pairs}

@@ -24,9 +24,12 @@ _RESULTS = "task int, result string"
 def map_batches(
     rows: DataFrame, function: Callable[[Batches], Batches], schema: Schema, imports: Sequence[str] = ()
 ) -> DataFrame:
-    """Applies `function` to the batches of each partition of `rows`; the frame has the returned batches.
+    """Applies a function to the batches of each partition of a frame.
+
+    Returns a frame that consists of the batches that the function returns.
 
     Args:
+        rows: the frame.
         function: called once per task. Spark pickles it, so it must not refer to the session or to a frame.
         schema: the schema of the returned batches.
         imports: modules to import before workers are forked. They are imported early only if the Spark
@@ -55,11 +58,12 @@ def run_tasks(
     schema: Schema,
     imports: Sequence[str] = (),
 ) -> DataFrame:
-    """Runs `run(index)` in one Spark task for each index below `tasks`; the frame has the returned batches.
+    """Runs `run(index)` in one Spark task for each index below `tasks`.
 
-    The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one
-    task, and uses the batches of only one attempt. If `run` writes files, it must therefore use new file
-    names in each attempt, and return these names.
+    Returns a frame that consists of the batches that all tasks return. The frame is lazy, and each evaluation
+    runs all tasks again. Spark may also run several attempts of one task, and uses the batches of only one
+    attempt. If `run` writes files, it must therefore use new file names in each attempt, and return these
+    names.
 
     Args:
         tasks: number of tasks. With 0 tasks the frame is empty.
@@ -79,9 +83,9 @@ def run_tasks(
 def collect_results(
     spark: SparkSession, tasks: int, run: Callable[[int], str], imports: Sequence[str] = ()
 ) -> list[str]:
-    """The text that `run(index)` returns for each index below `tasks`, in order.
+    """Runs `run(index)` in one Spark task for each index below `tasks`, and returns the texts in order.
 
-    The arguments are those of `run_tasks`.
+    The arguments are those of `run_tasks`, except that `run` returns a text.
     """
 
     def run_task(index: int) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""A daemon that forks Python workers for Spark (spark.python.daemon.module). It imports their modules first.
+"""A daemon that forks Python workers for Spark (spark.python.daemon.module) after importing their modules.
 
 With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. It imports
 pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
@@ -38,10 +38,11 @@ IMPORTED = (
 
 
 def without_archives(path: list[str]) -> list[str]:
-    """sys.path without the archives of an installed pyspark: its sources, those of py4j, and a jar.
+    """Returns sys.path without the archives of an installed pyspark.
 
-    The installed packages contain the same modules, unpacked and compiled. Symbolic links are resolved before
-    paths are compared, because Spark puts the real paths of its archives on sys.path.
+    These archives are the sources of pyspark, the sources of py4j, and a jar. The installed packages contain
+    the same modules, unpacked and compiled. Symbolic links are resolved before paths are compared, because
+    Spark puts the real paths of its archives on sys.path.
     """
     folders = {Path(entry).resolve() for entry in path}
 
@@ -57,7 +58,7 @@ def without_archives(path: list[str]) -> list[str]:
 
 
 def forget_archives() -> None:
-    """Removes archives from sys.path, because importers read their tables of contents before every task."""
+    """Removes archives from sys.path, because Python reads their tables of contents before every task."""
     remaining = without_archives(sys.path)
     for entry in set(sys.path) - set(remaining):
         sys.path_importer_cache.pop(entry, None)
@@ -65,7 +66,7 @@ def forget_archives() -> None:
 
 
 def main() -> None:
-    """Imports the modules, then runs Spark's daemon."""
+    """Imports the modules that workers run, then runs Spark's daemon."""
     forget_archives()
     for module in (*IMPORTED, *requested_imports()):
         import_module(module)

@@ -14,5 +14,5 @@ VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
 def requested_imports() -> list[str]:
-    """The modules that the environment variable of this process names."""
+    """Returns the names of the modules in this process's environment variable."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

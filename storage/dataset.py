@@ -33,7 +33,8 @@ class Member:
 
     Attributes:
         dt, digest: the date of the partition, and the digest of its manifest.
-        label: the label of the partition's files that belong to the split; None if all its files do.
+        label: the label of those files of the partition that belong to the split; None if all files of the
+            partition belong to it.
         clicks: number of rows with label 1; None if the dataset was published by an earlier release, which
             did not count clicks.
     """
@@ -57,9 +58,9 @@ class Dataset:
         parent_workflow: the version from which `workflow_version` was extended; None if it was fitted from
             scratch. Ids have the same meaning in both versions. So a training can start from the weights of
             a model only if that model uses one of these two versions.
-        changed_days: days whose raw log has changed since their values were counted for the workflow's
-            statistics and vocabularies. The features of these days are computed from the new log, but the
-            counts still come from the old log.
+        changed_days: days whose raw log was replaced after the workflow's statistics and vocabularies had
+            been computed from it. The features of these days are computed from the new log, but the
+            statistics and vocabularies still come from the old log.
     """
 
     run_date: str
@@ -71,7 +72,10 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """The digest of the data, independent of file names. It is part of the model's version."""
+        """Returns the digest of the data, independent of file names.
+
+        The version of a model is computed from this digest.
+        """
         members = [
             [split, member.dt, member.digest, member.label or ""]
             for split, split_members in self.splits.items()
@@ -81,12 +85,12 @@ class Dataset:
 
     @property
     def days(self) -> list[str]:
-        """The days of all splits, in date order."""
+        """Returns the days of all splits, in date order."""
         return sorted({member.dt for members in self.splits.values() for member in members})
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>`, unless it is up to date: the last step of build_features."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date. This is build_features' last step."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -119,7 +123,7 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
 
 
 def read_dataset(lake: Lake, run_date: str) -> Dataset:
-    """The dataset of a run date.
+    """Reads the dataset of a run date.
 
     Raises:
         DataError: build_features has not run for that date.
@@ -157,14 +161,14 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
     raise DataError(
         f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
         "and a model cannot learn from rows that all have the same label",
-        "check the quarantine of these days and the section log.label, then deliver the days again"
+        "check the quarantine of these days and the section `log.label`, then deliver the days again"
         if not clicks
-        else "check log.label; if the log records only what users chose, add the section negatives",
+        else "check `log.label`; if the log records only what users chose, add the section `negatives`",
     )
 
 
 def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
-    """The feature spec of a workflow version. Raises DataError if there is none."""
+    """Returns the feature spec of a workflow version. Raises DataError if there is none."""
     path = lake.feature_spec(workflow_version)
     try:
         return feature_spec.loads(file_io.read_text(path), path)
@@ -177,7 +181,7 @@ def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
 def split_partitions(
     lake: Lake, dataset: Dataset, split: Split
 ) -> list[tuple[Partition, Manifest, str | None]]:
-    """Returns (feature partition, its manifest, file label) for each member of a split, in date order.
+    """Returns (feature partition, manifest, file label) for each partition of a split, in date order.
 
     Raises:
         DataError: a partition was replaced by different rows after the dataset was published.
@@ -197,10 +201,10 @@ def split_partitions(
 
 
 def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """The dataset with the current digests of its partitions, and the days replaced since its publication.
+    """Returns the dataset with the current digests of its partitions, and a list of changed days.
 
-    Use this function to read the days in their current state, even if their rows were replaced. A training
-    must not use it: it must fail if rows were replaced.
+    A day is changed if its rows were replaced after the dataset was published. Use this function to read the
+    days in their current state. A training must not use it: it must fail if rows were replaced.
 
     Raises:
         DataError: a partition is missing.
@@ -221,7 +225,7 @@ def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]
 
 
 def split_files(lake: Lake, dataset: Dataset, split: Split) -> list[str]:
-    """Full paths of the Parquet files of one split, in date order."""
+    """Returns the full paths of the Parquet files of one split, in date order."""
     return [
         path
         for partition, manifest, label in split_partitions(lake, dataset, split)

@@ -70,12 +70,15 @@ class Content:
 
     @property
     def paths(self) -> set[str]:
-        """The paths of the files."""
+        """Returns the paths of the files."""
         return {path for path, _, _ in self.files}
 
 
 def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Delta table can have these columns. Logs a warning if only a column's name prevents it."""
+    """Returns whether a Delta table can have these columns.
+
+    Logs a warning if only the name of a column prevents it.
+    """
     if any(kind not in _TYPES for _, kind in schema):
         return False
     names = [name.casefold() for name, _ in schema]
@@ -90,7 +93,9 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 
 
 def says(table: str, dt: str, wanted: Content) -> bool:
-    """Whether the table's log had exactly the files of `wanted` for a date when this process last read it.
+    """Returns whether a table's Delta log had exactly the files of `wanted` for a date.
+
+    The answer is that of the time when this process last read the log.
 
     Raises:
         InfrastructureError: the log cannot be read.
@@ -109,7 +114,7 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
     Args:
         table: URI of the table's folder.
         dt: the date.
-        now: reads the manifest of the date and returns its files and columns.
+        now: reads the manifest of the date and returns the files and columns in the manifest.
 
     Raises:
         DataError: the type of a column differs from its type in the table.
@@ -139,7 +144,7 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
 
 @contextmanager
 def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
-    """Turns errors of delta-rs into InfrastructureError."""
+    """Converts errors of delta-rs to InfrastructureError."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -153,7 +158,7 @@ def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
 
 
 def _load(table: str) -> DeltaTable | None:
-    """The newest state of a Delta table; None if the table has no Delta log."""
+    """Returns the newest state of a Delta table; None if the table has no Delta log."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -165,7 +170,10 @@ def _load(table: str) -> DeltaTable | None:
 
 
 def _paths(table: DeltaTable | None, dt: str) -> set[str]:
-    """The paths, below the table's folder, of the files of a date; empty if the table has no Delta log."""
+    """Returns the paths of the files of a date, below the table's folder.
+
+    The result is empty if the table has no Delta log.
+    """
     if table is None:
         return set()
     paths = (str(path) for path in table.get_add_actions().column("path").to_pylist())
@@ -204,7 +212,10 @@ def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
 
 
 def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
-    """The columns of the table, followed by those of `columns` that the table does not have yet."""
+    """Returns the columns of the table, followed by the new columns.
+
+    New columns are those in `columns` that the table does not have yet.
+    """
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
     known = {field["name"]: field["type"] for field in fields}
     for column in columns:
@@ -231,7 +242,10 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
 
 
 def _options(table: str) -> dict[str, str]:
-    """The endpoint and region of the object store. delta-rs finds the credentials by AWS's own rules."""
+    """Returns the endpoint and region of the object store.
+
+    delta-rs finds the credentials by AWS's own rules.
+    """
     if scheme_of(table) not in ("s3", "s3a"):
         return {}
     endpoint, region = file_io.s3_place()

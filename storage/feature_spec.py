@@ -30,7 +30,10 @@ FILE_NAME = "feature_spec.json"
 
 
 def raw_keys(keys: Keys | None) -> dict[str, str]:
-    """Maps each key column of a feature table, in order, to the raw column whose values it has as strings."""
+    """Returns the raw column of each key column of a feature table, by the name of the key column.
+
+    A key column contains the values of its raw column as strings. The order is that of the key columns.
+    """
     return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
 
 
@@ -58,8 +61,8 @@ class FeatureSpec:
     A feature table has these columns:
 
     * `row_id`: int64, the position of the row in its day's raw log, unique in its partition. With the section
-      `negatives` it is that position times (per_positive + 1), plus the number of the draw (0 for a row of
-      the log).
+      `negatives`, `row_id` is position × (per_positive + 1) for a row of the log. For an added row, it is the
+      `row_id` of the positive row plus the index of the draw, from 1.
     * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` names them.
     * `event_time`: int64, µs UTC; only if the configuration has `log.event_time`.
     * `label`: float32, 0 or 1.
@@ -76,31 +79,31 @@ class FeatureSpec:
 
     @cached_property
     def dense(self) -> tuple[Feature, ...]:
-        """Features that are numbers."""
+        """Returns the features that are numbers."""
         return tuple(feature for feature in self.features if feature.kind == "dense")
 
     @cached_property
     def categorical(self) -> tuple[Feature, ...]:
-        """Features with one id per row."""
+        """Returns the features with one id per row."""
         return tuple(feature for feature in self.features if feature.kind == "categorical")
 
     @cached_property
     def multi_hot(self) -> tuple[Feature, ...]:
-        """Features that are lists of ids."""
+        """Returns the features that are lists of ids."""
         return tuple(feature for feature in self.features if feature.kind == "multi_hot")
 
     @property
     def embedded(self) -> tuple[Feature, ...]:
-        """The features with embedding tables: first those with one id per row, then lists of ids."""
+        """Returns the features with embedding tables: first those with one id per row, then lists of ids."""
         return (*self.categorical, *self.multi_hot)
 
     @property
     def cardinalities(self) -> list[int]:
-        """The number of embedding rows of each feature in `embedded`, in order."""
+        """Returns the number of embedding rows of each feature in `embedded`, in order."""
         return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
-        """The largest number of ids that a model uses of a list, for each feature that is a list of ids.
+        """Returns, for each feature that is a list of ids, how many ids of a list a model uses at most.
 
         Args:
             multi_hot: the section `model.multi_hot` of the configuration.
@@ -113,21 +116,21 @@ class FeatureSpec:
         return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
 
     def scoped(self, scope: Scope) -> tuple[Feature, ...]:
-        """Features of one scope, in order."""
+        """Returns the features of one scope, in order."""
         return tuple(feature for feature in self.features if feature.scope == scope)
 
     @property
     def table_columns(self) -> list[str]:
-        """Every column of a feature table, in order."""
+        """Returns every column of a feature table, in order."""
         return [*self.key_columns, self.label, *(feature.name for feature in self.features)]
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as JSON values."""
+        """Returns the spec as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> FeatureSpec:
-        """The inverse of `to_json`."""
+        """Converts the result of `to_json` back to a spec."""
         return cls(
             **{
                 **values,
@@ -137,7 +140,7 @@ class FeatureSpec:
         )
 
     def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
-        """Raises DataError, naming the first difference, unless both specs are equal."""
+        """Raises DataError unless both specs are equal. The error names the first difference."""
         if self == other:
             return
         if self.workflow_version != other.workflow_version:
@@ -155,12 +158,12 @@ class FeatureSpec:
 
 
 def dumps(spec: FeatureSpec) -> str:
-    """The text of a `feature_spec.json`."""
+    """Returns the text of a `feature_spec.json`."""
     return json.dumps(format_versions.FEATURE_SPEC.stamp(spec.to_json()), indent=1, sort_keys=True)
 
 
 def loads(text: str, path: str) -> FeatureSpec:
-    """The spec in the text of a `feature_spec.json`. Errors name `path`.
+    """Parses the text of a `feature_spec.json`. Errors name `path`.
 
     Raises:
         DataError: a newer release wrote the file.

@@ -38,7 +38,7 @@ def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path within it.
+    """Returns the file system of a path or URI, and the path within this file system.
 
     A plain path is local; if it is relative, it starts at the current directory. For s3:// and s3a://, AWS's
     environment variables are used (docs/lakes.md). Percent escapes such as %20 are not decoded.
@@ -64,14 +64,17 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def s3_place() -> tuple[str, str]:
-    """(endpoint, region) of S3 from AWS's environment variables; a text is empty if no variable is set."""
+    """Returns (endpoint, region) of S3 from AWS's environment variables.
+
+    A text is empty if its environment variable is not set.
+    """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
 
 @lru_cache(maxsize=16)
 def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
-    """A client for S3, which reuses its connections. It finds credentials by AWS's rules."""
+    """Returns a client for S3, which reuses its connections. It finds credentials by AWS's rules."""
     if endpoint:
         scheme, _, host = endpoint.rpartition("://")
         return fs.S3FileSystem(endpoint_override=host, scheme=scheme or "https", region=region or "us-east-1")
@@ -79,18 +82,21 @@ def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is on a local file system."""
+    """Returns whether a path is on a local file system."""
     return scheme_of(path) in ("", "file")
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or folder at a path."""
+    """Returns whether there is a file or folder at a path."""
     files, inner = filesystem(path)
     return bool(files.get_file_info(inner).type != fs.FileType.NotFound)
 
 
 def sizes(paths: Sequence[str]) -> list[int | None]:
-    """The number of bytes of each file; None for a missing file. All files must be on one file system."""
+    """Returns the number of bytes of each file; None for a missing file.
+
+    All files must be on one file system.
+    """
     if not paths:
         return []
     files = filesystem(paths[0])[0]
@@ -128,7 +134,7 @@ def flush(path: Path) -> None:
 
 
 def read_text(path: str) -> str:
-    """The text of a file.
+    """Reads the text of a file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -139,7 +145,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """The parsed JSON of a file. Raises DataError, naming the path, if the file is not JSON."""
+    """Reads and parses a JSON file. Raises DataError, naming the path, if the file is not JSON."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -150,7 +156,7 @@ def read_json(path: str) -> Any:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """The files and folders in a folder, sorted by path; empty if the folder does not exist."""
+    """Lists the files and folders in a folder, sorted by path; empty if the folder does not exist."""
     files, inner = filesystem(path)
     infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
     return sorted(infos, key=lambda info: info.path)
@@ -181,15 +187,16 @@ def replace_json(path: str, value: Any) -> None:
 
 
 def create_json(path: str, value: Any) -> bool:
-    """Writes a small JSON file unless it exists already. Returns whether it contains `value` afterwards.
+    """Writes a small JSON file unless it exists. Returns whether the file contains `value` afterwards.
 
     Readers see the complete file or no file. On a local file system exactly one of several concurrent callers
     gets True.
 
     pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
-    links. In these cases the function writes the file if it sees none, and reads it back. If several callers
-    write at the same time, the file of the last one remains. An earlier caller also gets True if it reads
-    the file back before it is overwritten. So no caller may delete the data that its `value` refers to.
+    links. In these cases the function writes the file if there is none, and then reads the file back. If
+    several callers write at the same time, the file of the last one remains. An earlier caller also gets True
+    if it reads the file back before the last one overwrites the file. So no caller may delete the data that
+    its `value` refers to.
 
     Args:
         value: must differ from the values that all other callers write to this path.
@@ -266,5 +273,5 @@ def _write_scratch(path: Path, text: str) -> Path:
 
 
 def utc_now() -> str:
-    """The current date and time in UTC, to the second, as ISO 8601."""
+    """Returns the current date and time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,7 +20,12 @@ FIRST = 1
 
 @dataclass(frozen=True)
 class Format:
-    """The format of one kind of file. `version` is what this release writes, and the newest that it reads."""
+    """The format of one kind of file.
+
+    Attributes:
+        name: name of this kind of file, for error messages.
+        version: the version that this release writes, and the newest that it reads.
+    """
 
     name: str
     version: int = FIRST
@@ -30,7 +35,7 @@ class Format:
         return {KEY: self.version, **values}
 
     def version_of(self, values: Any, path: str) -> int:
-        """The version of a file's parsed JSON.
+        """Returns the version of a file's parsed JSON.
 
         Raises:
             DataError: the file contains no JSON object, or its version is not a positive integer.
@@ -50,7 +55,7 @@ class Format:
         return version
 
     def check(self, values: Any, path: str) -> dict[str, Any]:
-        """The values of a file without its version, if this release can read that version.
+        """Returns the values of a file without its version, if this release can read that version.
 
         Raises:
             DataError: the file is damaged, or a newer release wrote it.

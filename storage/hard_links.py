@@ -1,8 +1,8 @@
 """Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
 Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
-no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. If the
-process is killed while it changes the links, that file remains, and the next run repairs the links.
+no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. If a
+process is killed while it changes the links, the unreadable file remains, and the next run repairs the links.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EML
 
 
 def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
-    """Replaces the hard links in a partition's folder by those for the files of the manifest.
+    """Replaces the hard links in a partition's folder by links to the files of the manifest.
 
     Files whose names begin with `_` or `.` are not changed.
 
     Args:
         folder: the folder of the partition, with its manifest.
-        data: the folder of its data files. A process locks this folder while it changes the links.
+        data: the folder of the partition's data files. A process locks this folder while it changes the
+            links.
         wanted: names of the links for the manifest. If the folder has exactly these links, nothing changes.
         targets: reads the manifest and returns a mapping from the name of each link to the path of its file.
 
@@ -68,7 +69,10 @@ def _listed(folder: str) -> set[str]:
 
 @contextmanager
 def _exclusive(data: Path) -> Iterator[None]:
-    """Lets one process at a time change the links, so that a slow process does not link replaced files."""
+    """Lets only one process at a time change the links of a partition.
+
+    Otherwise a slow process could link files that have been replaced in the meantime.
+    """
     data.mkdir(parents=True, exist_ok=True)
     with (data / LOCK_NAME).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,7 +99,10 @@ def _exchange(folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Deletes a link, or a folder of data files (earlier releases kept these in the partition's folder)."""
+    """Deletes a link, or a folder of data files.
+
+    Earlier releases kept folders of data files in the partition's folder.
+    """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -18,16 +18,16 @@ _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output
 
 @dataclass(frozen=True)
 class JobSummary:
-    """The summary of one run of one job. It is written as one line of JSON, without the values that are None.
+    """The summary of one run of one job, written as one line of JSON without the keys whose value is None.
 
     Attributes:
         output: path of the table, model or file that the job published.
         rows_in, rows_out: number of rows read, and number of rows published.
         dropped: maps each reason for leaving out rows to the number of rows.
         facts: further JSON values of this job. In the line, their keys are next to the other keys.
-        job, run_date: the name of the job and its run date; filled in by the runner.
-        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run; filled in by
-            the runner.
+        job, run_date: the name of the job and its run date; filled in by the code that runs the job.
+        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run; filled in by the
+            code that runs the job.
     """
 
     output: str | None
@@ -42,17 +42,22 @@ class JobSummary:
     def completed(
         self, job: str, run_date: str | None, phases: Mapping[str, float], seconds: float
     ) -> JobSummary:
-        """A copy with the job, the run date, the seconds of each phase, and the seconds of the whole run."""
+        """Returns a copy of the summary with the name of the job, its run date and its seconds.
+
+        Args:
+            phases: maps each phase of the run to its seconds.
+            seconds: the seconds of the whole run.
+        """
         return replace(self, job=job, run_date=run_date, seconds={**phases, "total": round(seconds, 2)})
 
     def values(self) -> dict[str, Any]:
-        """The keys and values of the JSON line, in order."""
+        """Returns the keys and values of the JSON line, in order."""
         values = ((key, getattr(self, key)) for key in _KEYS)
         reported = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
         return {**{key: value for key, value in reported.items() if value is not None}, **self.facts}
 
     def line(self) -> str:
-        """The summary as one line of JSON, without line break.
+        """Returns the summary as one line of JSON, without line break.
 
         Raises:
             ValueError: a value is not JSON, such as NaN.
@@ -62,7 +67,7 @@ class JobSummary:
 
     @classmethod
     def parse(cls, line: str) -> JobSummary | None:
-        """The summary in a line of a job's output; None if the line is something else."""
+        """Parses a line of a job's output. Returns None if the line is not a summary."""
         if not line.startswith("{"):
             return None
         with suppress(json.JSONDecodeError):
@@ -75,18 +80,18 @@ class JobSummary:
 
     @classmethod
     def last_of(cls, lines: Iterable[str]) -> JobSummary | None:
-        """The last summary among lines of output; None if there is none."""
+        """Returns the last summary among lines of output; None if there is none."""
         summaries = (cls.parse(line) for line in reversed([*lines]))
         return next((summary for summary in summaries if summary is not None), None)
 
     @classmethod
     def in_log(cls, log: Path) -> JobSummary | None:
-        """The last summary in a job's log file; None if there is none."""
+        """Returns the last summary in a job's log file; None if there is none."""
         return cls.last_of(log_tail(log))
 
 
 def log_tail(log: Path) -> list[str]:
-    """The last lines of a log file."""
+    """Returns the last lines of a log file."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         return file.read().decode("utf-8", errors="replace").splitlines()

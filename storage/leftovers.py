@@ -12,7 +12,7 @@ from storage.paths import Partition
 
 
 def delete_leftovers(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes the data files of a partition that no manifest names and that are older than `grace_hours`.
+    """Deletes the data files of a partition that no manifest names, if they are older than `grace_hours`.
 
     Returns the number of deleted files.
     """

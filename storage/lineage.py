@@ -52,9 +52,9 @@ class DatasetVersion:
 
 
 class LineageRecorder:
-    """Receives records of the data that a run reads and publishes. This class discards them.
+    """A recorder of the data that a run reads and publishes.
 
-    The subclass `RunLineage` keeps them.
+    This class discards all records. The subclass `RunLineage` keeps them.
     """
 
     def record_read(
@@ -80,7 +80,7 @@ class LineageRecorder:
     ) -> Mapping[str, Any]:
         """Records an output that has a manifest.
 
-        Returns the event of its publication; empty if no run is recorded.
+        Returns the OpenLineage event of the publication; empty if no run is recorded.
         """
         return {}
 
@@ -90,7 +90,7 @@ NOT_RECORDED = LineageRecorder()
 
 @dataclass(eq=False)
 class RunLineage(LineageRecorder):
-    """One run of one job: its identity, and the datasets that it has read and published so far, by path.
+    """One run of one job: its identity, and the datasets that the run has read and published so far, by path.
 
     A copy that is sent to another process records nothing: workers read for the driver, and the driver itself
     records these reads.
@@ -109,7 +109,7 @@ class RunLineage(LineageRecorder):
     combined: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[LineageRecorder], tuple[()]]:
-        """Pickles as a recorder that discards everything."""
+        """Pickles the object as a recorder that discards everything."""
         return LineageRecorder, ()
 
     def record_read(
@@ -145,11 +145,14 @@ class RunLineage(LineageRecorder):
         return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
 
     def external_inputs(self) -> list[DatasetVersion]:
-        """The inputs that this run did not publish itself: a job also reads the partition it replaces."""
+        """Returns the inputs that this run did not publish itself.
+
+        A job also reads the partition that it replaces, so some inputs are its own outputs.
+        """
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:
-        """The event for the end of the run, with all inputs and outputs. `time` is UTC, ISO 8601."""
+        """Returns the event for the end of the run, with all inputs and outputs. `time` is UTC, ISO 8601."""
         kind = "COMPLETE" if error is None else "FAIL"
         return self._event(kind, time, self.external_inputs(), self.outputs.values(), error)
 
@@ -161,7 +164,7 @@ class RunLineage(LineageRecorder):
         outputs: Iterable[DatasetVersion],
         error: str | None = None,
     ) -> dict[str, Any]:
-        """A RunEvent. `kind` is OTHER during the run, and COMPLETE or FAIL at its end."""
+        """Builds a RunEvent. `kind` is OTHER during the run, and COMPLETE or FAIL at its end."""
         run = {"nominalTime": _facet("nominalTime", nominalStartTime=f"{self.run_date}T00:00:00Z")}
         if error is not None:
             run["errorMessage"] = _facet("errorMessage", message=error, programmingLanguage="PYTHON")
@@ -178,7 +181,7 @@ class RunLineage(LineageRecorder):
 
 
 def dataset_name(path: str) -> tuple[str, str]:
-    """(namespace, name) of a path or URI in OpenLineage.
+    """Returns the namespace and the name that OpenLineage gives to a path or URI.
 
     For a local path, the namespace is `file`, and the name is the absolute path. For a URI, the namespace is
     the scheme and the authority, and the name is the path.

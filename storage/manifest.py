@@ -6,8 +6,9 @@ Publishing has one atomic step. The data files are written under new names, whic
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
 Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
-table has a Delta log (storage.delta_log). Links and log are updated after the manifest. If a job is killed in
-between, the next job that finds the partition up to date repairs the links or the log.
+table has a Delta log (storage.delta_log). Links and log are updated after the manifest. If a job is killed
+after it has replaced the manifest, but before it has updated the links or the log, the next job that finds
+the partition up to date updates them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANIFEST_NAME = "_MANIFEST.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file.
+    """One data file of a manifest.
 
     Attributes:
         path: relative to the partition's folder. It points outside of that folder (`../../_data/…`), except
@@ -74,21 +75,24 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all files."""
+        """Returns the number of rows of all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of all files."""
+        """Returns the number of bytes of all files."""
         return sum(file.bytes for file in self.files)
 
     def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
-        """The files of one split, or all files if `split` is None."""
+        """Returns the files of one split, or all files if `split` is None."""
         return tuple(file for file in self.files if split is None or file.split == split)
 
     @property
     def digest(self) -> str:
-        """Digest of the content, independent of file names. A rerun on equal inputs gives the same digest."""
+        """Returns the digest of the content, independent of file names.
+
+        A rerun on equal inputs gives the same digest.
+        """
         rows_of_split: dict[str, int] = {}
         for file in self.files:
             name = file.split or ""
@@ -105,12 +109,12 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The values of the manifest file, without its format version."""
+        """Returns the values of the manifest file, without its format version."""
         return {**asdict(self), "rows": self.rows, "digest": self.digest}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """The inverse of `to_json`."""
+        """Converts the result of `to_json` back to a manifest."""
         known = {key: value for key, value in values.items() if key not in ("rows", "digest")}
         files = tuple(
             FileEntry(**{**entry, "row_groups": tuple(entry["row_groups"])}) for entry in values["files"]
@@ -120,17 +124,17 @@ class Manifest:
 
 
 def digest_of(value: Any) -> str:
-    """16 hex digits of the SHA-256 of a JSON value, independent of key order."""
+    """Returns 16 hex digits of the SHA-256 of a JSON value. The order of keys does not change the digest."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_published(partition: Partition) -> bool:
-    """Whether the partition has a manifest."""
+    """Returns whether the partition has a manifest."""
     return file_io.exists(partition.file(MANIFEST_NAME))
 
 
 def read_manifest(partition: Partition) -> Manifest:
-    """The manifest of a published partition. The partition is recorded as an input of the run.
+    """Reads the manifest of a published partition. The partition is recorded as an input of the run.
 
     Raises:
         DataError: the partition is not published, or its manifest is damaged.
@@ -155,12 +159,15 @@ def read_manifest(partition: Partition) -> Manifest:
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Full paths of the data files of a partition, or of one of its splits, in the order of the manifest."""
+    """Returns the full paths of the data files of a partition, or of one of its splits.
+
+    The paths are in the order of the manifest.
+    """
     return [partition.file(entry.path) for entry in manifest.split_files(split)]
 
 
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a partition if the partition is complete and was built from exactly these inputs.
+    """Returns the manifest of a partition that is complete and was built from exactly these inputs.
 
     Returns None if a job must build the partition. Also repairs the hard links or the Delta log of the
     partition, if a job was killed before it had updated them.
@@ -175,7 +182,7 @@ def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Whether each file of a manifest exists and has the number of bytes that the manifest says."""
+    """Returns whether each file of a manifest exists and has the number of bytes that is in the manifest."""
     return file_io.sizes(data_files(partition, manifest)) == [entry.bytes for entry in manifest.files]
 
 
@@ -249,7 +256,10 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 
 
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
-    """Combines digests into one, independent of their order. `recorder` records which were combined."""
+    """Combines digests into one, independent of their order.
+
+    `recorder` records which digests were combined.
+    """
     parts = sorted(digests)
     digest = digest_of(parts)
     recorder.record_combined(digest, parts)

@@ -1,9 +1,9 @@
 """Brings the files of a lake to the format versions of this release.
 
 Only manifests of version 1 must be migrated. They name data files in the partition's own folder, so tools
-that list the folder also see the files of replaced attempts. Migration links or copies the data files that
-the manifest names to a folder below `_data`. Then it writes a manifest with the new paths and deletes the old
-files. This release reads all other older files unchanged.
+that list the folder also see the files of replaced attempts. Migration moves the data files that such a
+manifest names: it links or copies them to a folder below `_data`, writes a manifest with the new paths, and
+deletes the old files. This release reads all other older files unchanged.
 
 No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
 migrated. Run it again to continue.
@@ -46,7 +46,7 @@ class FoundFile:
     """One file with a format version, as found in a lake.
 
     Attributes:
-        path: below the root of the lake.
+        path: path of the file below the root of the lake.
         kind, version: the format and its version.
         needs_work: whether migration would rewrite the file.
     """
@@ -72,7 +72,7 @@ class Survey:
 
     @property
     def to_migrate(self) -> tuple[FoundFile, ...]:
-        """The files that migration would rewrite."""
+        """Returns the files that migration would rewrite."""
         return tuple(file for file in self.files if file.needs_work)
 
 
@@ -144,7 +144,10 @@ def migrate(lake: Lake, file: FoundFile) -> int:
 
 
 def _paths(root: str) -> Iterator[str]:
-    """Files below the lake, as paths relative to it, without the data files of the current layout."""
+    """Yields the paths of the files in the lake, relative to its root.
+
+    Data files of the current layout are left out.
+    """
     _, inner = file_io.filesystem(root)
     for info in file_io.list_files(root, recursive=True):
         path = info.path.removeprefix(f"{inner}/")
@@ -153,10 +156,10 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """The folders that have files in a subfolder. Of partitions, only those of version 1 are among them.
+    """Returns the folders that have files in a subfolder.
 
-    In the layout of version 1, each attempt has a subfolder in the folder of the partition. Raw logs have no
-    subfolders.
+    Of the folders of partitions, only those of version 1 are among them: there, each attempt to write a
+    partition has a subfolder in the folder of the partition. Raw logs have no subfolders.
     """
     return frozenset(
         path[: match.start()]
@@ -167,7 +170,10 @@ def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
 
 
 def _partition(lake: Lake, manifest_path: str) -> Partition:
-    """The partition of a manifest, by its path below the lake: `<table>/<partition>/_MANIFEST.json`."""
+    """Returns the partition to which a manifest belongs.
+
+    The path of the manifest, below the lake's root, is `<table>/<partition>/_MANIFEST.json`.
+    """
     table, _, name = manifest_path.removesuffix(f"/{MANIFEST_NAME}").rpartition("/")
     depth = table.count("/") + 2
     return Partition(

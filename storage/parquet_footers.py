@@ -29,9 +29,9 @@ Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict
 
 
 def written_files(folder: str) -> list[str]:
-    """Full paths of the Parquet files that Spark wrote to a folder, sorted by name.
+    """Returns the full paths of the Parquet files that Spark wrote to a folder, sorted by name.
 
-    This is the order of Spark's partitions.
+    The order of the names is the order of Spark's partitions.
     """
     scheme = folder.split("://", 1)[0] + "://" if "://" in folder else ""
     return [scheme + info.path for info in file_io.list_files(folder) if info.path.endswith(".parquet")]
@@ -81,7 +81,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
 
 
 def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
-    """The Spark schema of a manifest's columns.
+    """Converts the columns of a manifest to a Spark schema.
 
     Raises:
         DataError: a column has a type that this release does not know.

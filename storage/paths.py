@@ -66,17 +66,23 @@ class Partition:
 
     @property
     def root(self) -> str:
-        """The folder that contains both the table's folder and `_data`."""
+        """Returns the folder that contains both the table's folder and `_data`."""
         return self.file(f"{_UP * self.depth}.")
 
     @property
     def data(self) -> str:
-        """Path of the folder of data files, relative to the partition's folder, as manifests contain it."""
+        """Returns the path of the folder of data files, relative to the partition's folder.
+
+        Manifests contain this relative path.
+        """
         below = "/".join(self.path.split("/")[-self.depth :])
         return f"{_UP * self.depth}{DATA}/{below}"
 
     def file(self, name: str) -> str:
-        """Full path of a file that a manifest names relative to the partition's folder (`../` is allowed)."""
+        """Returns the full path of a file, from its path relative to the partition's folder.
+
+        Manifests contain such relative paths. They may begin with `../`.
+        """
         folder = self.path
         while name.startswith(_UP):
             folder, name = folder.rpartition("/")[0] if "/" in folder else ".", name.removeprefix(_UP)
@@ -92,7 +98,7 @@ class Table:
     recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     def partition(self, dt: str) -> Partition:
-        """The partition of one date."""
+        """Returns the partition of one date."""
         depth = self.name.count("/") + 2
         return Partition(self.name, dt, f"{self.path}/dt={dt}", depth, self.recorder)
 
@@ -113,123 +119,144 @@ class Lake:
 
     @property
     def raw(self) -> Table:
-        """Raw logs that generate_clicks writes."""
+        """Returns the table of raw logs that generate_clicks writes."""
         return self._table("raw")
 
     @property
     def quarantine(self) -> Table:
-        """Raw rows that could not be parsed, with reasons."""
+        """Returns the table of raw rows that could not be parsed, with reasons."""
         return self._table("quarantine")
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Statistics of the raw columns, by day. Pass `split` for a log that is not stored by day."""
+        """Returns the table of statistics of the raw columns, by day.
+
+        Pass `split` for a log that is not stored by day.
+        """
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
-        """Data reports, by run date."""
+        """Returns the table of data reports, by run date."""
         return self._table("quality", config_name)
 
     @property
     def value_counts(self) -> Table:
-        """Counts of raw values, by day."""
+        """Returns the table of counts of raw values, by day."""
         return self._table("value_counts")
 
     @property
     def datasets(self) -> Table:
-        """Data manifests, by run date (storage.dataset)."""
+        """Returns the table of data manifests, by run date (storage.dataset)."""
         return self._table("datasets")
 
     @property
     def recommendations(self) -> Table:
-        """Top-k lists, by run date."""
+        """Returns the table of top-k lists, by run date."""
         return self._table("recommendations")
 
     @property
     def list_changes(self) -> Table:
-        """The comparison of the lists of a date with the last published lists, written by score_daily."""
+        """Returns the table of comparisons of a date's lists with the last published lists.
+
+        score_daily writes this table.
+        """
         return self._table("list_changes")
 
     @property
     def deliveries(self) -> Table:
-        """The sinks to which the lists of a date were delivered, written by deliver_recommendations."""
+        """Returns the table of the sinks to which the lists of a date were delivered.
+
+        deliver_recommendations writes this table.
+        """
         return self._table("deliveries")
 
     @property
     def scores(self) -> Table:
-        """Probabilities of feature rows, written by score_rows."""
+        """Returns the table of probabilities of feature rows, which score_rows writes."""
         return self._table("scores")
 
     @property
     def evaluations(self) -> Table:
-        """The comparison of challenger and champion, written by evaluate_model."""
+        """Returns the table of comparisons of challenger and champion, which evaluate_model writes."""
         return self._table("evaluations")
 
     @property
     def measures(self) -> Table:
-        """The comparison of the lists of a date with later clicks, written by measure_recommendations."""
+        """Returns the table of comparisons of a date's lists with later clicks.
+
+        measure_recommendations writes this table.
+        """
         return self._table("measures")
 
     def features(self, workflow_version: str) -> Table:
-        """Feature rows, by day, computed with one workflow version."""
+        """Returns the table of feature rows, by day, computed with one workflow version."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:
-        """Features of users, one row per user."""
+        """Returns the table of features of users, one row per user."""
         return self._table("users", workflow_version)
 
     def items(self, workflow_version: str) -> Table:
-        """Features of items, one row per item."""
+        """Returns the table of features of items, one row per item."""
         return self._table("items", workflow_version)
 
     def candidates(self, workflow_version: str) -> Table:
-        """The items to score for each user, as item indices."""
+        """Returns the table of the items to score for each user, as item indices."""
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """All items that may be recommended, with their indices. `candidates` refers to items by index."""
+        """Returns the table of all items that may be recommended, with their indices.
+
+        The table `candidates` refers to items by these indices.
+        """
         return self._table("candidate_items", workflow_version)
 
     def workflow(self, version: str) -> str:
-        """Folder of a workflow version."""
+        """Returns the folder of a workflow version."""
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """Path of the `feature_spec.json` of a workflow version.
+        """Returns the path of the `feature_spec.json` of a workflow version.
 
         The folder of the feature table has a copy.
         """
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
-        """Folder of all versions of a model."""
+        """Returns the folder of all versions of a model."""
         return self._table("models", name).path
 
     def checkpoints(self, version: str) -> str:
-        """Folder of the checkpoints of a model version."""
+        """Returns the folder of the checkpoints of a model version."""
         return self._table("checkpoints", version).path
 
     def report(self, dt: str) -> str:
-        """Path of the HTML report of a run date."""
+        """Returns the path of the HTML report of a run date."""
         return f"{self._table('reports').path}/{dt}.html"
 
     @property
     def logs(self) -> str:
-        """Folder of the logs of stages, and of stack traces."""
+        """Returns the folder of the logs of stages, and of stack traces."""
         return self._table("logs").path
 
     @property
     def runs(self) -> Table:
-        """One record for each attempt at a job. A record is never replaced, and no manifest names it."""
+        """Returns the table of run records, one for each attempt at a job.
+
+        A record is never replaced, and no manifest names it.
+        """
         return self._table("runs")
 
     @property
     def event_logs(self) -> str:
-        """Folder of Spark's event logs."""
+        """Returns the folder of Spark's event logs."""
         return self._table("spark-events").path
 
     @property
     def mlflow_uri(self) -> str | None:
-        """URI of MLflow's store in the lake. None on an object store, because SQLite needs a local file."""
+        """Returns the URI of MLflow's store in the lake.
+
+        The result is None on an object store, because SQLite needs a local file.
+        """
         if not file_io.is_local(self.root):
             return None
         return f"sqlite:///{file_io.filesystem(self.root)[1]}/mlflow.db"

@@ -55,8 +55,9 @@ def publish(
     """Replaces one partition by `rows`.
 
     With `sort_by`, rows are sorted over all files. With `expected_rows`, rows are distributed evenly over as
-    few files as `row_group_rows` allows. With neither, rows keep their order and their Spark partitions. Each
-    file is one row group of at most `row_group_rows` rows, or a few more if rows are distributed evenly.
+    few files as `row_group_rows` allows. Without `sort_by` and `expected_rows`, rows keep their order and
+    their Spark partitions. Each file is one row group of at most `row_group_rows` rows, or a few more if rows
+    are distributed evenly.
 
     Args:
         rows: the new rows.
@@ -93,7 +94,10 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """The path of a new folder for the data files of one attempt, relative to the partition's folder."""
+    """Returns a new path for the folder of the data files of one attempt to write a partition.
+
+    The path is relative to the partition's folder.
+    """
     return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
 
 
@@ -101,7 +105,7 @@ def own_path(path: str) -> str:
     """Makes a path unique: `…/part-00000.parquet` becomes `…/part-00000.<16 hex digits>.parquet`.
 
     Spark may repeat a task, or run two attempts of it at the same time. Each attempt writes to a unique path
-    and returns it. So a second attempt never replaces the file that the first one returned.
+    and returns this path. So a second attempt never replaces the file of the first attempt.
     """
     stem, _, suffix = path.rpartition(".")
     return f"{stem}.{uuid.uuid4().hex[:16]}.{suffix}"
@@ -248,7 +252,9 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
 def read_published(
     spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """The rows of a published partition, or of one of its splits, from the files that its manifest names.
+    """Reads the rows of a published partition, or of one of its splits.
+
+    The rows are those of the files that the manifest names.
 
     Raises:
         DataError: the partition is not published.
@@ -263,7 +269,10 @@ def rows_of(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The rows of the files that a manifest names, even if the partition was replaced in the meantime."""
+    """Reads the rows of the files that a manifest names.
+
+    The rows are the same even if the partition was replaced in the meantime.
+    """
     files = data_files(partition, manifest, split)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)

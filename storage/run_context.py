@@ -34,8 +34,8 @@ class RunContext:
         phases: maps each phase that has ended to its seconds.
         open_session: builds the Spark session. It is called when the session is first needed, so that a job
             with bad input fails before executors start.
-        recorder: records which data the run reads and publishes. A job's runner passes the lineage of its
-            run. In notebooks and tests nothing is recorded.
+        recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
+            of the run. In notebooks and tests nothing is recorded.
     """
 
     name: str
@@ -48,12 +48,15 @@ class RunContext:
 
     @property
     def lake(self) -> Lake:
-        """The lake of the configuration. `recorder` records what the run reads and publishes in this lake."""
+        """Returns the lake of the configuration.
+
+        `recorder` records what the run reads and publishes in this lake.
+        """
         return Lake(self.config.lake, self.recorder)
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session, built at first use."""
+        """Returns the Spark session, built at first use."""
         if self._spark is None:
             with self.phase("session"):
                 self._spark = self.open_session(self)
@@ -61,7 +64,7 @@ class RunContext:
 
     @property
     def started_spark(self) -> SparkSession | None:
-        """The Spark session if it was built."""
+        """Returns the Spark session, or None if it was not built."""
         return self._spark
 
     @contextmanager

@@ -75,7 +75,7 @@ def verify(
         if math.isinf(lowest) or math.isinf(highest):
             raise DataError(
                 f"{partition.path}: {column} is infinite in some rows (values in [{lowest}, {highest}])",
-                f"add clip as the last operator of {column} in `features`, or correct the raw log",
+                f"add `clip` as the last operator of {column} in `features`, or correct the raw log",
             )
         if lowest < low or highest >= high:
             raise DataError(
@@ -86,8 +86,15 @@ def verify(
 
 
 def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
-    """The error for nulls in a column that must have none, in the file `path` or in rows computed from it."""
+    """Returns the error for nulls in a column that must have none.
+
+    Args:
+        path: the file with the column, or the file from which its rows were computed.
+        column: name of the column.
+        nulls, rows: number of nulls, and number of rows.
+    """
     return DataError(
         f"{path}: {column} is null in {nulls} of {rows} rows",
-        f"add the operator fill for {column} (and clip before log1p) in `features`, or correct the raw log",
+        f"add the operator `fill` for {column} (and `clip` before `log1p`) in `features`, or correct the raw "
+        "log",
     )

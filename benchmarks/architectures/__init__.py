@@ -1,4 +1,4 @@
-"""Model architectures that only benchmarks use. They are found through the search path of training.models."""
+"""Model architectures that only benchmarks use. `make_known` adds them to the search path of training.models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = str(Path(__file__).parent)
 
 
 def make_known() -> None:
-    """Makes the architectures of this folder available in this process, such as `architecture: null`."""
+    """Makes the architectures of this folder, such as `null`, available in this process."""
     if FOLDER not in training.models.__path__:
         training.models.__path__.append(FOLDER)
     sys.path_importer_cache.pop(FOLDER, None)

@@ -3,7 +3,7 @@
 With the setting `returns: hash`, the logit of a pair is a hash of the first id of the user and the last id of
 the item. Pairs then have different scores, so they can be ranked without the work of a model. The
 architecture has a factorization, so lists are scored without joined rows. benchmarks/scoring_daemon.py makes
-it available to Python workers.
+the architecture available to Python workers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FIRST_FACTOR, LAST_FACTOR, MODULUS = 7_919, 40_503, 65_537
 
 
 class Settings(Strict):
-    """The setting of the architecture: every logit is zero, or a hash of the row's ids."""
+    """The setting of the architecture: all logits are 0, or each logit is a hash of ids (see the module's docstring)."""
 
     returns: Literal["zero", "hash"] = "zero"
 
 
 class Null(nn.Module):
-    """Computes logits (B,) float32 from dense (B, D) and categorical (B, W). It has no weights."""
+    """A model without weights. It computes logits (B,) float32 of B rows, as the module describes."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -42,34 +42,41 @@ class Null(nn.Module):
         return FactorizedNull(self)
 
     def share(self, categorical: Tensor) -> Tensor:
-        """Returns the number (B,) int64 that each row adds to the hash. An id of 0 adds nothing."""
+        """Returns one integer per row, shape (B,) int64, from which `logits` computes the row's logit.
+
+        The integer is a weighted sum of the first and the last id of the row. It is 0 if all logits are 0.
+        """
         if not self.hashes:
             return torch.zeros(len(categorical), dtype=torch.int64, device=categorical.device)
         return categorical[:, 0] * FIRST_FACTOR + categorical[:, -1] * LAST_FACTOR
 
     def logits(self, shares: Tensor) -> Tensor:
-        """Returns float32 logits, each computed from the sum of a user's and an item's number (`share`)."""
+        """Returns one float32 logit for each element of `shares`, which contains integers from `share`."""
         if not self.hashes:
             return torch.zeros(shares.shape, device=shares.device)
         return (shares % MODULUS).float() * (8 / MODULUS) - 4
 
 
 class FactorizedNull:
-    """The factorization of `Null`.
+    """The factorization of `Null`: first one integer per user and per item, then one logit per pair.
 
-    The parts of a user and of an item are the numbers that they add to the hash. The logit of a pair is
-    computed from the sum of both numbers.
+    The logit of a pair is computed from the sum of the user's integer and the item's integer.
     """
 
     def __init__(self, model: Null) -> None:
         self._model = model
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
-        """Returns a tuple with the numbers (R,) int64 that R users or items add to the hash."""
+        """Returns a tuple with one tensor: the integers (R,) int64 of R users or of R items."""
         return (self._model.share(categorical),)
 
     def pair_logits(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
-        """Returns logits (U, I) of the users' numbers (U,) and the items' numbers (1, I) or (U, I)."""
+        """Returns the logits (U, I) of U users and I items.
+
+        Args:
+            users: the integers (U,) of the users, from `side_part`.
+            items: the integers of the items: (1, I), or (U, I) if each user has other items.
+        """
         return self._model.logits(users[0].unsqueeze(1) + items[0])
 
 

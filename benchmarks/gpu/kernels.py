@@ -7,7 +7,7 @@ memory throughput: the bytes that must at least be read and written, divided by 
 with the shapes of Criteo's terabyte log. Vectors are bf16; embedding tables are float32 or bf16. Torch
 computes the results as follows:
 
-* gather: `embedding` of ids + offsets, cast to bf16;
+* gather: `embedding` of ids plus offsets, cast to bf16;
 * interaction, forward and backward: concatenation, batched matrix product, index_select, concatenation, with
   gradients by autograd;
 * update: `unique` and `index_add_` sum the gradients of equal rows, then row-wise Adagrad updates these rows.
@@ -83,7 +83,7 @@ def half(setting: Setting) -> torch.dtype:
 
 
 def milliseconds(work: Work, setting: Setting) -> float:
-    """Returns the milliseconds of one call: the mean over the calls of a turn, and the median over turns."""
+    """Returns the milliseconds of one call of `work`: the median over turns of the mean in a turn."""
     work()
     seconds = []
     for _ in range(setting.turns):
@@ -97,11 +97,11 @@ def milliseconds(work: Work, setting: Setting) -> float:
 
 
 def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """Compares the lookup of ids in a table.
+    """Checks that the lookup of ids in a table gives the same result with our kernel and with torch.
 
     Returns:
         A function that calls our kernel, a function that calls torch, and the number of bytes that must at
-        least be read and written.
+            least be read and written.
     """
     from training.kernels.lookup import Features, gather
 
@@ -120,7 +120,7 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """Compares the update of table rows. Returns the two functions and the bytes, like `gathers`.
+    """Checks that our kernel and torch give equal rows after an update. Returns values like `gathers`.
 
     For a 16-bit table, torch rounds to the nearest value. This is less work than the stochastic rounding of
     our kernel.
@@ -153,7 +153,10 @@ def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def interactions(setting: Setting) -> tuple[Work, Work, int]:
-    """Compares DLRM's interaction, forward and backward. Returns two functions and bytes, like `gathers`."""
+    """Checks that our kernel and torch compute the same result and gradients of DLRM's interaction.
+
+    Returns two functions and a number of bytes, like `gathers`.
+    """
     from training.kernels.interaction import interact
 
     count = len(setting.cardinalities) + 1
@@ -185,7 +188,7 @@ def interactions(setting: Setting) -> tuple[Work, Work, int]:
 
 
 def _first_rows(setting: Setting) -> Tensor:
-    """Returns the first row (C,) of each feature in the table, which holds the rows of all features."""
+    """Returns the index (C,) of the first row of each feature in the common table of all features."""
     return torch.tensor([0, *accumulate(setting.cardinalities)][:-1], device=setting.device)
 
 

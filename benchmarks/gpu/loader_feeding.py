@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/gpu/loader_feeding.py [--quick]
 
-It prints the rows per second of the loader alone, of the training step alone, and of both together. The step
-alone uses batches that are already on the device. The ratio `feeds` is the rate of the loader divided by the
+The script prints the rows per second of the loader alone, of the training step alone, and of both together.
+The step alone uses batches that are already on the device. The ratio `feeds` is the rate of the loader divided by the
 rate of the step. The ratio `end_to_end` is the rate of both together divided by the rate of the step alone.
 Without a GPU, shapes are tiny and nothing is measured.
 """
@@ -66,7 +66,9 @@ def measure(setting: Setting) -> dict[str, float]:
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
 
     def run(takes: bool) -> float:
-        """Returns the seconds of the measured batches. Batches that were read in advance do not count.
+        """Returns the seconds in which all measured batches are read.
+
+        The first batches are not measured, because they were read in advance.
 
         If `takes` is true, each batch goes through the training step. Otherwise it is only copied to the
         device.

@@ -10,7 +10,7 @@ rows to batches on the device and write probabilities.
 
 In one process, the batches are already on the GPU. `bf16_compiled` compiles the part of the model after the
 lookups. `int8_bf16` stores tables in int8. In Spark, tables have at most a million rows, because
-each Python worker of the session holds the model. With --quick, this is also so in one process. Without a
+each Python worker of the session holds the model. With --quick, this limit also applies in one process. Without a
 GPU, shapes are tiny and nothing is measured.
 """
 
@@ -122,7 +122,7 @@ def scorer(name: str, setting: Setting) -> Score:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """Returns the configuration of the published model; without a GPU, that of a small DLRM."""
+    """Returns the configuration of the published model, or that of a small DLRM if there is no GPU."""
     sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
         sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
@@ -170,7 +170,7 @@ def in_spark(setting: Setting) -> dict[str, float]:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Returns the ratios of the benchmark; all are null without a GPU.
+    """Returns the ratios of the benchmark. All ratios are None if there is no GPU.
 
     Our best rate in one process is divided by each published figure and by the target. The rate in Spark is
     divided by our best rate in one process.

@@ -21,16 +21,16 @@ CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
 
 @dataclass(frozen=True)
 class Setting:
-    """The device and the sizes of a benchmark.
+    """The device and the sizes of a GPU benchmark.
 
     Attributes:
-        device: where models and batches are.
+        device: the device of models and batches.
         batch: number of rows of a global batch.
         dim: E, the embedding dimension.
         most_rows: largest number of rows of a table. None means the published cardinalities.
         steps: number of steps in a turn.
-        turns: number of turns of each contender.
-        measures: True if figures are measured, which requires a GPU.
+        turns: number of turns. In each turn, every contender runs `steps` steps.
+        measures: True if the benchmark measures figures, which requires a GPU.
     """
 
     device: torch.device
@@ -46,7 +46,7 @@ class Setting:
         return capped(self.most_rows)
 
     def machine(self) -> dict[str, Any]:
-        """Returns the description of the machine (`report.machine`) with the GPU's name, null without a GPU."""
+        """Returns the description of the machine from `report.machine`, and the GPU's name or None."""
         gpu = torch.cuda.get_device_name(self.device) if self.measures else None
         return {**machine(len(os.sched_getaffinity(0)), ("torch", "triton")), "gpu": gpu}
 
@@ -60,7 +60,7 @@ class Setting:
 def read_setting(description: str | None, arguments: Sequence[str] | None) -> Setting:
     """Reads the setting from the command line.
 
-    Call this function before kernels are imported: without a GPU, it tells Triton to interpret them.
+    Call this function before kernels are imported: without a GPU, the function makes Triton interpret kernels.
 
     Args:
         description: docstring of the script, whose first paragraph is shown by --help.

@@ -1,10 +1,10 @@
-"""Measures how many samples per second one GPU trains: complete training steps of DLRM.
+"""Measures how many samples per second one GPU processes in complete training steps of DLRM.
 
     .venv/bin/python benchmarks/gpu/training_step.py [--quick]
 
 Our rate is compared with figures that NVIDIA published. Network and batches are those of the published runs:
-conf/models/dlrm_criteo.yaml, 65,536 rows per batch, and the cardinalities of Criteo's terabyte log with a
-frequency limit of 15. Batches are already on the GPU. For one A100-80 in mixed precision, NVIDIA published
+conf/models/dlrm_criteo.yaml, 65,536 rows per batch, and the cardinalities of Criteo's terabyte log if values
+with fewer than 15 occurrences share an id. Batches are already on the GPU. For one A100-80 in mixed precision, NVIDIA published
 4.02 million samples/s (DeepLearningExamples, PyTorch) and 4.55 million (TensorFlow 2). Our target on an H200
 is 12 million samples/s.
 
@@ -85,7 +85,7 @@ def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """Returns the configuration of the published model; without a GPU, that of a small DLRM."""
+    """Returns the configuration of the published model, or that of a small DLRM if there is no GPU."""
     sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
         sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}

@@ -1,12 +1,12 @@
 """The work of build_features, written for DuckDB.
 
 The text is read once into a table. For each of the 26 categorical columns, a query counts the values of the
-train days and numbers the frequent ones. A query with 26 left joins then replaces values by ids, and its
+train days and assigns ids to the frequent values. A query with 26 left joins then replaces values by ids, and its
 result is written as Parquet.
 
-The table stays in memory, and DuckDB writes it to the scratch folder if it does not fit. This is faster than
-a database file. Rows may be written in any order (`preserve_insertion_order=false`). This is faster too, and
-a training set needs no order.
+The table stays in memory, which is faster than a database file. If the table does not fit into memory, DuckDB
+writes it to the scratch folder. Rows may be written in any order (`preserve_insertion_order=false`), because
+this is faster and a training set needs no order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """EASE, an item-to-item linear model that is computed in closed form.
 
 Source: Steck 2019, "Embarrassingly Shallow Autoencoders for Sparse Data". EASE finds the matrix B that
-minimises ||X - X B||² + λ ||B||², where the diagonal of B is zero. Each row of X holds the items of a user as
-0 and 1. With P = (XᵀX + λ I)⁻¹, the solution is B_ij = -P_ij / P_jj for i ≠ j (equation 8 of the paper).
+minimises ||X - X B||² + λ ||B||², where the diagonal of B is zero. Each row of X belongs to a user. Its
+element is 1 for each item that the user has, otherwise 0. With P = (XᵀX + λ I)⁻¹, the solution is B_ij = -P_ij / P_jj for i ≠ j (equation 8 of the paper).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Matrix = NDArray[np.float64]
 
 
 def ease_weights(interactions: Matrix, penalty: float) -> Matrix:
-    """Returns the weights B (I, I). The scores of all items for all users are interactions @ B.
+    """Returns the weights B (I, I). The scores of all items for all users are `interactions @ B`.
 
     Args:
-        interactions: X (U, I), 1 where the user has the item, otherwise 0.
+        interactions: the matrix X (U, I): 1 where the user has the item, otherwise 0.
         penalty: λ, greater than 0.
     """
     gram = interactions.T @ interactions

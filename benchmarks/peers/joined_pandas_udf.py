@@ -3,8 +3,8 @@
 A joined row contains the features of a user and of an item. Spark's guide recommends this form of pandas_udf
 for models, because a task loads the model only once. The function receives one column per feature and returns
 a column of probabilities. We chose two settings. The model stays in the worker process between tasks. Rows go
-through the model in micro-batches of 2,048, which fit into a core's cache, whatever the size of Spark's
-batches is.
+through the model in micro-batches of 2,048 rows, which fit into a core's cache. Spark's batches may have
+another size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load(path: str) -> torch.nn.Module:
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any:
-    """Returns the probabilities (B,) float32 of rows with dense (B, D) and ids (B, C), both NumPy matrices."""
+    """Returns the probabilities (B,) float32 of B rows. `dense` (B, D) and `ids` (B, C) are NumPy arrays."""
     probabilities = []
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for start in range(0, len(dense), STEP_ROWS):
@@ -45,7 +45,7 @@ def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """Returns the columns user_key, item_index and probability of each row."""
+    """Returns one row for each joined row, with the columns user_key, item_index and probability."""
     dense = len(spec.dense)
 
     def run(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:

@@ -22,7 +22,7 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """Returns the columns user_key, item_index and probability of each row."""
+    """Returns one row for each joined row, with the columns user_key, item_index and probability."""
     dense = len(spec.dense)
     names = [feature.name for feature in (*spec.dense, *spec.categorical)]
 

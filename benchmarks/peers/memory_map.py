@@ -1,11 +1,10 @@
 """Makes batches from memory-mapped binary files, whose rows were decoded and transposed beforehand.
 
-This is a loader that does not have to read Parquet. The setting `by` has three values:
+This loader does not have to read Parquet. The setting `by` has three values:
 
 * `row`: the rows of a batch are copied in the order of a random permutation of all rows.
 * `batch`: slices of the files are copied in random order. The rows within a slice are not shuffled.
-* `copy`: the slices are copied in order, into memory that is reused. This is the limit that the speed of
-  memory sets.
+* `copy`: the slices are copied in order, into memory that is reused. No loader can be faster than this copy.
 """
 
 from __future__ import annotations

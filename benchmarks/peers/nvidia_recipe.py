@@ -2,19 +2,19 @@
 
 Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/spark_data_utils.py (Apache-2.0;
 read, not copied). The program first computes dictionaries. It melts all categorical columns into rows
-(column, value) and counts them. It drops values below the frequency limit. A window function numbers the
-remaining values by descending count. The result is written as one table, and then as 26 tables, one per
-column. The program then reads the log again and joins it with each of the 26 tables by a broadcast left join.
+(column, value) and counts them. It drops values below the frequency limit. A window function assigns
+ids to the remaining values by descending count. The values with their ids are written as one table, and then
+as 26 tables, one per column. The program then reads the log again and joins it with each of the 26 tables by a broadcast left join.
 Values that are in no dictionary get a default id, integers are replaced by logarithms, and the result is
 written as Parquet.
 
-We use the fastest published form of this program: broadcast joins instead of the option `--low_mem`, which
-needs two joins per column and which NVIDIA's script for CPUs sets, and `--output_ordering any`, so that the
-output is not shuffled. It runs with Spark's default JVM flags (C2 compiler, parallel collector) and may use
-more memory than our job. As in the original, the number of shuffle partitions is twice the number of days.
+We use the fastest published form of this program. We leave out the option `--low_mem`, which NVIDIA's script
+for CPUs sets: without the option, the joins are broadcast joins; with the option, each column needs two joins.
+We set `--output_ordering any`, so that the output is not shuffled. The program runs with Spark's default JVM
+flags (C2 compiler, parallel collector) and may use more memory than our job. As in the original, the number of shuffle partitions is twice the number of days.
 
-Some details differ from the original, so that each cell of the result can be compared with ours. They add no
-pass over the data. Equal counts are ordered by value. Null gets the id 1 and unknown values get the id 2,
+Some details differ from the original, so that each cell of the result can be compared with ours. These
+differences add no pass over the data. Equal counts are ordered by value. Null gets the id 1 and unknown values get the id 2,
 instead of 0 for both. Dictionaries contain the values of the train days. Nulls in integer columns become 0,
 negative integers become 0, and the logarithm is log(1 + x) instead of log(x + 3).
 """

@@ -1,6 +1,6 @@
-"""Petastorm's BatchedDataLoader on its batch reader.
+"""Petastorm's BatchedDataLoader, which reads through Petastorm's batch reader.
 
-It has these settings:
+The contender has these settings:
 
 * `pool`: the worker pool of Petastorm's reader.
 * `queue`: True if rows go through a shuffling queue of `buffer_rows` rows (LoaderTask).

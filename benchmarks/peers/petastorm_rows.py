@@ -1,6 +1,6 @@
 """Petastorm's DataLoader, its most common loader, which reads single rows.
 
-petastorm_batched.py describes its settings.
+petastorm_batched.py describes the settings of this contender.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DLRM written plainly in torch: 26 EmbeddingBags with sparse gradients, and no fused operators.
 
 The network (except for its initial weights) and the loss are those of training/models/dlrm.py. One optimizer
-updates the embedding tables, and another one the dense part. The tables use torch's Adagrad or SGD. Adagrad,
+updates the embedding tables, and another one updates the dense part, that is all other layers. The tables use torch's Adagrad or SGD. Adagrad,
 with one accumulator per weight, is the optimizer of torch that is most similar to our row-wise Adagrad. SGD
 is cheaper. The dense part uses Adam in the fastest implementation for the device (`fused`). With bf16, the
 model runs under autocast. As in published implementations, the interaction is a batched matrix product whose
@@ -22,7 +22,7 @@ from training.data.batch import Batch
 
 
 class PlainDLRM(nn.Module):
-    """Computes logits (B,) from dense features (B, D) and ids (B, C)."""
+    """A DLRM in plain torch. It computes logits (B,) from dense features (B, D) and ids (B, C)."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ def _mlp(widths: Sequence[int]) -> nn.Sequential:
 
 
 class PlainStep:
-    """One training step of the plain model: a call trains on a batch and returns its loss."""
+    """A training step of the plain model. A call trains the model on a batch and returns the loss."""
 
     def __init__(
         self,

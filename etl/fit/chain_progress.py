@@ -1,4 +1,7 @@
-"""The fitted steps of a chain during a fit, and the statistics that its next steps request."""
+"""The fitted steps of a chain during a fit, and the statistics that its next steps request.
+
+A chain is a sequence of steps (operators) that computes features.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class ChainRequest:
 
 
 class StatisticsSource(Protocol):
-    """Computes statistics of the training days: etl.fit.row_statistics or etl.fit.count_statistics."""
+    """A source of statistics of the training days.
+
+    The two sources are etl.fit.row_statistics and etl.fit.count_statistics.
+    """
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
         """Computes the statistics of all requested steps, and publishes the tables that the steps need.
@@ -59,7 +65,10 @@ class StatisticsSource(Protocol):
 
 @dataclass
 class ChainProgress:
-    """A chain, and those of its steps that have been fitted so far, in order."""
+    """A chain, and those of its steps that have been fitted so far, in order.
+
+    A chain is a sequence of steps (operators) that computes features.
+    """
 
     index: int
     chain: Chain
@@ -88,12 +97,12 @@ class ChainProgress:
         return ChainRequest(self.index, before, types, dict(self._cardinalities), steps)
 
     def finish(self) -> FittedChain:
-        """The fitted chain. Its outputs are the features that no step has removed."""
+        """Returns the fitted chain. Its outputs are the features that no step has dropped."""
         outputs = tuple(name for name in self.chain.outputs if name not in self._dropped)
         return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), outputs)
 
 
 def vocabulary_of(step: Step) -> str:
-    """The name of the vocabulary of a Categorify step; empty for all other steps."""
+    """Returns the name of the vocabulary of a Categorify step; empty for all other steps."""
     operator = step.operator
     return operator.vocabulary(step) if isinstance(operator, Categorify) else ""

@@ -23,11 +23,14 @@ class CountStatistics:
     """A StatisticsSource that reads value counts. Steps must be countable (etl.fit.rounds.is_countable)."""
 
     def __init__(self, spark: SparkSession, tables: VersionTables, counts: Counts) -> None:
-        """`counts` are the value counts of the training days. The vocabularies are published in `tables`."""
+        """Creates a source of statistics that publishes vocabularies in `tables`.
+
+        `counts` are the value counts of the training days.
+        """
         self._spark, self._tables, self._counts = spark, tables, counts
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
-        """See StatisticsSource.measure."""
+        """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
         count_requests = self._requests(requests)
         attempts = {name: new_attempt(self._tables.partition(name)) for name in (VOCABULARY, RARE)}
         known, rare = (self._tables.partition(name).file(attempt) for name, attempt in attempts.items())
@@ -46,7 +49,7 @@ class CountStatistics:
         }
 
     def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
-        """Returns the requests, by the key of a step or by the name of a vocabulary.
+        """Returns the requests. Each key is the key of a step, or the name of a vocabulary.
 
         Steps with the same vocabulary share a request.
         """

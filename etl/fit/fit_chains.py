@@ -41,7 +41,8 @@ def fit_chains(
         training: the training days that are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
-        tables: publishes the tables of the fitted steps in the new workflow version. It must be empty.
+        tables: publishes the tables of the fitted steps in the new workflow version. `tables` must not have
+            published a table yet.
 
     Raises:
         DataError: the statistics of a column cannot be computed.

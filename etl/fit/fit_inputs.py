@@ -14,15 +14,15 @@ from etl.value_counts.requests import Counts
 class TrainingDays:
     """The training days that a fit reads.
 
-    A new workflow reads all training days. An extension of a workflow reads only the days that the workflow's
-    vocabularies do not include yet.
+    If a new workflow is fitted, these are all training days. If a workflow is extended, these are only the
+    days that the workflow's vocabularies do not include yet.
 
     Attributes:
         rows: returns the prepared training rows of these days.
         value_counts: the value counts of these days; None if there are no value counts.
         days: ISO dates, in ascending order.
-        latest: the last day that the fitted workflow includes, in days since 1970-01-01. In an extension, it
-            may be later than these days.
+        latest: the last day that the fitted workflow includes, in days since 1970-01-01. If a workflow is
+            extended, this day may be later than the days in `days`.
     """
 
     rows: Callable[[], DataFrame]

@@ -60,10 +60,11 @@ def fit_workflow(
     Args:
         days: the training days.
         rows_of: returns the prepared rows of a day (etl.spark.split_rows).
-        parent: an earlier workflow version to extend. Its fitted numbers stay unchanged. The values of the
-            training days that its vocabularies do not include yet are added to its vocabularies. So a model
-            that was trained on the parent's features remains valid. With None, all steps are fitted.
-        counts_of: returns the value counts of a day. None if there are no value counts, or if only a part of
+        parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
+            stay unchanged. Only its vocabularies grow: they get the values of training days that they do not
+            include yet. So a model that was trained on the parent's features remains valid. With None, all
+            steps are fitted.
+        counts_of: returns the value counts of a day. None if there are no value counts, or if only some of
             the day's rows are training rows.
 
     Raises:
@@ -114,7 +115,7 @@ def training_rows(days: Sequence[DataFrame]) -> DataFrame:
 
 
 def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
-    """The digest of everything that the fitted workflow depends on."""
+    """Returns the digest of everything that the fitted workflow depends on."""
     # The settings of the split select training rows only if the log is split inside one partition.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += [] if config.split.by == "day" else ["split"]
@@ -175,7 +176,7 @@ def _parameters(operator: Operator) -> str:
 
 
 def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:
-    """The features of the fitted chains, in the order of the configuration."""
+    """Returns the features of the fitted chains, in the order of the configuration."""
     scopes: dict[str, Scope] = dict.fromkeys(config.scopes.user, "user")
     scopes |= dict.fromkeys(config.scopes.item, "item")
     scopes |= dict.fromkeys(config.scopes.context, "context")

@@ -36,7 +36,7 @@ class ChainSteps:
 
     @property
     def need(self) -> Need:
-        """The statistics that the first step needs."""
+        """Returns the statistics that the first step needs."""
         return self.steps[0].operator.needs
 
 
@@ -58,12 +58,12 @@ class Round:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The kinds of statistics that the round needs."""
+        """Returns the kinds of statistics that the round needs."""
         return frozenset(step.operator.needs for group in self.measured for step in group.steps)
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """Returns rounds that fit every step of the chains once, after the earlier steps of its chain.
+    """Returns the rounds of a fit. They fit each step once, and never before an earlier step of its chain.
 
     Args:
         chains: the chains to fit.
@@ -88,7 +88,7 @@ def _advance(fitted: list[int], groups: Sequence[ChainSteps]) -> None:
 
 
 def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> list[ChainSteps]:
-    """The next steps of each chain that need no statistics of the training days."""
+    """Returns the next steps of each chain that need no statistics of the training days."""
 
     def is_ready(step: Step) -> bool:
         need = step.operator.needs
@@ -103,7 +103,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """The next steps of each unfinished chain. None of these steps reads an output of another one."""
+    """Returns the next steps of each unfinished chain. None of these steps reads an output of another one."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -136,7 +136,7 @@ def _choose(
 def _has_all_vocabularies(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps]
 ) -> bool:
-    """Whether the steps in `waiting` include every step that still has to build a vocabulary."""
+    """Returns whether the steps in `waiting` include every step that still has to build a vocabulary."""
     left = [step for first, chain in zip(fitted, chains, strict=True) for step in chain.steps[first:]]
     return _count_vocabularies(left) == _count_vocabularies([s for group in waiting for s in group.steps])
 
@@ -146,7 +146,10 @@ def _count_vocabularies(steps: Sequence[Step]) -> int:
 
 
 def is_countable(chain: Chain, position: int) -> bool:
-    """Whether the statistics of the step at `position` can be computed from one raw column's value counts."""
+    """Returns whether the value counts of one raw column suffice for the statistics of a step.
+
+    `position` is the position of the step in the chain.
+    """
     return (
         chain.steps[position].operator.needs in _COUNTABLE
         and len(chain.inputs) == 1
@@ -156,6 +159,9 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Whether computing the outputs of the step needs rows or tables, and not only values of its input."""
+    """Returns whether the values of a step's input are not enough to compute its outputs.
+
+    The outputs of such a step depend on rows or tables.
+    """
     _, fitted_type = OPERATORS[step.operator.name]
     return step.operator.needs in _WITH_TABLE or fitted_type.sql_only

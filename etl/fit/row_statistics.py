@@ -34,11 +34,14 @@ class RowStatistics:
     def __init__(
         self, spark: SparkSession, config: Config, tables: VersionTables, training: TrainingDays
     ) -> None:
-        """The tables that the statistics need are published in `tables`."""
+        """Creates a source of statistics that reads the rows of `training`.
+
+        The tables that steps need are published in `tables`.
+        """
         self._spark, self._config, self._tables, self._training = spark, config, tables, training
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
-        """See StatisticsSource.measure."""
+        """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
         rows, steps = self._inputs(requests)
         by_need: dict[str, list[StepInputs]] = {}
         for inputs in steps:
@@ -126,9 +129,10 @@ class RowStatistics:
         }
 
     def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
-        """Counts the values of the training rows, and returns (column, value, id, count, last_seen).
+        """Counts the values of the training rows.
 
-        If a parent workflow is extended, its counts are added.
+        Returns a frame with the columns column, value, id, count, last_seen: one row for each value of a
+        vocabulary. If a parent workflow is extended, the counts in its vocabularies are added.
         """
         no_id = F.lit(None).cast("int")
         new = (
@@ -149,9 +153,10 @@ class RowStatistics:
         """Assigns ids to values, publishes the vocabularies, and returns their facts by vocabulary name.
 
         Args:
-            counts: (column, value, id, count, last_seen).
+            counts: a frame with the columns column, value, id, count, last_seen.
             rules: maps the name of each vocabulary to its rule.
-            fixed: (vocabulary, value, id, 0, last_seen) of vocabularies whose values the configuration lists.
+            fixed: rows (vocabulary, value, id, 0, last_seen) of vocabularies whose values the configuration
+                lists.
         """
         counts = counts.persist()
         assigned = assign_ids(counts, rules)

@@ -30,7 +30,7 @@ class VersionTables:
         self.vocabularies: dict[str, dict[str, int]] = {}
 
     def partition(self, name: str) -> Partition:
-        """The partition in which a table of the new version is published."""
+        """Returns the partition in which a table of the new version is published."""
         return workflow_table(self._lake, self._version, name)
 
     def publish_frame(self, table: DataFrame, name: str, sort_by: Sequence[str] = (KEY,)) -> None:
@@ -57,18 +57,18 @@ class VersionTables:
             self.publish_frame(self.read_parent(spark, name), name)
 
     def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
-        """The table of this name in the parent version, as a frame."""
+        """Reads a table of the parent version as a frame."""
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
-        """The files of the table of this name in the parent version; empty if there is no parent."""
+        """Returns the files of a table of the parent version; empty if there is no parent."""
         if self.parent is None:
             return ()
         table = self._of_parent(name)
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """The tables published so far, without rare values.
+        """Opens the tables published so far, without rare values.
 
         Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
@@ -85,7 +85,7 @@ class VersionTables:
         self.vocabularies |= {name: dict(values) for name, values in facts.items()}
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
-        """A table that was published for the new version."""
+        """Reads a table that was published for the new version as a frame."""
         return read_published(spark, self.partition(name))
 
     def _of_parent(self, name: str) -> Partition:

@@ -1,1 +1,1 @@
-"""The compiled library (C++) that scans text, looks up values and adds counts, and its ctypes interface."""
+"""A compiled C++ library and its ctypes interface: it scans text, looks up values and adds counts."""

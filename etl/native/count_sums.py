@@ -1,4 +1,4 @@
-"""Adds up counts per value, to merge the value counts of file splits and days."""
+"""Adds up the counts of each distinct value, to merge the value counts of file splits and days."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from etl.native.library import Handle, library, string_addresses
 
 
 class Sums:
-    """Sums of counts for each value, and the last day on which the value was seen.
+    """Adds up the counts of each distinct string, and finds the last day on which the string was seen.
 
-    A value has one sum for each of `sides` groups of days, such as the training days and the test day.
+    A string has a separate sum for each of `sides` groups of days, such as the training days and the test
+    day.
     """
 
     def __init__(self, sides: int = 1) -> None:
@@ -22,13 +23,13 @@ class Sums:
     def add(
         self, values: pa.StringArray, counts: np.ndarray, side: int = 0, day: int | np.ndarray = 0
     ) -> None:
-        """Adds counts of values.
+        """Adds the count of each value to the sum of this value.
 
         Args:
             values: n strings, none of them null.
-            counts: (n,) integers.
-            side: index of the group of days to which the counts belong.
-            day: day on which the values were seen, or (n,) days.
+            counts: (n,) integers. counts[i] is the number of occurrences of values[i].
+            side: index of the group of days in which the values were counted.
+            day: the day on which the values were seen: one day for all values, or an array with n days.
 
         Raises:
             InfrastructureError: memory ran out, or there are more than 2 GiB of distinct values.
@@ -55,10 +56,11 @@ class Sums:
             )
 
     def result(self) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
-        """Returns the n distinct values, their (n, sides) int64 sums, and their (n,) int32 last days.
+        """Returns three arrays: the distinct values, the sums of their counts, and their last days.
 
-        Values are in the order of their first `add`. The arrays use the memory of this object, so do not call
-        `add` afterwards.
+        There is one element for each of the n distinct values, in the order in which the values were first
+        added. The sums are int64 of shape (n, sides), the days are int32 of shape (n,). The arrays use the
+        memory of this object, so do not call `add` afterwards.
         """
         (count, size, *_), (offsets, data, sums, last, _) = self._handle.describe("summed")
         values = self._handle.strings(count, offsets, data, size)
@@ -67,12 +69,13 @@ class Sums:
 
 
 def buckets_of(values: pa.StringArray, buckets: int) -> np.ndarray:
-    """Returns (n,) uint32: the bucket of each of n strings, which is its hash modulo `buckets`.
+    """Returns the hash bucket of each of n strings, shape (n,), uint32.
 
-    Buckets are nested: if a value is in bucket b of 2 * n buckets, it is in bucket b mod n of n buckets.
+    The bucket of a string is its hash modulo `buckets`. So if a string is in bucket b of 2 * m buckets, the
+    same string is in bucket b mod m of m buckets.
 
     Args:
-        values: none may be null.
+        values: n strings, none of them null.
         buckets: number of buckets, a power of two.
     """
     indices = np.zeros(len(values), np.uint32)

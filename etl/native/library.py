@@ -1,6 +1,7 @@
-"""Loads the compiled library of this folder (*.cpp) and declares its functions to ctypes.
+"""Loads the library that is compiled from the C++ files of this folder, and declares its functions to ctypes.
 
-`make setup` builds the library into the Python environment, so that a packed environment contains it.
+`make setup` builds the library into the Python environment, so that a packed environment contains the
+library.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def is_built() -> bool:
-    """Whether this environment has the library in the version that this code needs."""
+    """Returns whether this environment has the library in the version that this code needs."""
     return _open() is not None
 
 
 def library() -> ctypes.CDLL:
-    """Returns the library, and loads it if necessary.
+    """Returns the compiled library. The first call loads the library.
 
     Raises:
         InfrastructureError: the library is missing or has another version.
@@ -75,7 +76,9 @@ def _open() -> ctypes.CDLL | None:
 
 
 class Handle:
-    """An object in the library's memory, which is freed with this handle and the last array that uses it.
+    """A reference to an object that the compiled library has allocated.
+
+    The object is freed when neither this reference nor an array in the object's memory exists any more.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.
@@ -91,29 +94,30 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """Calls a function of the library that returns sizes and addresses of the object's arrays."""
+        """Calls a library function by name, which returns the sizes and addresses of the object's arrays."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)
 
     def buffer(self, address: int | None, size_bytes: int) -> pa.Buffer:
-        """Returns `size_bytes` of the object's memory as a buffer, without a copy."""
+        """Returns `size_bytes` bytes of the object's memory as an Arrow buffer, without a copy."""
         return pa.foreign_buffer(address, size_bytes, self) if size_bytes else pa.py_buffer(b"")
 
     def numbers(self, address: int | None, count: int, dtype: Any) -> np.ndarray:
-        """Returns memory of the object as (count,) read-only numbers, without a copy."""
+        """Returns `count` numbers in the object's memory as a read-only array (count,), without a copy."""
         return np.frombuffer(self.buffer(address, count * np.dtype(dtype).itemsize), dtype)
 
     def strings(self, count: int, offsets: int | None, data: int | None, size_bytes: int) -> pa.StringArray:
-        """Returns memory of the object as (count,) strings, without a copy."""
+        """Returns `count` strings in the object's memory as an Arrow array, without a copy."""
         buffers = [None, self.buffer(offsets, 4 * (count + 1)), self.buffer(data, size_bytes)]
         return pa.Array.from_buffers(pa.string(), count, buffers, null_count=0)
 
 
 def string_addresses(values: pa.StringArray) -> tuple[int, int]:
-    """Returns (address of the n + 1 offsets, address of the bytes) of n strings without nulls.
+    """Returns the memory addresses of the offsets and of the bytes of an array of strings without nulls.
 
-    The addresses are valid as long as `values` exists.
+    Arrow stores n strings as n + 1 offsets and the bytes of all strings. The addresses are valid as long as
+    `values` exists.
     """
     _, offsets, data = values.buffers()
     return offsets.address + 4 * values.offset, data.address if data is not None else offsets.address

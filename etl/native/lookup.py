@@ -1,4 +1,7 @@
-"""Looks up the indices of values in a list of distinct values, for ids and for statistics by key."""
+"""Finds the index of a string in an array of distinct strings.
+
+Workers look up values in vocabularies, and keys in tables of statistics, in this way.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Table:
 
     @classmethod
     def of(cls, values: pa.StringArray) -> Table:
-        """Builds the table of (n,) distinct strings. None of them may be null."""
+        """Builds the hash table of an array of distinct strings without nulls."""
         offsets, data = string_addresses(values)
         handle = Handle(library().nightrank_lookup(len(values), offsets, data), "free_lookup")
         (slots, count, size, _), addresses = handle.describe("table")
@@ -36,7 +39,10 @@ class Table:
         )
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """Returns (m,) int64 indices of m strings; -1 for strings not in the table; undefined for null."""
+        """Returns the index of each of m strings in the hash table, shape (m,), int64.
+
+        The index is -1 for a string that is not in the table, and undefined for null.
+        """
         indices = np.empty(len(wanted), np.int64)
         offsets, data = string_addresses(wanted)
         table = (self.slots.address, self.slots.size // 16, self.offsets.address, self.data.address)
@@ -45,10 +51,10 @@ class Table:
 
 
 class Lookup:
-    """Finds the index of a value in (n,) distinct strings without null.
+    """Finds the indices of strings in an array of distinct strings without nulls.
 
-    The hash table is built at the first use and then kept. Without the compiled library, Arrow builds a hash
-    table in every call.
+    The hash table is built when `find` is called for the first time. Without the compiled library, Arrow
+    builds a hash table in every call.
     """
 
     def __init__(self, values: pa.StringArray, table: Table | None = None) -> None:
@@ -57,7 +63,7 @@ class Lookup:
             self._table = table
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """Returns (m,) int64 indices of m strings; -1 for null and for unknown strings."""
+        """Returns the index of each of m strings, shape (m,), int64; -1 for null and for unknown strings."""
         if not len(self._values) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
         if not is_built():
@@ -73,9 +79,9 @@ class Lookup:
         return Table.of(self._values)
 
     def save(self, path: Path, ids: np.ndarray) -> None:
-        """Writes the hash table and the (n,) int32 ids of its values to a file, which `load` can map.
+        """Writes the hash table, and the id of each of its values, to a file that `load` can read.
 
-        This needs the compiled library.
+        `ids` is an (n,) int32 array with one id per value. This method needs the compiled library.
         """
         table = self._table
         parts = [table.slots, table.offsets, table.data, pa.py_buffer(np.ascontiguousarray(ids, np.int32))]
@@ -89,7 +95,7 @@ class Lookup:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Lookup, np.ndarray]:
-        """Maps a file that `save` wrote, without copying it, and returns (lookup, ids).
+        """Maps a file that `save` wrote into memory. Returns the lookup, and the (n,) ids of its values.
 
         Raises:
             ValueError: the file was not written by `save`, or has another version.

@@ -1,8 +1,9 @@
-"""Opens vocabularies in workers as files on local disk, which all workers of a machine map into memory.
+"""Stores vocabularies as files on the local disk, which all Python workers of a machine map into memory.
 
 The hash table of a large vocabulary needs gigabytes, and a copy in every worker would not fit. The first
-worker that needs a vocabulary writes the file to Spark's local directory, which Spark deletes when the
-application ends. If this directory does not exist or is full, the worker keeps the table in memory.
+worker that needs a vocabulary writes this file to Spark's local directory. Spark deletes the directory when
+the application ends. If the directory does not exist or is full, each worker keeps the hash table in its own
+memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Vocabulary = tuple[Lookup, np.ndarray]
 
 @lru_cache(maxsize=512)
 def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
-    """Returns a lookup of the n values of one vocabulary, and the (n,) int32 ids of these values.
+    """Returns the `Lookup` of a vocabulary's n values, and an (n,) int32 array with the ids of these values.
 
     Args:
         files: Parquet files of all vocabularies of a workflow.
@@ -65,7 +66,7 @@ def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
 
 @lru_cache(maxsize=8)
 def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Returns, for each vocabulary and file, the indices of the row groups that contain its entries.
+    """Returns, for each vocabulary and file, the indices of the row groups with entries of this vocabulary.
 
     A row group has entries of few vocabularies, so each row group is read only a few times.
     """

@@ -1,4 +1,4 @@
-"""Converts a block of lines to dictionary arrays with the compiled scanner (etl/native/scan.cpp)."""
+"""Converts a block of lines to dictionary arrays, one per field, with the scanner etl/native/scan.cpp."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 @dataclass(frozen=True)
 class Scanned:
-    """The n rows of a block, and its rejected lines.
+    """The result of scanning one block of lines: its n rows, and the reasons of its rejected lines.
 
     The scanner rejects lines with a wrong number of fields or with invalid UTF-8. Every other line is a row.
 
     Attributes:
         lines: number of lines of the block.
-        row_lines: (n,) int64, the index of each row's line in the block, ascending.
-        columns: maps the index of a field to a dictionary array of n strings. An empty field is null.
-        counts: maps the index of a field to (values,) int64: the number of rows with each dictionary value.
-        broken: maps the index of each rejected line to its reason.
-        unsplit: maps the index of each row that `split_lines` could not split to its reason.
+        row_lines: (n,) int64. row_lines[i] is the index of the line of row i. The indices are ascending.
+        columns: maps the index of a field to a dictionary array with one string per row. An empty field is
+            null.
+        counts: maps the index of a field to an int64 array. Element v is the number of rows with dictionary
+            value v.
+        broken: maps the index of each rejected line to the reason why the line was rejected.
+        unsplit: maps the index of each row that `split_lines` could not split to the reason.
     """
 
     lines: int
@@ -51,18 +53,20 @@ def scan(
     quoted: bool,
     split_lines: SplitLines,
 ) -> Scanned:
-    """Scans a block of complete lines that end with LF. The last line may have no LF.
+    """Scans a block of complete lines. Every line ends with LF, except that the last line may have no LF.
 
     Args:
         block: bytes of the lines, less than 2 GiB.
         separator: one ASCII character.
         width: number of fields that a line must have.
         fields: indices of the fields to return.
-        quoted: whether fields may be quoted. `split_lines` then splits the lines with double quotes.
-        split_lines: function that splits the texts of lines.
+        quoted: whether fields may be enclosed in double quotes. If so, `split_lines` splits the lines that
+            contain double quotes.
+        split_lines: function that takes lines as an Arrow array. It returns one array per field, and an array
+            of the reasons why lines could not be split.
 
     Raises:
-        InfrastructureError: the scanner is missing, or memory ran out.
+        InfrastructureError: the compiled library is missing, or memory ran out.
         ValueError: the block is too large.
     """
     text = pa.py_buffer(block)
@@ -96,17 +100,18 @@ def scan(
 def _set_values(
     scanned: Handle, text: pa.Buffer, ranges: np.ndarray, fields: Sequence[int], split_lines: SplitLines
 ) -> dict[int, str]:
-    """Splits the lines with quotes and sets their values in the scan.
+    """Splits the lines that contain double quotes, and stores their values in the scanned block.
 
     Args:
-        scanned: the scan.
-        text: the block.
-        ranges: (n, 3) row index, start byte and end byte of each line with double quotes.
+        scanned: the scanned block in the memory of the compiled library.
+        text: the bytes of the block.
+        ranges: (n, 3). For each line with double quotes: the index of its row, its start byte and its end
+            byte.
         fields: indices of the fields to return.
-        split_lines: function that splits the texts of lines.
+        split_lines: function that splits lines (see `scan`).
 
     Returns:
-        The reason of each row that could not be split, by the index of the row.
+        A mapping from the index of each row that could not be split to the reason.
     """
     block = memoryview(text)
     texts = pa.array([str(block[start:end], "utf-8") for _, start, end in ranges.tolist()], pa.string())
@@ -126,7 +131,7 @@ def _set_values(
 
 
 def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
-    """Returns the n values of the field at position `index`, and the counts of its dictionary values."""
+    """Returns the dictionary array of one field, and the number of rows with each dictionary value."""
     (values, size, nulls, _), (codes, valid, offsets, data, counts) = scanned.describe("column", index)
     validity = scanned.buffer(valid, (rows + 7) // 8) if nulls else None
     indices = pa.Array.from_buffers(

@@ -1,4 +1,4 @@
-"""The feature operators, one per file. The tables in this module list all operators."""
+"""The operators of the sections `features` and `prepare`, one per file. This module lists all of them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,10 @@ Entry = str | Mapping[str, Mapping[str, Any] | None]
 
 
 def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
-    """Returns the pydantic type of entries `{operator: parameters}`: a union with one model per operator."""
+    """Returns a pydantic validator of configuration entries `{operator: parameters}`.
+
+    The type of an entry is a union with one pydantic model per operator.
+    """
     members: list[Any] = [
         Annotated[
             create_model(f"{operator.__name__}Entry", __base__=Strict, **{operator.name: (operator, ...)}),  # type: ignore[call-overload]
@@ -164,7 +167,7 @@ def _validated(entries: TypeAdapter[Any], name: str, parameters: Mapping[str, An
 
 
 def _name_and_parameters(entry: Entry, where: str, known: Collection[str]) -> tuple[str, Mapping[str, Any]]:
-    """Returns (operator, parameters) of an entry, which is `name` or `{name: parameters}`."""
+    """Returns the operator's name and its parameters. An entry is `name` or `{name: parameters}`."""
     if isinstance(entry, Mapping) and len(entry) != 1:
         raise ConfigError(
             f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"

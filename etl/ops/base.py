@@ -1,11 +1,13 @@
 """The base classes of feature operators.
 
-An `Operator` holds parameters, which are checked when it is constructed. `bind` applies the operator to typed
-columns and returns `Step`s with named inputs and outputs. `fit` takes a step and the statistics of the
-training rows that this step needs, and returns a frozen `Fitted`, which is stored as JSON. A fitted step
-returns the same results in both engines. With the engine `sql`, its method `apply` builds Spark column
-expressions and joins. With the engine `arrow`, its method `compute` processes Arrow arrays. Operators must
-not use a Spark session or a file path.
+An `Operator` holds parameters, which are checked when it is constructed. Its method `bind` takes columns with
+their types and returns `Step`s. A step is an operator with named input and output columns. The method `fit`
+takes a step and the statistics of the training rows that this step needs, and returns a `Fitted`. A `Fitted`
+is immutable and is stored as JSON.
+
+A fitted step returns the same results in both engines. In the engine `sql`, the step's method `apply` builds
+Spark column expressions and joins. In the engine `arrow`, the step's method `compute` processes Arrow arrays.
+Operators must not use a Spark session or a file path.
 
 To add an operator, add a file to this folder, an entry to `etl/ops/__init__.py`, and an example to
 tests/etl/ops.
@@ -44,11 +46,12 @@ Need = Literal["nothing", "moments", "aggregates", "median", "counts", "groups",
 
 @dataclass(frozen=True)
 class Moments:
-    """Exact moments of a numeric column over the training rows. Nulls are ignored.
+    """The exact mean and standard deviation of a numeric column over the training rows, without nulls.
 
     Attributes:
         rows: number of values that are not null.
-        std: the population standard deviation. Its divisor is `rows`, not `rows` - 1.
+        mean: the mean of these values.
+        std: the population standard deviation of these values. Its divisor is `rows`, not `rows` - 1.
     """
 
     rows: int
@@ -58,10 +61,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the training rows for one step. Only the statistics that `Operator.needs` names are set.
+    """The statistics of the training rows that one step needs for its fit.
+
+    `Operator.needs` says which statistics these are. All other attributes have their default values.
 
     Attributes:
-        table: name of the published table that contains the step's vocabulary, or its statistics by key.
+        table: name of the published table with the step's vocabulary or statistics by key.
         cardinality: number of embedding rows for the ids of the step, including reserved ids.
         facts: further JSON values, such as those that `Operator.facts` computes.
     """
@@ -78,8 +83,9 @@ class Statistics:
 class Fitted(ABC):
     """A fitted step computes values of `outputs` from values of `inputs`, row by row.
 
-    `sql_only`: whether feature tables need the engine `sql`, because an output depends on more columns than
-    the inputs. `compute` is then used only for a single raw row that is not in a feature table.
+    `sql_only` is true if an output also depends on columns that are not in `inputs`. The engine `sql` then
+    computes the outputs for all feature tables, and `compute` is used only for single raw rows that are not
+    in a feature table.
     """
 
     name: ClassVar[str]
@@ -94,13 +100,16 @@ class Fitted(ABC):
         """Returns `rows`, joined with the tables that the step looks up, and one expression per output.
 
         Args:
-            values: one expression over `rows` per input.
+            values: one Spark expression over `rows` for each input.
             tag: prefix for the columns that a join adds. It is unique in the workflow.
         """
 
     @abstractmethod
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        """Returns one array per output. `values` has one array per input (int64, double, string or lists)."""
+        """Returns one Arrow array per output. `values` has one Arrow array per input.
+
+        The type of an array is int64, double, string, or a list of int64 or of string.
+        """
 
     def state(self) -> dict[str, Any]:
         """Returns JSON values from which `from_state` creates an equal fitted step."""
@@ -114,11 +123,11 @@ class Fitted(ABC):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
+        """Returns the number of embedding rows that the output ids need; None if the outputs are not ids."""
         return None
 
     def resized(self, cardinality: int | None) -> Fitted:
-        """Returns a copy of the step. If the step has a field `size`, the copy has the new cardinality."""
+        """Returns a copy of the step. If the step has a field `size`, the field is set to `cardinality`."""
         sized: dict[str, Any] = (
             {"size": cardinality} if any(field.name == "size" for field in fields(self)) else {}
         )
@@ -126,7 +135,7 @@ class Fitted(ABC):
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The outputs that remain in the chain. These are all outputs unless the operator removes columns."""
+        """Returns the outputs that remain in the chain: all outputs, unless the operator removes columns."""
         return self.outputs
 
 
@@ -152,7 +161,7 @@ class Step:
     Attributes:
         outputs: names of the outputs, in order.
         types: maps each output to its type.
-        taken: types of the inputs. It is empty if the fitted step does not depend on these types.
+        taken: types of the inputs, in order. Empty if the fitted step does not depend on these types.
     """
 
     operator: Operator
@@ -170,7 +179,8 @@ class Operator(Parameters, ABC):
         takes: the types of input columns that the operator accepts.
         makes_ids: whether the outputs are ids of an embedding table.
         keeps_ids: whether the outputs are ids if the inputs are ids.
-        of_all_rows: whether `facts` needs statistics of all training rows together, not only by key.
+        of_all_rows: whether `facts` needs statistics over all training rows, in addition to statistics by
+            key.
     """
 
     needs: ClassVar[Need] = "nothing"
@@ -180,7 +190,7 @@ class Operator(Parameters, ABC):
     of_all_rows: ClassVar[bool] = False
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns one step for each of these columns. The output of a step replaces its column.
+        """Returns one step for each column in `columns`. The output of a step replaces the column.
 
         Operators that combine several columns override this method.
 
@@ -192,11 +202,11 @@ class Operator(Parameters, ABC):
         return [Step(self, (name,), (name,), {name: self.gives(kind)}) for name, kind in columns.items()]
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return "float"
 
     def reads(self) -> tuple[str, ...]:
-        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
+        """Returns the raw columns that the statistics need in addition to the inputs of the step."""
         return ()
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
@@ -207,22 +217,24 @@ class Operator(Parameters, ABC):
         raise NotImplementedError(f"internal error, please report: {self.name} has no aggregates")
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Computes the tables of statistics by key of several steps, in one aggregation.
+        """Computes the statistics by key of several steps of this operator in one aggregation.
 
-        The columns `GROUP` (etl/ops/keyed.py) identify a key: they are the number of a step, and the key.
+        The two columns in `GROUP` (etl/ops/keyed.py) contain the step and the key of a row.
 
         Args:
-            rows: the training rows, repeated for each step, with the columns `reads()` and `GROUP`.
+            rows: the training rows with the columns of `reads()` and of `GROUP`. Each training row occurs
+                once per step.
 
         Returns:
-            One row per step and key, with the columns `GROUP` and one column per statistic.
+            A frame with one row per step and key. It has the columns of `GROUP` and one column per statistic.
         """
         raise NotImplementedError(f"internal error, please report: {self.name} has no statistics by key")
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns further values for `fit`, computed from `whole`: the statistics of all training rows.
+        """Returns further values for `fit`, computed from statistics over all training rows.
 
-        `whole` is empty if there are no training rows.
+        `whole` maps the name of each of these statistics to its value. It is empty if there are no training
+        rows.
         """
         return {}
 
@@ -245,7 +257,7 @@ class Operator(Parameters, ABC):
         return Pipeline(tuple(columns), (self,))
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
+        """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         parameters = {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
@@ -261,27 +273,27 @@ def bounded_column(value: Column) -> Column:
 
 
 def bounded_array(numbers: Any) -> Any:
-    """Clips (n,) float64 numbers to the range of float32."""
+    """Clips float64 numbers to the range of float32."""
     return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX)
 
 
 def as_doubles(values: pa.Array) -> Any:
-    """Returns (n,) float64 values, with NaN for null, and (n,) bool: whether each value is null."""
+    """Returns n values as (n,) float64, with NaN for null, and an (n,) bool array that is true for nulls."""
     nulls = values.is_null().to_numpy(zero_copy_only=False)
     return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), nulls
 
 
 def from_doubles(values: Any, nulls: Any) -> pa.Array:
-    """Returns a float64 Arrow array of the NumPy `values`; null where `nulls` is true."""
+    """Returns the NumPy array `values` as a float64 Arrow array, with null where `nulls` is true."""
     return pa.array(values, pa.float64(), mask=nulls)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Columns, and the operators that are applied to them, in order.
+    """A list of columns, and the operators that are applied to these columns in order.
 
-    `feature` converts a pipeline to a feature group of the configuration. So a chain that is written in
-    Python has the same workflow version as this chain in YAML.
+    `feature` converts a pipeline to a feature group of the configuration. The workflow version does not
+    depend on whether a feature group was written in Python or in YAML.
     """
 
     columns: tuple[str, ...]
@@ -291,6 +303,6 @@ class Pipeline:
         return Pipeline(self.columns, (*self.operators, following))
 
     def feature(self, kind: Literal["dense", "categorical", "multi_hot"]) -> FeatureGroup:
-        """Returns a feature group of the configuration. Its outputs become features of this kind."""
+        """Returns the pipeline as a feature group, whose outputs become features of the kind `kind`."""
         entries: list[OperatorEntry] = [operator.config() for operator in self.operators]
         return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)

@@ -20,7 +20,7 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedBucketize(RowWise):
-    """A fitted `bucketize`."""
+    """The operator `bucketize` after its fit."""
 
     name: ClassVar[str] = "bucketize"
     boundaries: tuple[float, ...] = ()
@@ -41,7 +41,7 @@ class FittedBucketize(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows for the output ids, including reserved ids."""
+        """Returns the number of embedding rows for the output ids, including the rows of reserved ids."""
         return NUM_RESERVED_IDS + len(self.boundaries) + 1
 
     @classmethod
@@ -81,7 +81,7 @@ class Bucketize(Operator):
         return boundaries
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:

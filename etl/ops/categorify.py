@@ -24,7 +24,7 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 
 @dataclass(frozen=True)
 class FittedCategorify(Fitted):
-    """A fitted `categorify`."""
+    """The operator `categorify` after its fit."""
 
     name: ClassVar[str] = "categorify"
     vocabulary: str = ""
@@ -36,7 +36,7 @@ class FittedCategorify(Fitted):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows for the output ids, including reserved ids."""
+        """Returns the number of embedding rows for the output ids, including the rows of reserved ids."""
         return self.size
 
     def apply(
@@ -60,7 +60,7 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Encodes each distinct list once, and joins the result with the rows by the list's text."""
+        """Encodes each distinct list once, and joins the ids with the rows by the text of the list."""
         key, ids = f"{tag}list", f"{tag}ids"
         # The size distinguishes an empty list from a list with one empty text.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
@@ -104,9 +104,9 @@ class Categorify(Operator):
     """Replaces values by the ids of a vocabulary, which contains the frequent values of the training rows.
 
     Values in the vocabulary get ids from 3 on, null gets NULL_ID (1), and all other values get OOV_ID (2).
-    The vocabulary contains the values that occur at least `min_count` times in the training rows. If these
-    are more than `max_size` values, it contains only the most frequent. Ids are assigned by descending count.
-    Values with equal counts are sorted by their UTF-8 bytes.
+    The vocabulary contains the values that occur at least `min_count` times in the training rows. If there
+    are more than `max_size` such values, the vocabulary contains only the `max_size` most frequent values.
+    Ids are assigned by descending count. Values with equal counts are sorted by their UTF-8 bytes.
 
     When a workflow is extended, the values of the new training days are counted too. Values that then occur
     often enough are appended to the vocabulary; the id of a value never changes. Integers are converted to
@@ -162,7 +162,8 @@ class Categorify(Operator):
             return self
         if len(set(self.values)) != len(self.values) or not self.values:
             raise ConfigError(
-                "categorify values must not be empty or contain a value twice", "correct the list `values`"
+                "the list `values` of categorify is empty or contains a value twice",
+                "correct the list `values`",
             )
         if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
             raise ConfigError(
@@ -174,11 +175,11 @@ class Categorify(Operator):
 
     @property
     def first_id(self) -> int:
-        """The smallest id of the vocabulary."""
+        """Returns the smallest id of the vocabulary."""
         return OOV_ID + self.oov_buckets
 
     def least(self, column: str) -> int:
-        """Returns the minimum number of occurrences for a value to get an id. `column` names a vocabulary."""
+        """Returns how often a value of the vocabulary named `column` must occur to get an id."""
         if not isinstance(self.min_count, Mapping):
             return self.min_count
         if column not in self.min_count:
@@ -189,7 +190,11 @@ class Categorify(Operator):
         return self.min_count[column]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         steps = super().bind(columns)
         for step in steps:
             self.least(self.vocabulary(step))
@@ -200,7 +205,7 @@ class Categorify(Operator):
         return self.share or step.inputs[0]
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedCategorify:
@@ -221,7 +226,7 @@ class Categorify(Operator):
         )
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
+        """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         if not parameters or not self.values:

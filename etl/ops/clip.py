@@ -20,7 +20,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedClip(RowWise):
-    """A fitted `clip`."""
+    """The operator `clip` after its fit."""
 
     name: ClassVar[str] = "clip"
     min: float | None = None
@@ -59,7 +59,7 @@ class Clip(Operator):
     @model_validator(mode="after")
     def _is_a_range(self) -> Clip:
         if self.min is None and self.max is None:
-            raise ConfigError("clip has neither min nor max", "set one of them, such as clip: {min: 0}")
+            raise ConfigError("`clip` has neither `min` nor `max`", "set one of them, such as clip: {min: 0}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap min and max")
         return self

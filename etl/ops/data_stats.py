@@ -16,7 +16,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedDataStats(RowWise):
-    """A fitted `data_stats`."""
+    """The operator `data_stats` after its fit."""
 
     name: ClassVar[str] = "data_stats"
     size: int | None = None
@@ -32,12 +32,12 @@ class FittedDataStats(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
+        """Returns the number of embedding rows that the output ids need; None if the outputs are not ids."""
         return self.size
 
 
 class DataStats(Operator):
-    """Stores in the workflow statistics of each column over the training rows. Columns do not change.
+    """Stores statistics of each column over the training rows in the workflow. Columns do not change.
 
     The type of a column determines which statistics are stored:
 
@@ -54,11 +54,11 @@ class DataStats(Operator):
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns Spark aggregates of the input `value` over the training rows, by name."""
+        """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         measured = {"rows": F.count(F.lit(1)), "nulls": F.sum(value.isNull().cast("bigint"))}
         if kind not in LISTS:
             measured["distinct"] = F.count_distinct(value)

@@ -1,4 +1,4 @@
-"""DifferenceLag: the difference between a number and its value in an earlier row with the same key."""
+"""DifferenceLag: subtracts a column's value in an earlier row with the same key from its value in a row."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from storage.feature_spec import EVENT_TIME, ROW_ID
 class DifferenceLag(RowChanger):
     """Computes the value of a row minus the value of an earlier row with the same key.
 
-    The key of a row is its values in the columns `by`. The earlier row is `lag` rows before, among the rows
-    of the same day with the same key. Rows are ordered by time; rows with the same time are ordered by their
-    position in the log. The difference is null if there is no earlier row, or if one of the two values is
-    null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column is treated like
-    any other value. Differences outside the range of float32 are clipped to this range.
+    The key of a row consists of its values in the columns `by`. The rows of one day with the same key are
+    ordered by time. Rows with the same time are ordered by their position in the log. The earlier row is
+    `lag` rows before the row in this order. The difference is null if there is no earlier row, or if one of
+    the two values is null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column
+    is treated like any other value. Differences outside the range of float32 are clipped to this range.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -49,7 +49,11 @@ class DifferenceLag(RowChanger):
         return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the types of the old and new columns. Raises ConfigError if a column has a wrong type."""
+        """Returns the old and new columns with their types.
+
+        Raises:
+            ConfigError: a column does not exist or has a wrong type.
+        """
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:

@@ -18,7 +18,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedDropLowCardinality(RowWise):
-    """A fitted `drop_low_cardinality`."""
+    """The operator `drop_low_cardinality` after its fit."""
 
     name: ClassVar[str] = "drop_low_cardinality"
     size: int | None = None
@@ -35,12 +35,12 @@ class FittedDropLowCardinality(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
+        """Returns the number of embedding rows that the output ids need; None if the outputs are not ids."""
         return self.size
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The outputs that remain in the chain. There are none if the column is removed."""
+        """Returns the outputs that remain in the chain. There are none if the column is removed."""
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
@@ -48,7 +48,7 @@ class DropLowCardinality(Operator):
     """Removes columns with fewer than `min_cardinality` distinct values in the training rows.
 
     Null is not counted as a value. Removed columns are not features of the workflow version. When a workflow
-    is extended, the same columns stay removed.
+    is extended, removed columns stay removed.
 
     | training rows | distinct | feature (min_cardinality=2) |
     |---------------|----------|-----------------------------|
@@ -67,11 +67,11 @@ class DropLowCardinality(Operator):
     )
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns Spark aggregates of the input `value` over the training rows, by name."""
+        """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         return {"distinct": F.count_distinct(value)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:

@@ -31,7 +31,7 @@ class Dropna(RowFilter):
     columns: Texts = Field(min_length=1, description="Columns that must have a value.")
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the types of the columns. Raises ConfigError if one of `self.columns` does not exist."""
+        """Returns `columns`. Raises ConfigError if one of `self.columns` does not exist."""
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
@@ -41,9 +41,9 @@ class Dropna(RowFilter):
 
     @property
     def reason(self) -> str:
-        """The name under which the number of dropped rows is recorded."""
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
         return f"dropna:{','.join(self.columns)}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition for keeping a row. It is true or false, never null."""
+        """Returns the condition under which a row is kept. The condition is true or false, never null."""
         return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))

@@ -12,7 +12,7 @@ Engine = Literal["sql", "arrow"]
 def choose_engine(
     spark: SparkSession, wanted: Literal["auto", "sql", "arrow"], in_memory: bool = True
 ) -> Engine:
-    """Returns the engine `wanted`, or chooses one if `wanted` is `auto`.
+    """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
 
     `auto` chooses `sql` if the cluster has the RAPIDS plugin, which runs Spark expressions on the GPU. It
     also chooses `sql` if the tables of the workflow are too large for a Python worker (`in_memory` is false).

@@ -21,7 +21,10 @@ from storage.feature_spec import FLOAT32_MAX
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
-    """Returns the kind of value of each column that a formula can read. Formulas cannot read lists."""
+    """Returns, for each column that a formula can read, whether its values are numbers or texts.
+
+    Columns of lists are omitted, because formulas cannot read lists.
+    """
     return {
         name: "text" if kind == "string" else "number"
         for name, kind in columns.items()
@@ -31,7 +34,7 @@ def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class FittedExpression(RowWise):
-    """A fitted `expression`."""
+    """The operator `expression` after its fit."""
 
     name: ClassVar[str] = "expression"
     formula: str = ""
@@ -65,15 +68,16 @@ class FittedExpression(RowWise):
 
 
 class Expression(Operator):
-    """Computes a column by a formula over columns of the group. The group then has only this column.
+    """Replaces the columns of a group by one new column, which is computed by a formula.
 
-    Numbers are doubles; true and false become 1.0 and 0.0. A formula may contain arithmetic (+ - * / **),
-    comparisons, `and or not`, `in [..]`, `a if test else b`, and the functions log, log1p, exp, sqrt, abs,
-    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null.
+    The formula can read all columns of the group. Numbers are doubles; true and false become 1.0 and 0.0. A
+    formula may contain arithmetic (+ - * / **), comparisons, `and or not`, `in [..]`, `a if test else b`, and
+    the functions `log`, `log1p`, `exp`, `sqrt`, `abs`, `floor`, `ceil`, `min`, `max`, `length`, `contains`,
+    `starts_with`, `ends_with`, `concat`, `coalesce` and `is_null`.
 
-    If an operand is null, the result is null. Exceptions are `and` and `or` (three-valued logic), coalesce
-    and is_null. In `a if test else b`, a null test is treated as false. The result is also null if it is not
-    a finite number within the range of float32 (±3.4e38). Put fill after this operator to replace such nulls.
+    If an operand is null, the result is null. Exceptions are `and` and `or` (three-valued logic), `coalesce`
+    and `is_null`. In `a if test else b`, a null test is treated as false. A numeric result outside the range
+    of float32 (±3.4e38) also becomes null. Put `fill` after this operator to replace such nulls.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|
@@ -88,7 +92,11 @@ class Expression(Operator):
     formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         self.require_types(columns)
         formula = parse(self.formula, kinds_of(columns))
         if not formula.columns:

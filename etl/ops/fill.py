@@ -21,7 +21,7 @@ from etl.ops.tables import LocalTables, Tables
 
 @dataclass(frozen=True)
 class FittedFill(Fitted):
-    """A fitted `fill`."""
+    """The operator `fill` after its fit."""
 
     name: ClassVar[str] = "fill"
     value: float | str = 0.0
@@ -50,7 +50,7 @@ class Fill(Operator):
     """Replaces null by `value`, which must be a number for columns of numbers, and a text for strings.
 
     Numbers become doubles. With `indicator: true`, a second column `<column>_filled` is added for each
-    column. It is 1.0 if the value was null, and otherwise 0.0.
+    column. This column is 1.0 where the value was null, and otherwise 0.0.
 
     | in   | out (value=0) | `<column>_filled` |
     |------|---------------|-------------------|
@@ -70,14 +70,19 @@ class Fill(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         self.require_types(columns)
         steps = []
         for column, kind in columns.items():
             if (kind == "string") != isinstance(self.value, str):
                 raise ConfigError(
-                    f"fill would replace null in {column} by {self.value!r}, but {column} is of type {kind}",
-                    "set `value` of fill to a text for columns of strings, and to a number for columns of "
+                    f"`fill` would replace null in {column} by {self.value!r}, but {column} is of type "
+                    f"{kind}",
+                    "set `value` of `fill` to a text for columns of strings, and to a number for columns of "
                     "numbers",
                 )
             types: dict[str, Type] = {column: "string" if kind == "string" else "float"}

@@ -18,7 +18,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedFillMedian(RowWise):
-    """A fitted `fill_median`."""
+    """The operator `fill_median` after its fit."""
 
     name: ClassVar[str] = "fill_median"
     median: float = 0.0
@@ -53,6 +53,6 @@ class FillMedian(Operator):
         if statistics.median is None:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
-                f"use fill with a value instead, or remove {step.inputs[0]} from features",
+                f"use `fill` with a value instead, or remove {step.inputs[0]} from features",
             )
         return FittedFillMedian(step.inputs, step.outputs, statistics.median)

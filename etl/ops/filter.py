@@ -37,17 +37,17 @@ class Filter(RowFilter):
         kind = parse(self.keep, kinds_of(columns)).kind
         if kind != "truth":
             raise ConfigError(
-                f"the result of filter keep={self.keep!r} is a {kind}, not true or false",
+                f"the result of `filter` with keep={self.keep!r} is a {kind}, not true or false",
                 'write a comparison, such as keep: "I1 >= 0"',
             )
         return columns
 
     @property
     def reason(self) -> str:
-        """The name under which the number of dropped rows is recorded."""
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
         return f"filter:{self.keep}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition for keeping a row. It is true or false, never null."""
+        """Returns the condition under which a row is kept. The condition is true or false, never null."""
         formula = parse(self.keep, kinds_of(columns))
         return F.coalesce(formula.to_column({name: F.col(name) for name in formula.columns}), F.lit(False))

@@ -26,7 +26,7 @@ Kind = Literal["number", "text", "truth"]
 
 @dataclass(frozen=True)
 class Function:
-    """A function or operator in formulas: kinds of its operands and result, and code for each engine."""
+    """A function or operator of formulas: the kinds of its operands and result, and code for each engine."""
 
     takes: tuple[Kind, ...]
     gives: Kind
@@ -63,9 +63,10 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
 
 
 def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
-    """Rounds a double with Spark's `floor` or `ceil`. Doubles from 2**53 on are integers, so they are kept.
+    """Rounds a double with Spark's `floor` or `ceil`, which return 64-bit integers.
 
-    Without this limit, large doubles would overflow, because these functions return 64-bit integers.
+    A double whose absolute value is 2**53 or more is an integer already. It is returned unchanged, because
+    the conversion of a larger double to 64 bits could overflow.
     """
     return F.when(F.abs(value) < float(2**53), rounded(value).cast("double")).otherwise(value)
 
@@ -133,11 +134,11 @@ Arrays = Mapping[str, pa.Array]
 
 @dataclass(frozen=True)
 class Formula:
-    """A checked formula.
+    """A formula that has been parsed and checked, with its code for each engine.
 
     Attributes:
         columns: the columns that the formula reads, in order of appearance.
-        kind: kind of the result: number, text or truth.
+        kind: the kind of the result: `number`, `text`, or `truth` (true or false).
     """
 
     text: str
@@ -156,7 +157,7 @@ class _Node:
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
-    """Parses and checks a formula. `kinds` has the kind of value of each column that a formula may read.
+    """Parses and checks a formula. `kinds` maps each column that the formula may read to its kind of value.
 
     Raises:
         ConfigError: the formula cannot be parsed, a column or function does not exist, or an operand has the
@@ -178,7 +179,7 @@ class _Compiler:
         self._text, self._kinds, self._used = text, kinds, used
 
     def compile(self, tree: ast.AST) -> _Node:
-        """Compiles a syntax tree."""
+        """Compiles a syntax tree to code for both engines."""
         match tree:
             case ast.Name(id=name):
                 return self._column(name)

@@ -1,4 +1,4 @@
-"""Base classes of operators over rows, for the section `prepare`. They run before features are computed."""
+"""The base classes of the operators in the section `prepare`, which run before features are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FrameOperator(Parameters, ABC):
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the columns after the operator, with their types.
+        """Returns the columns that rows have after the operator, and their types.
 
         Raises:
             ConfigError: a parameter names a column that does not exist or has a wrong type.
@@ -24,16 +24,16 @@ class FrameOperator(Parameters, ABC):
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. The day's row counts contain their number under the name `reason`."""
+    """An operator that drops rows. The day's row counts contain the number of dropped rows as `reason`."""
 
     @property
     @abstractmethod
     def reason(self) -> str:
-        """The name under which the number of dropped rows is recorded."""
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
 
     @abstractmethod
     def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition for keeping a row. It is true or false, never null."""
+        """Returns the condition under which a row is kept. The condition is true or false, never null."""
 
 
 class RowChanger(FrameOperator):

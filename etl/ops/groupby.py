@@ -26,16 +26,17 @@ class Groupby(RowChanger):
     """Combines all rows with the same values in the columns `by` into one row, for example a session.
 
     `aggregates` maps a column to a list of aggregates. `sum`, `mean`, `min` and `max` need numbers. `count`,
-    `first` and `last` also accept texts. `list` needs integers or texts, and collects them in the order of
-    time, without nulls. New columns are named `<column>_<aggregate>`. `first` is null if the column is null
-    in the first of the combined rows. `last` is null if the column is null in the last of these rows.
+    `first` and `last` also accept texts. `list` needs integers or texts. It collects the values that are not
+    null, in the order of time. New columns are named `<column>_<aggregate>`. `first` is null if the column is
+    null in the first of the combined rows. `last` is null if the column is null in the last of these rows.
 
     The label of the new row is 1 if the label of one of the combined rows is 1. The new row has the smallest
     row_id and the latest event_time of the combined rows. The columns of the section `keys` must be in `by`.
     A null in a column of `by` is treated like any other value. If one partition is divided into splits
     (`split.by` is not `day`), rows of different splits are never combined.
 
-    With `by: [u]` and the rows (u=k, x=1, y=a, label=0) and (u=k, x=3, y=b, label=1), the new row is:
+    The table shows the new row for `by: [u]` and the rows (u=k, x=1, y=a, label=0) and (u=k, x=3, y=b,
+    label=1):
 
     | u | x_sum | y_list | label |
     |---|-------|--------|-------|
@@ -50,7 +51,11 @@ class Groupby(RowChanger):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the types of the new columns. Raises ConfigError if a column does not exist or fit."""
+        """Returns the new columns with their types.
+
+        Raises:
+            ConfigError: a column does not exist or has a wrong type.
+        """
         unknown = [name for name in self.by if columns.get(name) not in KEYS]
         if unknown:
             raise ConfigError(

@@ -22,18 +22,18 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
 def bucket_column(text: Column, buckets: int, first: int) -> Column:
-    """Returns `first` + (XXH64(text, seed 42) modulo `buckets`). The text must not be null."""
+    """Returns the id `first` + (XXH64(text, seed 42) modulo `buckets`). The text must not be null."""
     return F.pmod(F.xxhash64(text), F.lit(buckets).cast("bigint")) + F.lit(first)
 
 
 def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
-    """Returns (n,) int64: for each of n texts, the result of `bucket_column`."""
+    """Returns the id of each of n texts, shape (n,), int64. The ids equal those of `bucket_column`."""
     return np.mod(xxhash64(texts), buckets) + first
 
 
 @dataclass(frozen=True)
 class FittedHashBucket(RowWise):
-    """A fitted `hash_bucket`."""
+    """The operator `hash_bucket` after its fit."""
 
     name: ClassVar[str] = "hash_bucket"
     buckets: int = 1
@@ -60,7 +60,7 @@ class FittedHashBucket(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows for the output ids, including reserved ids."""
+        """Returns the number of embedding rows for the output ids, including the rows of reserved ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
@@ -87,7 +87,7 @@ class HashBucket(Operator):
     buckets: Buckets = Field(description="Number of ids to which the values are hashed.")
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedHashBucket:

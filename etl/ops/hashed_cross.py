@@ -23,7 +23,7 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedHashedCross(RowWise):
-    """A fitted `hashed_cross`."""
+    """The operator `hashed_cross` after its fit."""
 
     name: ClassVar[str] = "hashed_cross"
     buckets: int = 1
@@ -43,17 +43,17 @@ class FittedHashedCross(RowWise):
 
     @property
     def cardinality(self) -> int:
-        """Number of embedding rows for the output ids, including reserved ids."""
+        """Returns the number of embedding rows for the output ids, including the rows of reserved ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashedCross(Operator):
     """Computes one id for the combination of two or more columns.
 
-    The id is 3 + floorMod(XXH64(joined text, seed 42), `buckets`), with the hash and modulo of hash_bucket.
-    The joined text contains the values of the columns as texts, in the order of the group's `columns`,
-    separated by the byte 0x1F (unit separator). A null is written as the byte 0x00. If all values are null,
-    the id is NULL_ID (1).
+    The id is 3 + floorMod(XXH64(joined text, seed 42), `buckets`). The operator `hash_bucket` uses the same
+    hash and modulo. The joined text contains the values of the columns as texts, in the order of the group's
+    `columns`, separated by the byte 0x1F (unit separator). A null value is written as the byte 0x00. If all
+    values are null, the id is NULL_ID (1).
 
     | C1   | C2   | out (buckets=1000)            |
     |------|------|-------------------------------|
@@ -72,7 +72,11 @@ class HashedCross(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         self.require_types(columns)
         if len(columns) < 2:
             raise ConfigError(

@@ -22,7 +22,7 @@ _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
-    """A fitted `join_external`."""
+    """The operator `join_external` after its fit."""
 
     name: ClassVar[str] = "join_external"
     kinds: tuple[Type, ...] = ()
@@ -52,8 +52,8 @@ class JoinExternal(Operator):
     """Adds columns of an external table that has one row per key.
 
     When a workflow is fitted, the external table is read and a copy is stored with the workflow. So the
-    results of a workflow version never change. When a workflow is extended, it keeps this copy. The new
-    columns are null if the key is null or not in the table.
+    results of a workflow version never change. An extended workflow uses the copy of the workflow that it
+    extends. The new columns of a row are null if its key is null or not in the table.
 
     | key  | out (the only row of the table has key a, value 5) |
     |------|----------------------------------------------------|
@@ -82,7 +82,11 @@ class JoinExternal(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         if len(columns) != 1:
             raise ConfigError(
                 f"join_external joins by one column, not {list(columns)}",
@@ -94,7 +98,7 @@ class JoinExternal(Operator):
         return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """Returns the external table as a `JoinedTable` with two or more columns, and its key column's name.
+        """Returns the settings of the external table, and the name of its key column.
 
         Raises:
             ConfigError: a parameter is not valid, for example the separator.
@@ -111,7 +115,7 @@ class JoinExternal(Operator):
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
-        """Returns the operator as an entry of `features.ops`, without parameters that have their default."""
+        """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}

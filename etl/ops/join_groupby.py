@@ -23,7 +23,7 @@ Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
 @dataclass(frozen=True)
 class FittedJoinGroupby(KeyedFitted):
-    """A fitted `join_groupby`."""
+    """The operator `join_groupby` after its fit."""
 
     name: ClassVar[str] = "join_groupby"
     measures: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ class JoinGroupby(Operator):
     If a key is null or does not occur in the training rows, the count is 0 and all other statistics are null.
     The statistics of a column are also null if all its values for the key are null. `sum`, `mean`, `var` and
     `std` are null if the sum is 5e30 or more. `var` and `std` are also null if the sum of squared differences
-    from the mean is 5e30 or more. Put fill after this operator to replace such nulls.
+    from the mean is 5e30 or more. Put `fill` after this operator to replace such nulls.
 
-    With `of: [I1]` and the training rows (key=a, I1=1) and (key=a, I1=3):
+    The table shows results for `of: [I1]` and the training rows (key=a, I1=1) and (key=a, I1=3):
 
     | key  | I1   | key_count | key_I1_mean |
     |------|------|-----------|-------------|
@@ -107,17 +107,21 @@ class JoinGroupby(Operator):
         return counted + [f"{column}_{statistic}" for column in self.of for statistic in measured]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         return bind_keys(
             self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
         )
 
     def reads(self) -> tuple[str, ...]:
-        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
+        """Returns the raw columns that the statistics need in addition to the inputs of the step."""
         return self.of
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Returns one row per value of `GROUP`, with one column of doubles for each statistic."""
+        """Returns a frame with one row per step and key, and one column of doubles for each statistic."""
         measures: dict[str, Column] = {"count": F.count(F.lit(1)).cast("double")}
         for column in self.of:
             value = F.col(column).cast("double")
@@ -138,7 +142,10 @@ class JoinGroupby(Operator):
         return table.select(*GROUP, *(F.col(name).cast("double") for name in self._names()))
 
     def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Adds columns with variances. The squared differences from the mean need a second pass over rows."""
+        """Adds the variances to `table`, the frame of statistics by key.
+
+        A second pass over `rows` is needed to add the squared differences from the mean.
+        """
         means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
         squares = rows.join(means, list(GROUP)).groupBy(*GROUP)
         summed = squares.agg(

@@ -1,4 +1,4 @@
-"""Shared code of operators that store statistics per key in a table: exact sums, join and lookup."""
+"""Shared code of operators that store statistics by key in a table: exact sums, joins and lookups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNITS = float(2**24)  # values are rounded to multiples of 6e-8, so sums do not
 
 
 def exact_sum(value: Column) -> Column:
-    """Returns an aggregate that adds doubles. Its result does not depend on the order of rows.
+    """Returns an aggregate that adds doubles. The sum does not depend on the order of rows.
 
     Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. The sum is null if
     the absolute value of a number, or of the sum, is 5e30 or more, because a Spark decimal has only 38
@@ -35,17 +35,18 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that joins its inputs to one key, and looks up the key in a table with a column `key`."""
+    """A fitted step that builds a key from its inputs, and looks it up in a table with a column `key`."""
 
     table: str = ""
 
     def join_table(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, Callable[[str], Column]]:
-        """Joins the rows with the step's table.
+        """Joins `rows` with the step's table by the key that the inputs form.
 
         Returns:
-            The joined rows, and a function that maps the name of a table column to its expression.
+            The joined rows, and a function that returns the Spark expression of a table column, by the
+            column's name.
         """
         lookup = tables.keyed(self.table)
         renamed = lookup.select(*(F.col(name).alias(f"{tag}{name}") for name in lookup.columns))
@@ -55,14 +56,15 @@ class KeyedFitted(Fitted):
     def look_up(
         self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
     ) -> Callable[[str], pa.Array]:
-        """Looks up the keys of n rows in the step's table.
+        """Looks up the key of each of n rows in the step's table.
 
         Args:
-            types: types of the table columns that are not doubles. They are needed if the table has no rows.
+            types: types of the table columns that are not doubles. They are used only if the table has no
+                rows.
 
         Returns:
-            A function that takes the name of a table column and returns (n,) its value for the key of each
-            row. The value is null if the table does not contain the key.
+            A function that takes the name of a table column. It returns an array with the column's value for
+            the key of each row, shape (n,). The value is null if the table does not contain the key.
         """
         lookup, table = tables.keyed(self.table)
         if not len(table):
@@ -82,9 +84,9 @@ def table_name(step: Step) -> str:
 def bind_keys(
     operator: Operator, columns: Mapping[str, Type], joint: bool, outputs: Callable[[str], Mapping[str, Type]]
 ) -> list[Step]:
-    """Returns one step per column or, with `joint`, one step over all columns.
+    """Returns one step per column or, if `joint` is true, a single step over all columns.
 
-    `outputs` takes the name of a key and returns the names and types of the columns that the step adds.
+    `outputs` takes the name of a key. It returns the names and types of the columns that the step adds.
     """
     for column, kind in columns.items():
         if kind not in KEYS:

@@ -21,7 +21,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedListSimilarity(RowWise):
-    """A fitted `list_similarity`."""
+    """The operator `list_similarity` after its fit."""
 
     name: ClassVar[str] = "list_similarity"
 
@@ -55,7 +55,7 @@ class FittedListSimilarity(RowWise):
 
 
 def _rows(lists: pa.Array) -> NDArray[np.int64]:
-    """Returns the row index of each element of the lists."""
+    """Returns, for each element of all lists, the index of the row whose list contains the element."""
     return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
 
 
@@ -83,7 +83,11 @@ class ListSimilarity(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         self.require_types(columns)
         if len(columns) != 2:
             raise ConfigError(

@@ -25,7 +25,7 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True)
 class FittedListSlice(Fitted):
-    """A fitted `list_slice`."""
+    """The operator `list_slice` after its fit."""
 
     name: ClassVar[str] = "list_slice"
     start: int = 0
@@ -35,7 +35,7 @@ class FittedListSlice(Fitted):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
+        """Returns the number of embedding rows that the output ids need; None if the outputs are not ids."""
         return self.size
 
     def apply(
@@ -113,7 +113,11 @@ class ListSlice(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         self.require_types(columns)
         if not self.columns:
             return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]

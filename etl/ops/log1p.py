@@ -1,4 +1,4 @@
-"""Log1p: log(1 + x)."""
+"""Log1p: computes the natural logarithm of 1 + x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedLog1p(RowWise):
-    """A fitted `log1p`."""
+    """The operator `log1p` after its fit."""
 
     name: ClassVar[str] = "log1p"
 
@@ -35,7 +35,7 @@ class FittedLog1p(RowWise):
 class Log1p(Operator):
     """Computes the natural logarithm of 1 + x. Values of -1 or less become null.
 
-    To avoid these nulls, put clip before log1p.
+    To avoid these nulls, put `clip` before `log1p`.
 
     | in   | out    |
     |------|--------|

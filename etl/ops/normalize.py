@@ -27,7 +27,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedNormalize(RowWise):
-    """A fitted `normalize`."""
+    """The operator `normalize` after its fit."""
 
     name: ClassVar[str] = "normalize"
     mean: float = 0.0
@@ -50,9 +50,9 @@ class Normalize(Operator):
 
     Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Values are
     rounded to multiples of 2**-24 (6e-8); mean and std are computed exactly from the rounded values. If the
-    absolute value of a number in the training rows is 2**69 (5.9e20) or more, fitting raises DataError: put
-    clip or log1p before normalize. All 64-bit integers are below this limit. Results outside the range of
-    float32 are clipped to this range.
+    training rows contain a number whose absolute value is 2**69 (5.9e20) or more, fitting raises DataError:
+    put `clip` or `log1p` before `normalize`. All 64-bit integers are below this limit. Results outside the
+    range of float32 are clipped to this range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|
@@ -69,6 +69,6 @@ class Normalize(Operator):
         if moments is None or moments.rows == 0:
             raise DataError(
                 f"normalize cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
-                f"add fill before normalize, or remove {step.inputs[0]} from features",
+                f"add `fill` before `normalize`, or remove {step.inputs[0]} from features",
             )
         return FittedNormalize(step.inputs, step.outputs, moments.mean, moments.std or 1.0)

@@ -30,7 +30,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedNormalizeMinMax(RowWise):
-    """A fitted `normalize_min_max`."""
+    """The operator `normalize_min_max` after its fit."""
 
     name: ClassVar[str] = "normalize_min_max"
     min: float = 0.0
@@ -66,7 +66,7 @@ class NormalizeMinMax(Operator):
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns Spark aggregates of the input `value` over the training rows, by name."""
+        """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
@@ -76,12 +76,12 @@ class NormalizeMinMax(Operator):
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
                 "the column is null in all training rows",
-                f"add fill before normalize_min_max, or remove {step.inputs[0]} from features",
+                f"add `fill` before `normalize_min_max`, or remove {step.inputs[0]} from features",
             )
         if not math.isfinite(most - least):
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
                 f"the range from {least} to {most} is too large for a double",
-                "put clip before normalize_min_max",
+                "put `clip` before `normalize_min_max`",
             )
         return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

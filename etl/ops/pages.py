@@ -1,4 +1,4 @@
-"""The pages docs/operators/*.md, which `make docs` generates from the docstrings of the operators."""
+"""Generates the pages docs/operators/*.md from the docstrings of the operators, for `make docs`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here a
 
 
 def pages() -> dict[str, str]:
-    """Returns the texts of all pages, by file name."""
+    """Returns a mapping from the file name of each page to the text of the page."""
     texts = {f"{family}.md": _page(title, intro, names) for family, (title, intro, names) in FAMILIES.items()}
     index = [_HEAD, "# Operators\n"]
     index.append(
@@ -91,7 +91,7 @@ def _page(title: str, intro: str, names: tuple[str, ...]) -> str:
 
 
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
-    """Returns the table of an operator's parameters, and sentences about its types and engine."""
+    """Returns the table of an operator's parameters, and sentences about its column types and engine."""
     facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
     if not issubclass(operator, Operator):
         return "\n".join([*facts, "This operator always runs in the engine `sql`.\n"])

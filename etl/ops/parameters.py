@@ -1,4 +1,4 @@
-"""Parameters of operators: pydantic models whose errors contain the operator, parameter and value."""
+"""The base class of operators: a pydantic model whose errors name operator, parameter and value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
-    """Validates a number and returns it unchanged, so that the digest of parameters tells `3` from `3.0`."""
+    """Validates a number and returns it unchanged: an integer is not converted to a float.
+
+    So the digest of an operator's parameters is not the same for `3` and `3.0`.
+    """
     number = validate(value)
     if not abs(number) <= FLOAT32_MAX:
         raise ValueError("it is outside the range of float32: use a number within ±3.4e38")
@@ -43,7 +46,7 @@ _RULES = {
 
 
 class Parameters(Strict):
-    """Parameters of an operator. They are immutable. A value of another type than declared is an error.
+    """The parameters of an operator. Objects are immutable. A value must have exactly the declared type.
 
     Raises:
         ConfigError: a parameter is missing, unknown or not allowed.
@@ -64,7 +67,10 @@ class Parameters(Strict):
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Returns one message per wrong parameter, where pydantic reports one error per possible type."""
+    """Returns one message for each wrong parameter.
+
+    Pydantic reports several errors for one parameter if the parameter may have several types.
+    """
     rules: dict[tuple[Any, ...], list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"], values)
@@ -82,7 +88,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence
 
 
 def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
-    """Returns the keys and indices of an error's location, without the names of types that pydantic adds."""
+    """Returns the keys and indices of an error's location, without names of types that pydantic adds."""
     path: list[Any] = []
     for part in location:
         if (isinstance(values, Mapping) and part in values) or (
@@ -96,12 +102,15 @@ def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
 
 
 def _is_above(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `path` is a prefix of `other`."""
+    """Returns whether `path` is a prefix of `other`."""
     return len(path) < len(other) and other[: len(path)] == path
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Joins the messages about one value: the value appears once, and the rules are joined by `or`."""
+    """Joins several messages about one parameter to one message.
+
+    The value appears once in this message, and the rules are joined by `or`.
+    """
     intro = messages[0].partition(": ")[0]
     rules = [message.removeprefix(f"{intro}: ") for message in messages]
     return f"{intro}: {' or '.join(dict.fromkeys(rules))}" if len(messages) > 1 else messages[0]

@@ -17,7 +17,7 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedRename(RowWise):
-    """A fitted `rename`."""
+    """The operator `rename` after its fit."""
 
     name: ClassVar[str] = "rename"
     size: int | None = None
@@ -32,14 +32,15 @@ class FittedRename(RowWise):
 
     @property
     def cardinality(self) -> int | None:
-        """Number of embedding rows, including reserved ids; None if the outputs are not ids."""
+        """Returns the number of embedding rows that the output ids need; None if the outputs are not ids."""
         return self.size
 
 
 class Rename(Operator):
     """Gives columns other names, so that one raw column can become several features. Values do not change.
 
-    `names` maps old names to new ones. All other columns get `prefix` and `suffix`.
+    `names` maps old names to new names. The other columns keep their names, with `prefix` before and `suffix`
+    after the name.
 
     | column | new name (names={C1: user}, suffix=_raw) |
     |--------|------------------------------------------|
@@ -64,13 +65,17 @@ class Rename(Operator):
     def _changes_a_name(self) -> Rename:
         if not self.names and not self.prefix and not self.suffix:
             raise ConfigError(
-                "rename has neither names nor prefix nor suffix",
+                "`rename` has neither `names` nor `prefix` nor `suffix`",
                 "set one of them, such as rename: {names: {C1: user}}",
             )
         return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         new_names = dict(self.names or {})
         unknown = sorted(set(new_names) - set(columns))
         if unknown:

@@ -20,7 +20,7 @@ from etl.raw.value_text import literal_pattern, over_elements
 
 @dataclass(frozen=True)
 class FittedSplitList(RowWise):
-    """A fitted `split_list`."""
+    """The operator `split_list` after its fit."""
 
     name: ClassVar[str] = "split_list"
     separator: str = "|"
@@ -64,7 +64,7 @@ class SplitList(Operator):
     separator: str = Field(default="|", min_length=1, description="Text between two elements of a list.")
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return "strings"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:

@@ -24,15 +24,15 @@ RARE = "rare"
 
 
 def workflow_table(lake: Lake, version: str, name: str) -> Partition:
-    """Returns the partition of one table of a workflow version.
+    """Returns the partition in which one table of a workflow version is stored.
 
-    `name` is `vocabulary`, `rare` (values without an id), or the name of a step's table.
+    `name` is `vocabulary`, `rare` (the values that are too rare for an id), or the name of a step's table.
     """
     return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", 3, lake.recorder)
 
 
 def vocabulary_key(name: str) -> str:
-    """Returns the key of a single vocabulary in `Tables.rows`."""
+    """Returns the key under which `Tables.rows` contains the number of values of one vocabulary."""
     return f"{VOCABULARY}/{name}"
 
 
@@ -40,8 +40,7 @@ def vocabulary_key(name: str) -> str:
 class LocalTables:
     """Opens the tables of a workflow version in a Python worker, where the `arrow` engine looks up values.
 
-    The object is small and picklable. The age of a value is the number of days from the day on which the
-    value was last seen to the last training day.
+    The object is small and picklable.
 
     Attributes:
         files: maps each table to its Parquet files.
@@ -52,15 +51,18 @@ class LocalTables:
     latest: int = 0
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
-        """Returns a lookup of one vocabulary's values, and their int32 ids.
+        """Returns the `Lookup` of a vocabulary's n values, and an (n,) int32 array with their ids.
 
-        Values that are older than `max_age_days` are omitted.
+        Values are omitted if they were last seen more than `max_age_days` days before the last training day.
         """
         oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
         return open_vocabulary(self.files.get(VOCABULARY, ()), name, oldest)
 
     def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
-        """Returns a lookup of a table's column `key`, and the table. A table without rows has no columns."""
+        """Returns the `Lookup` of a table's column `key`, and the table.
+
+        A table without rows has no columns.
+        """
         files = self.files[name]
         return _read_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
 
@@ -70,9 +72,10 @@ class Tables:
     """The tables of a workflow version as Spark frames, which the `sql` engine joins.
 
     Attributes:
-        frames: maps each table to its frame. The table `vocabulary` has the columns column, value, id, count
-            and last_seen. All other tables have a string column `key`, and the columns to look up.
-        rows: number of rows of each table, and of each single vocabulary (`vocabulary/<name>`).
+        frames: maps each table to its frame. The table `vocabulary` has the columns `column`, `value`, `id`,
+            `count` and `last_seen`. All other tables have a string column `key`, and the columns to look up.
+        rows: maps each table to its number of rows, and `vocabulary/<name>` to the number of values of the
+            vocabulary.
         broadcast_max_rows: maximum number of rows of a table that Spark broadcasts to every task.
         local: the tables of this version for Python workers.
     """
@@ -83,9 +86,9 @@ class Tables:
     local: LocalTables
 
     def vocabulary(self, name: str, max_age_days: int | None = None) -> DataFrame:
-        """Returns the columns value and id of one vocabulary. Spark broadcasts the frame if it is small.
+        """Returns a frame with the columns `value` and `id` of one vocabulary. A small frame is broadcast.
 
-        Values are omitted if they were last seen more than `max_age_days` before the last training day.
+        Values are omitted if they were last seen more than `max_age_days` days before the last training day.
         """
         entries = self.frames[VOCABULARY].where(F.col("column") == name)
         if max_age_days is not None:
@@ -93,7 +96,7 @@ class Tables:
         return self._sized(entries.select("value", "id"), vocabulary_key(name))
 
     def keyed(self, name: str) -> DataFrame:
-        """Returns the frame of a table with a column `key`. Spark broadcasts the frame if it is small."""
+        """Returns the frame of a table with a column `key`. A small frame is broadcast."""
         return self._sized(self.frames[name], name)
 
     def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
@@ -110,7 +113,10 @@ def open_tables(
     broadcast_max_rows: int,
     latest: int,
 ) -> Tables:
-    """Opens the named tables of a workflow version. Tables of at most `broadcast_max_rows` are persisted."""
+    """Opens the named tables of a workflow version.
+
+    Tables of at most `broadcast_max_rows` rows are persisted.
+    """
     frames, files = {}, {}
     for name in names:
         partition = workflow_table(lake, version, name)

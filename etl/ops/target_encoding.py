@@ -1,4 +1,4 @@
-"""TargetEncoding: replaces a key by the smoothed out-of-fold mean of the target over its training rows."""
+"""TargetEncoding: replaces a key by the smoothed, out-of-fold mean of the target in rows with this key."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from storage.feature_spec import LABEL, ROW_ID
 
 
 def fold_of(folds: int) -> Column:
-    """Returns the fold of a row: XXH64 of row_id, modulo the number of folds. It is the same in every run."""
+    """Returns the fold of a row: XXH64 of row_id, modulo `folds`. A row has the same fold in every run."""
     return F.pmod(F.xxhash64(F.col(ROW_ID).cast("bigint")), F.lit(folds).cast("bigint"))
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """Returns (total + smoothing * prior) / (count + smoothing). It is near the prior for a small count."""
+    """Returns (total + smoothing * prior) / (count + smoothing), which is near `prior` for a small count."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
 @dataclass(frozen=True)
 class FittedTargetEncoding(KeyedFitted):
-    """A fitted `target_encoding`."""
+    """The operator `target_encoding` after its fit."""
 
     name: ClassVar[str] = "target_encoding"
     sql_only: ClassVar[bool] = True
@@ -88,20 +88,20 @@ class FittedTargetEncoding(KeyedFitted):
 class TargetEncoding(Operator):
     """Replaces a key by the smoothed mean of `target` over the training rows with this key, out of fold.
 
-    The result is (sum + smoothing * prior) / (count + smoothing). Here sum and count are those of the target
-    over the training rows with the key, and prior is the mean of the target over all training rows. The
-    method is from Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001),
-    but the weight of the prior is constant.
+    The result is (sum + smoothing * prior) / (count + smoothing). Here sum is the sum of `target` over the
+    training rows with the key, count is the number of these rows without null in `target`, and prior is the
+    mean of `target` over all training rows. The method is from Micci-Barreca, "A preprocessing scheme for
+    high-cardinality categorical attributes" (2001), but the weight of the prior is constant.
 
     The training rows are divided into folds. "Out of fold" means that the result for a training row is
     computed only from the training rows of the other folds. The prior is then the mean over these other
-    folds. The result for any other row is computed from all training rows. If the key is null, or does not
-    occur in the training rows from which the result is computed, the result is the prior.
+    folds. For a row that is not a training row, the result is computed from all training rows. If the key is
+    null, or does not occur in the training rows from which the result is computed, the result is the prior.
 
     The fold of a row is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the
     position of the row in the log of its day. So rows of different days with the same row_id are in the same
-    fold. With `negatives`, a drawn negative has a row_id of its own, and may be in another fold than its
-    positive row.
+    fold. If the section `negatives` is set, a drawn negative has its own row_id. So it may be in another fold
+    than the positive row for which it was drawn.
 
     Each column of the group is a separate key. With `joint: true`, all columns together form one key. Outputs
     are named `<key>_te`.
@@ -129,15 +129,22 @@ class TargetEncoding(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """Returns the steps over these columns. Raises ConfigError if the operator does not accept them."""
+        """Returns the unfitted steps that apply the operator to `columns`.
+
+        Raises:
+            ConfigError: the operator does not accept these columns.
+        """
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
 
     def reads(self) -> tuple[str, ...]:
-        """Returns the raw columns that the statistics need, in addition to the inputs of the step."""
+        """Returns the raw columns that the statistics need in addition to the inputs of the step."""
         return () if self.target == LABEL else (self.target,)
 
     def groups(self, rows: DataFrame) -> DataFrame:
-        """Returns one row per value of `GROUP`, with sum and count of the target, in total and per fold."""
+        """Returns a frame with one row per step and key.
+
+        Its columns are the sum and the count of the target, in total and for each fold.
+        """
         target = F.col(self.target).cast("double")
         fold = fold_of(self.folds)
         measures = {"sum": exact_sum(target), "count": F.count(target)}
@@ -147,7 +154,7 @@ class TargetEncoding(Operator):
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the priors: the target's mean over all rows and, for each fold, over all other folds."""
+        """Returns the mean of the target over all training rows and, for each fold, over all other folds."""
         if not whole:
             return {"prior": 0.0, "fold_priors": [0.0] * self.folds}
         if whole["sum"] is None:

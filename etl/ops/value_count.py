@@ -14,7 +14,7 @@ from etl.ops.data_stats import FittedDataStats
 
 @dataclass(frozen=True)
 class FittedValueCount(FittedDataStats):
-    """A fitted `value_count`."""
+    """The operator `value_count` after its fit."""
 
     name: ClassVar[str] = "value_count"
 
@@ -36,11 +36,11 @@ class ValueCount(Operator):
     takes: ClassVar[tuple[Type, ...]] = LISTS
 
     def gives(self, taken: Type) -> Type:
-        """Returns the type of an output whose input has the type `taken`."""
+        """Returns the type of the output column for an input column of the type `taken`."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
-        """Returns Spark aggregates of the input `value` over the training rows, by name."""
+        """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
 

@@ -1,4 +1,4 @@
-"""Computes XXH64 of many strings with NumPy. Results equal Spark's `xxhash64` of a string column (seed 42).
+"""Computes XXH64 of many strings with NumPy. The results equal those of Spark's `xxhash64` (seed 42).
 
 The module implements the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64
 algorithm description"). Strings of equal length are hashed together.
@@ -23,7 +23,10 @@ _P1, _P2, _P3, _P4, _P5 = (
 
 
 def xxhash64(texts: pa.Array, seed: int = SEED) -> np.ndarray:
-    """Returns (n,) int64 hashes of the UTF-8 bytes of n strings. The hash of null is `seed`, as in Spark."""
+    """Returns the hash of the UTF-8 bytes of each of n strings, shape (n,), int64.
+
+    The hash of null is `seed`, as in Spark.
+    """
     texts = texts.cast(pa.large_binary())
     hashes = np.full(len(texts), seed, np.int64)
     if not len(texts):
@@ -70,7 +73,7 @@ def _of_one_length(rows: np.ndarray, length: int, seed: np.uint64) -> np.ndarray
 
 
 def _word(rows: np.ndarray, start: int, width: int) -> np.ndarray:
-    """Returns (m,) uint64: the little-endian word of `width` bytes at byte `start` of each row."""
+    """Reads a little-endian integer of `width` bytes at byte `start` of each row. Returns (m,) uint64."""
     part = np.ascontiguousarray(rows[:, start : start + width])
     return part.view("<u8" if width == 8 else "<u4")[:, 0].astype(np.uint64)
 

@@ -1,6 +1,7 @@
 """Compares the figures of a data report with the limits in the configuration section `quality`.
 
-A figure above its limit causes a warning or stops the job, depending on the limit.
+A figure has up to two limits: above `quality.<name>_warn` it causes a warning, and above
+`quality.<name>_stop` it stops the job.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ _MAX_CHARACTERS = 60  # maximum length of a raw value in a message
 
 @dataclass(frozen=True)
 class Finding:
-    """A figure that is above its limit. The limit is the setting `quality.<check>_<level>`.
+    """A figure of the data report that is above one of its limits.
 
     Attributes:
+        level: "warn" or "stop".
+        check: name of the figure, such as `psi`. The limit is the setting `quality.<check>_<level>`.
         column: the raw column; None if the figure is about the whole day.
+        value, limit: the figure and its limit.
     """
 
     level: Level
@@ -45,7 +49,7 @@ class Finding:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Finding:
-        """The inverse of `to_facts`."""
+        """Converts the result of `to_facts` back to a finding."""
         return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
 
 
@@ -156,11 +160,11 @@ def _column_figures(column: ColumnReport) -> Iterator[_Figure]:
 
 
 def _quoted(value: str) -> str:
-    """A raw value for a message: in quotes, on one line, and shortened."""
+    """Returns a raw value for a message: in quotes, on one line, and shortened."""
     return repr(value if len(value) <= _MAX_CHARACTERS else value[:_MAX_CHARACTERS] + "…")
 
 
 def _rounded_up(value: float) -> str:
-    """The value rounded up to two significant digits, as a limit that accepts the value."""
+    """Rounds a value up to two significant digits. With the result as limit, the value is accepted."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"

@@ -1,6 +1,7 @@
 """Computes the summary of a column from its value counts: number of nulls, most frequent values, and so on.
 
-The profile of a day contains a summary of each column. Summaries of different values can be added.
+The profile of a day contains a summary of each column. Two summaries of a column can be added if no value is
+in both.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ _UNIT = 2**1074
 class Summary:
     """Figures of a column, computed from all or some of its different values.
 
-    A cell is the content of a column in one row. If a summary includes a value, it includes all cells with
+    A cell is the content of the column in one row. If a summary includes a value, it includes all cells with
     this value. So two summaries can be added if no value is in both.
 
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of different values.
-        top: (value, count) of the 20 most frequent values, by descending count. Values with equal counts are
-            sorted; texts by their UTF-8 bytes.
-        low, high: minimum and maximum of the numbers; None for text.
-        total: sum of the numbers, in units of 2**-1074.
-        bins: maps each bin key (metrics.histogram) to the number of cells in this bin; None for text.
+        top: the 20 most frequent values, as pairs (value, number of cells), by descending number. Values with
+            equal numbers are sorted; texts by their UTF-8 bytes.
+        low, high: minimum and maximum of a numeric column; None for a text column.
+        total: sum over the cells of a numeric column, in units of 2**-1074; 0 for a text column.
+        bins: maps each bin key (metrics.histogram) to the number of cells in this bin; None for a text
+            column.
     """
 
     nulls: int = 0
@@ -57,7 +59,7 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the numbers; None for text, or if there is no cell."""
+        """Returns the mean of a numeric column; None for a text column, or if all cells are null."""
         return None if self.low is None else float(Fraction(self.total, self.cells * _UNIT))
 
     def __add__(self, other: Summary) -> Summary:
@@ -81,7 +83,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, text: str) -> Summary:
-        """The inverse of `to_json`."""
+        """Converts the result of `to_json` back to a summary."""
         values = json.loads(text)
         top = tuple((value, count) for value, count in values.pop("top"))
         bins = values.pop("bins")
@@ -92,9 +94,9 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
     """Returns the summary of n different values.
 
     Args:
-        values: (n,) the values as strings. At most one of them is null.
+        values: (n,) the values as strings. At most one value is null.
         counts: (n,) counts[i] is the number of cells with values[i].
-        kind: the kind of the column.
+        kind: "string", "int" or "float" (etl.quality.counts.Column).
     """
     valid = values.is_valid()
     nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
@@ -130,13 +132,13 @@ def _in_units(number: float) -> int:
 
 
 def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
-    """Returns one dictionary per piece. It maps each column to the summary of its values in the piece.
+    """Returns, for each piece of the log, a dictionary that maps each column to its summary in this piece.
 
-    A piece consists of the rows of one day that are in one split. The function runs one Spark job. A column
+    A piece is the set of rows of one day that are in one split. The function runs one Spark job. A column
     without rows has an empty summary.
 
     Args:
-        counts: rows (piece, column, value, count), as `count_cells` returns them.
+        counts: a frame with the columns piece, column, value, count, as `count_cells` returns it.
         pieces: number of pieces.
         kinds: maps each column to the kind of its values.
     """

@@ -35,14 +35,15 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether the values are numbers."""
+        """Returns whether the values are numbers."""
         return self.kind != "string"
 
 
 def feature_columns(config: Config) -> list[Column]:
     """Returns the raw columns that features read, in the order of the configured features.
 
-    A column of a dense feature is compared as numbers, any other column as text.
+    If a dense feature reads a numeric column, its values are compared as numbers. The values of all other
+    columns are compared as text.
     """
     types = plan(config).columns
     columns: dict[str, Column] = {}
@@ -59,12 +60,14 @@ def _kind(of_column: Type) -> Kind:
 
 
 def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataFrame:
-    """Counts how often each value of the columns and of the label occurs: (piece, column, value, count).
+    """Counts how often each value of the columns and of the label occurs.
 
-    All frames are counted in one Spark job, because the overhead of a job per frame would exceed the time to
-    count its rows. The task that reads an Arrow batch also counts it, so Spark shuffles counts of values
-    instead of rows. Numbers are converted to texts that can be parsed back exactly; -0.0 is counted as 0.0.
-    The count of nulls has the value null.
+    Returns a frame with the columns piece, column, value, count: one row for each value of a column in a
+    piece. A piece is one of the frames in `pieces`. All pieces are counted in one Spark job, because the
+    overhead of a job per piece would exceed the time to count its rows. The task that reads an Arrow batch
+    also counts its values, so Spark shuffles counts of values instead of rows. Numbers are converted to texts
+    that can be parsed back exactly; -0.0 is counted as 0.0. In the row with the number of nulls, the value is
+    null.
 
     Args:
         pieces: frames that have the columns and the label. In the result, `piece` is the index of a frame in

@@ -22,21 +22,21 @@ Count = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Values:
-    """Compares a column on a day with the same column on the train days, for all or some of its values.
+    """The comparison of a column on a day with the same column on the train days, for all or some values.
 
-    A cell is the content of the column in one row. Nulls are not included. If an object includes a value, it
-    includes all cells with this value. So two objects can be added if no value is in both.
+    A cell is the content of the column in one row. Nulls are not included. If a comparison includes a value,
+    it includes all cells with this value. So two comparisons can be added if no value is in both.
 
     Attributes:
         train_cells, day_cells: number of cells on the train days, and number of cells on the day.
         train_distinct: number of different values on the train days.
         new_cells: number of the day's cells whose value does not occur on any train day.
         new_distinct: number of different values in these new cells.
-        top: (value, number of cells on the train days, number of cells on the day) of the most frequent
-            values on the train days. They are sorted by descending number of cells on the train days, then
+        top: the most frequent values on the train days, as triples (value, number of cells on the train days,
+            number of cells on the day). They are sorted by descending number of cells on the train days, then
             by value.
-        new_top: (value, 0, number of cells on the day) of the most frequent new values. They are sorted by
-            descending number of cells, then by value.
+        new_top: the most frequent new values, as triples (value, 0, number of cells on the day). They are
+            sorted by descending number of cells, then by value.
     """
 
     train_cells: int = 0
@@ -59,12 +59,12 @@ class Values:
         )
 
     def to_json(self) -> str:
-        """Returns the object as a JSON text."""
+        """Returns the comparison as a JSON text."""
         return json.dumps(self.__dict__)
 
     @classmethod
     def from_json(cls, text: str) -> Values:
-        """The inverse of `to_json`."""
+        """Converts the result of `to_json` back to a comparison."""
         values = json.loads(text)
         lists = {name: tuple((v, t, d) for v, t, d in values.pop(name)) for name in ("top", "new_top")}
         return cls(**{**values, **lists})
@@ -100,9 +100,12 @@ def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
 
 
 def values_of(column: str, rows: pa.RecordBatch) -> Values:
-    """Compares one column, from rows (column, value, train, day) with one row per value.
+    """Compares one column on a day with the train days.
 
-    `train` and `day` are the numbers of cells with this value on the train days and on the day.
+    Args:
+        column: name of the column.
+        rows: one row (column, value, train, day) for each value of the column. `train` and `day` are the
+            numbers of cells with this value on the train days and on the day.
     """
     table = pa.table({"value": rows.column(1), "train": rows.column(2), "day": rows.column(3)})
     old, new = (

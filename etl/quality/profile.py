@@ -37,15 +37,15 @@ _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Summarises days whose values were already counted when the text of their log was read."""
+    """Summaries and comparisons of days whose values were counted while the text of their log was read."""
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns one dictionary per day. It maps each column and the label to the summary of its values."""
+        """Returns, for each day, a dictionary that maps each column and the label to its summary."""
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Compares each categorical column on a day with the train days. Returns a dictionary by column."""
+        """Returns, by column name, the comparison of each categorical column on a day with the train days."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,11 @@ class ColumnProfile:
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of different values.
-        top: the most frequent values with their counts. Values are shortened to 200 characters.
-        low, high, mean: minimum, maximum and mean of the numbers; None for text.
-        bins: (bin key, number of cells) of each histogram bin (metrics.histogram); empty for text.
+        top: the most frequent values, as pairs (value, number of cells). Long texts are shortened to 200
+            characters.
+        low, high, mean: minimum, maximum and mean of a numeric column; None for a text column.
+        bins: a pair (bin key, number of cells) for each histogram bin (metrics.histogram); empty for a text
+            column.
     """
 
     kind: str
@@ -111,15 +113,16 @@ def profiles_of(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> list[Profile]:
-    """Publishes a profile of each piece below `profiles/<config name>`, and returns the profiles in order.
+    """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns them in order.
 
-    Each profile is a partition. The facts of the partition's manifest contain the figures. The partition's
-    rows (column, value, count) say how often each value of a categorical column occurs; they are used to
-    compare days. If the inputs of a published profile have not changed, the profile is read without a Spark
-    job. All other profiles are computed in one pass over the rows.
+    A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
+    partition's manifest contain the figures. The partition has rows (column, value, count), which say how
+    often each value of a categorical column occurs; the rows are used to compare days. If the inputs of a
+    published profile have not changed, the profile is read without a Spark job. All other profiles are
+    computed in one pass over the rows.
 
     Args:
-        pieces: the rows of a day that are in one split; one profile is published for each piece.
+        pieces: the pieces; one profile is published for each of them.
         rows_of: returns the prepared rows of a day (etl.spark.split_rows).
         counted: if this is not None, profiles are computed from these value counts and not from rows. Then
             the published partitions have facts but no rows.
@@ -158,7 +161,7 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
 
 
 def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:
-    """The digests of all inputs of a profile."""
+    """Returns, by name, the digest of each input of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
     inputs = {

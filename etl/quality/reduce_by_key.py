@@ -16,11 +16,11 @@ class Part(Protocol):
     def __add__(self, other: Self) -> Self: ...
 
     def to_json(self) -> str:
-        """The partial result as JSON."""
+        """Returns the partial result as JSON."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`."""
+        """Converts the result of `to_json` back to a partial result."""
 
 
 P = TypeVar("P", bound=Part)

@@ -43,7 +43,7 @@ class DataReport:
 
     @property
     def warnings(self) -> list[str]:
-        """The messages of the findings."""
+        """Returns the messages of the findings."""
         return [finding.message for finding in self.findings]
 
 
@@ -56,7 +56,7 @@ def report_quality(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> DataReport:
-    """Publishes the data report `quality/<config name>/dt=<run date>`, and compares it with the limits.
+    """Publishes the data report `quality/<config name>/dt=<run date>`. Compares its figures with the limits.
 
     The last day of the test split is compared with all days of the train split. Days whose log has not
     changed since an earlier run are not read again. If none of the days in `splits` has changed, no Spark job

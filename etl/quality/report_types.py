@@ -24,37 +24,39 @@ class PieceRows:
 
 @dataclass(frozen=True)
 class ClickRates:
-    """Share of rows that are clicks, on the compared day and on the train days."""
+    """The share of rows that are clicks, on the compared day and on the train days."""
 
     today: float
     train: float
 
     @property
     def change(self) -> float:
-        """Absolute value of the relative change from the train days to the compared day."""
+        """Returns the absolute value of the relative change from the train days to the compared day."""
         return abs(self.today / self.train - 1)
 
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """Figures of one raw feature column on the compared day and, if the name has `train_`, on the train days.
+    """Figures of one raw feature column on the compared day and on the train days.
 
-    A cell is the content of the column in one row.
+    A cell is the content of the column in one row. Attributes whose names begin with `train_` are about the
+    train days.
 
     Attributes:
         kind: `string` for columns of categorical features, `int` or `float` for columns of dense features.
         nulls, cells: number of cells that are null, and number of cells that are not null.
-        distinct, train_distinct: number of different values; `train_distinct` is None for numbers.
-        new_cells: number of the day's cells whose value does not occur on any train day; None for numbers.
+        distinct, train_distinct: number of different values; `train_distinct` is None for a numeric column.
+        new_cells: number of the day's cells whose value does not occur on any train day; None for a numeric
+            column.
         psi, psi_noise: the population stability index (PSI) between the train days and the day, and the PSI
             that chance alone may cause (metrics.psi). Both are None if the day or the train days have no row.
-        moved: (the bin that contributes most to the PSI, the bin's share of the rows on the train days, its
-            share of the rows on the day).
-        top: (value, number of cells on the day, number of cells on the train days) of the most frequent
-            values of the day. The last number is None if it was not computed.
-        new_top: (value, number of cells on the day) of the most frequent values that do not occur on any
-            train day.
-        low, high, mean: minimum, maximum and mean of the day's numbers; None for text.
+        moved: the histogram bin that contributes most to the PSI, as (name of the bin, its share of the rows
+            on the train days, its share of the rows on the day). None if there is no PSI.
+        top: the most frequent values of the day, as (value, number of cells on the day, number of cells on
+            the train days). The last number is None if it was not computed.
+        new_top: the most frequent values that do not occur on any train day, as (value, number of cells on
+            the day).
+        low, high, mean: minimum, maximum and mean of the day's numbers; None for a text column.
     """
 
     name: str
@@ -77,28 +79,31 @@ class ColumnReport:
 
     @property
     def null_rate(self) -> float | None:
-        """Share of null cells on the day."""
+        """Returns the share of null cells on the day."""
         return share(self.nulls, self.nulls + self.cells)
 
     @property
     def train_null_rate(self) -> float | None:
-        """Share of null cells on the train days."""
+        """Returns the share of null cells on the train days."""
         return share(self.train_nulls, self.train_nulls + self.train_cells)
 
     @property
     def new_value_rate(self) -> float | None:
-        """Share of the day's cells, nulls excluded, whose value does not occur on any train day."""
+        """Returns the share of new cells among the day's cells that are not null.
+
+        A cell is new if its value does not occur on any train day.
+        """
         return None if self.new_cells is None else share(self.new_cells, self.cells)
 
     @property
     def psi_above_noise(self) -> float | None:
-        """The PSI if it is higher than chance alone may cause, otherwise 0; None if there is no PSI."""
+        """Returns the PSI, or 0 if chance alone may cause such a PSI; None if there is no PSI."""
         return None if self.psi is None else above_noise(self.psi, self.psi_noise or 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A day compared with the train days.
+    """The comparison of a day with the train days.
 
     If one partition of the log is divided into splits, its test split is compared with its train split.
 
@@ -116,19 +121,19 @@ class Comparison:
 
     @property
     def train(self) -> list[PieceRows]:
-        """The number of rows and the number of clicks of each train day."""
+        """Returns the number of rows and the number of clicks of each train day."""
         return [piece for piece in self.pieces if piece.split == "train"]
 
     @property
     def today(self) -> PieceRows:
-        """The number of rows and the number of clicks of the compared day."""
+        """Returns the number of rows and the number of clicks of the compared day."""
         return next(piece for piece in self.pieces if piece.dt == self.day and piece.split == "test")
 
     @property
     def click_rates(self) -> ClickRates | None:
-        """Click rates of the day and of the train days.
+        """Returns the click rates of the day and of the train days.
 
-        None if the day has no row, or if no train day has a click.
+        The result is None if the day has no row, or if no train day has a click.
         """
         today = share(self.today.clicks, self.today.rows)
         train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
@@ -149,7 +154,7 @@ class Comparison:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
-        """The inverse of `to_facts`."""
+        """Converts the result of `to_facts` back to a comparison."""
         return cls(
             facts["day"],
             facts["cut"],

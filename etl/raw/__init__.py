@@ -1,1 +1,1 @@
-"""Raw logs: the files of a day, file splits, compression, and lines as typed columns."""
+"""Reads raw logs: finds the files of a day, decompresses them, and converts lines to typed columns."""

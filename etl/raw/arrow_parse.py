@@ -1,6 +1,6 @@
 """Parses lines with the `arrow` engine: Python workers convert lines to typed columns.
 
-The `sql` engine (etl/raw/parse.py) returns the same rows and reasons.
+The `sql` engine (etl/raw/parse.py) returns the same rows, and rejects the same lines for the same reasons.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def parse_lines(
     """Adds the table's typed columns to a frame of lines, and a reason for each line that cannot be parsed.
 
     Args:
-        lines: has at least the columns `line` and `reason`.
+        lines: frame with at least the columns that `line` and `reason` name.
         table: the table's types and separator.
-        positions: index of the field of each table column in a line.
+        positions: positions[i] is the index of the field that contains the table's column i.
         width: number of fields that a line must have.
-        line: name of the column that holds the line.
-        reason: name of the column that holds the reason to reject the line, or null.
+        line: name of the column that contains the line.
+        reason: name of the column with the reason to reject the line. The reason is null if the line is
+            valid.
     """
     typed = [T.StructField(column.name, _SPARK_TYPES[column.type]) for column in table.columns]
     schema = T.StructType([*lines.schema.fields, *typed])
@@ -67,10 +68,10 @@ def _parser(
 
 
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
-    """Splits n lines. Returns `width` arrays of n fields, and n reasons.
+    """Splits n lines. Returns `width` arrays with n fields each, and an array with n reasons.
 
-    A line that does not have `width` fields gets null fields and a reason. The reason of all other lines is
-    null.
+    The reason of a line with exactly `width` fields is null. Any other line is rejected: its fields are null,
+    and its reason says why.
     """
     lists = pc.split_pattern(text, separator)
     if quoted and pc.any(pc.match_substring(text, '"')).as_py():
@@ -90,15 +91,18 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
 
 
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
-    """Splits each line separately; null for a line that violates the rule for quotes (etl/raw/quotes.py)."""
+    """Returns the list of fields of each line, as an array of lists.
+
+    The list is null for a line that violates the rule for double quotes (etl/raw/quotes.py).
+    """
     return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
-    """Converts n fields to typed values. Returns the n values, and n reasons why a field is malformed.
+    """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
-    An empty field becomes null. A malformed field becomes null and has a reason; the reason of all other
-    fields is null. None is returned instead of the reasons if no field is malformed.
+    An empty field becomes null. A malformed field also becomes null, and its reason says what is wrong. The
+    reasons of all other fields are null. If no field is malformed, the result is None instead of the reasons.
     """
     null = pa.scalar(None, pa.string())
     text = pc.if_else(pc.equal(raw, ""), null, raw)
@@ -126,7 +130,7 @@ def _integers(text: pa.Array) -> pa.Array:
 
 
 def floats(text: pa.Array) -> pa.Array:
-    """Converts texts to doubles; null if a text is not a number within the range of float32."""
+    """Converts texts to doubles; null if the text is not a number within the range of float32."""
     is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
     plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())

@@ -17,7 +17,7 @@ from storage import file_io
 
 
 def first_bytes(path: str, length: int) -> bytes:
-    """Returns the first bytes of a raw file's text, decompressed.
+    """Returns the first `length` bytes of a raw file after decompression.
 
     Raises:
         DataError: the file cannot be decompressed.
@@ -34,12 +34,12 @@ def first_bytes(path: str, length: int) -> bytes:
 
 
 def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
-    """Returns the zstd files among `paths` if Spark cannot read them, otherwise an empty list.
+    """Returns the zstd files among `paths` if Spark cannot read zstd, otherwise an empty list.
 
     Spark needs Hadoop's native library for zstd, and the pyspark package of PyPI does not contain it.
 
     Raises:
-        ConfigError: such a file is on HDFS, where Python workers cannot read it either.
+        ConfigError: a zstd file is on HDFS, where Python workers cannot read it either.
     """
     zstd_paths = [path for path in paths if compression(path) == "zstd"]
     jvm = spark._jvm
@@ -60,8 +60,9 @@ def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """Reads the lines of compressed files in Python workers, one task per file.
 
     Returns:
-        Frame of (file, block, index, line, is_utf8), like the frame that etl.raw.positions reads with Spark.
-        `file` is the path with URL escapes, `block` is 0, and `index` numbers the lines of a file from 0.
+        A frame with one row per line, and with the columns `file`, `block`, `index`, `line` and `is_utf8`.
+        etl.raw.positions reads other files to frames with the same columns. `file` is the path with URL
+        escapes, `block` is 0, and `index` is the position of the line in the file, from 0.
     """
     sent = tuple(paths)
     return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)
@@ -93,7 +94,10 @@ def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:
 
 
 def find_damaged(paths: Sequence[str]) -> DataError | None:
-    """Returns an error that names the first damaged file, or None. Spark's own error does not name a file."""
+    """Returns an error that names the first damaged file, or None if no file is damaged.
+
+    Spark's own error does not name a file.
+    """
     for path in paths:
         codec = compression(path)
         if codec is None:

@@ -24,10 +24,10 @@ _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 @dataclass(frozen=True)
 class FileSplit:
-    """The lines of one file that begin in the bytes [start, end).
+    """A part of one raw file: the lines that begin in the bytes [start, end).
 
     Attributes:
-        end: None for a compressed file, which is a single split.
+        end: end of the byte range; None for a compressed file, which is a single split.
         bytes: number of bytes of the split; for a compressed file, its compressed size.
     """
 
@@ -38,12 +38,15 @@ class FileSplit:
 
 
 def compression(path: str) -> str | None:
-    """The codec of a raw file, determined by the file name; None for plain text."""
+    """Returns the codec of a raw file, which the file name determines; None for plain text."""
     return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
 
 
 def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> list[FileSplit]:
-    """Divides files into file splits, in the order of their lines. An empty file has no split."""
+    """Divides files into file splits of about `split_bytes` bytes.
+
+    The splits have the order of the files and of their lines. An empty file has no split.
+    """
     splits = []
     for path in paths:
         files, inner = file_io.filesystem(path)
@@ -83,7 +86,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
 
 def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yields each block as a pair: the data, and the number of bytes at its start that are complete lines."""
+    """Yields the bytes of each block, and the number of bytes at its start that form complete lines."""
     files, inner = file_io.filesystem(file_split.path)
     if file_split.end is None:
         with files.open_input_stream(inner, compression=None) as raw:
@@ -104,7 +107,7 @@ def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes
 
 
 def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
-    """Returns the position of the split's first line in the file; None if no line begins in the split."""
+    """Returns the byte position of the first line that begins in the split; None if there is no such line."""
     position = file_split.start - 1
     while True:
         data = source.read(1 << 16)
@@ -146,7 +149,10 @@ def _plain_blocks(
 def _last_lines(
     source: pa.NativeFile, data: bytes, remaining: int, file_split: FileSplit
 ) -> Iterator[tuple[bytes, int]]:
-    """Yields the lines that begin in the first `remaining` bytes. The last line may end after `data`."""
+    """Yields the lines that begin in the first `remaining` bytes of `data`.
+
+    If the last of these lines ends after `data`, its end is read from `source`.
+    """
     stop = data.find(b"\n", max(remaining - 1, 0))
     while stop < 0:
         read = source.read(1 << 16)

@@ -1,4 +1,4 @@
-"""Finds the raw files of one day, or of a table without dates, and computes a digest of them."""
+"""Finds the raw files of one day, or of a table without dates, and computes a digest of these files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd"
 
 @dataclass(frozen=True)
 class RawFiles:
-    """The raw files of one table and day. They are ordered by name, which must also be their order in time.
+    """The raw files of one table and day. The order of names must be the order in time.
 
     Attributes:
-        dt: the day; for a table without dates, the run date.
-        paths: paths of the files.
+        dt: the day as an ISO date. For a table without dates, it is the run date.
+        paths: paths of the files, ordered by name.
         bytes: total size of the files.
-        digest: the digest of the manifest in the folder of the files, if there is one. Otherwise, a digest of
-            the files' names, sizes and modification times. So a file that arrives late or is replaced
-            changes the digest. Here a name is a path relative to the last folder before a wildcard.
-        recorder: records further inputs that are read with these files, such as tables of attributes.
+        digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
+            the files' names, sizes and modification times, which changes if a file arrives late or is
+            replaced. Here a name is a path relative to the last folder before a wildcard.
+        recorder: records further inputs of the run that are read with these files, such as tables of
+            attributes.
     """
 
     dt: str
@@ -50,7 +51,9 @@ def raw_path(config: Config, table: RawTable, dt: str) -> str:
 def find_raw(
     config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> RawFiles | None:
-    """Returns the raw files of one day; None if there are none. `recorder` records them as inputs of the run.
+    """Returns the raw files of one day; None if there are no files.
+
+    `recorder` records the files as inputs of the run.
 
     If the folder of the raw files has a manifest, only files that the manifest lists are returned. So files
     of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path are
@@ -89,7 +92,7 @@ def require_raw(
     key: str = "log.path",
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> RawFiles:
-    """Returns the raw files of one day, which must exist.
+    """Returns the raw files of one day. There must be at least one file that is not empty.
 
     Raises:
         DataError: there are no files, or all are empty. The message names `key`, the configuration key of the
@@ -110,7 +113,7 @@ def require_raw(
 
 
 def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
-    """Returns (path, relative path, info) of the matching files, ordered by path.
+    """Returns the path, the relative path and the file information of each matching file, ordered by path.
 
     The relative path begins with the first folder that a wildcard matches, or with the file name.
     """

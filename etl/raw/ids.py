@@ -1,4 +1,4 @@
-"""The rule for ids of users, items and groups, as Spark expressions and for Arrow arrays.
+"""Checks ids of users, items and groups against one rule, with Spark expressions and in Arrow arrays.
 
 A single id that violates the rule could stop the delivery of all recommendation lists: PostgreSQL cannot
 store NUL characters, or index entries of more than 2,704 bytes.
@@ -20,17 +20,17 @@ _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
 
 
 def reason(column: str) -> str:
-    """Returns the reason for quarantining a row whose id in this raw column violates `RULE`."""
+    """Returns the reason for rejecting a row if its id in the column `column` violates `RULE`."""
     return f"key:{column}"
 
 
 def is_bad_key(text: Column) -> Column:
-    """Returns whether an id violates `RULE`; null for null."""
+    """Returns a condition that is true if an id violates `RULE`, and null if the id is null."""
     return text.rlike(_CONTROL) | (F.octet_length(text) > MAX_KEY_BYTES)
 
 
 def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
-    """Returns (n,) bool: whether each of n ids violates `RULE`; null for null."""
+    """Returns an array of n booleans that are true for ids that violate `RULE`, and null for null."""
     return pc.or_(
         pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
     )

@@ -36,11 +36,17 @@ FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 def read_text_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
 ) -> DataFrame:
-    """Reads tsv or csv files. Returns row_id, _file, _line_number, _line, the typed columns and _reason.
+    """Reads tsv or csv files. Returns a frame with one row per line.
 
-    An empty field is null. `_reason` is the first reason to reject the line, or null. The reasons are
-    `not_utf8` (`_line` has U+FFFD in place of each invalid byte), `quote` (csv only, see etl/raw/quotes.py),
-    `field_count`, `integer:<column>` and `number:<column>` (malformed, or outside the range of float32).
+    The columns are `row_id`, `_file`, `_line_number`, `_line`, the typed columns of the table, and `_reason`.
+    An empty field is null. `_reason` is null for a valid line, and otherwise the first reason to reject the
+    line. The reasons are:
+
+    - `not_utf8`: the line is not valid UTF-8. `_line` has U+FFFD in place of each invalid byte.
+    - `quote`: a csv line violates the rule for double quotes (etl/raw/quotes.py).
+    - `field_count`: the line has a wrong number of fields.
+    - `integer:<column>`: a value is not an integer of 64 bits.
+    - `number:<column>`: a value is not a number within the range of float32.
 
     Raises:
         DataError: a csv file's header lacks a column or differs from the other headers, or a compressed file
@@ -64,7 +70,7 @@ def read_text_rows(
 
 
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
-    """Adds `_fields`: the table's fields as strings, or null if the line does not have `width` fields.
+    """Adds `_fields`: the table's fields as strings, or null for a line that does not have `width` fields.
 
     A csv line that violates the rule for double quotes (etl/raw/quotes.py) gets the reason `quote`.
     """
@@ -110,8 +116,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged; its header differs from the first file's, is too long, is not
-            UTF-8, or has an unmatched quote.
+        DataError: a file is empty or damaged, or its header differs from the first file's header, is too
+            long, is not UTF-8, or has an unmatched quote.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -131,7 +137,10 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _first_line(path: str) -> str:
-    """Returns the header of a csv file. It ends at LF, CR LF or CR, as all lines do."""
+    """Returns the first line of a csv file, which is the header.
+
+    Like all lines, the header ends at LF, CR LF or CR.
+    """
     start = first_bytes(path, _LONGEST_HEADER_BYTES)
     first = re.split(b"[\r\n]", start, maxsplit=1)[0]
     if len(first) == _LONGEST_HEADER_BYTES:
@@ -150,7 +159,10 @@ def _first_line(path: str) -> str:
 
 
 def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
-    """Replaces `_fields` by the table's typed columns (int as bigint, float as double); sets `_reason`."""
+    """Replaces `_fields` by the table's typed columns, and sets `_reason`.
+
+    A column of type `int` becomes a bigint, a column of type `float` becomes a double.
+    """
     values = {
         column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
     }
@@ -180,11 +192,12 @@ def number_of(text: Column) -> Column:
 
 
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
-    """Returns row_id, _file, _line_number and _line, the typed columns and `_reason`, each computed once.
+    """Returns the columns of `rows` that identify a line, the typed `columns`, and `_reason`.
 
-    Spark's optimizer would push a filter on `_reason` below this projection. Then every row would be split
-    and cast again for each column on which the reason depends. To prevent this, the columns are put into an
-    array of one struct, which is exploded immediately.
+    Each value is computed only once. Without this function, Spark's optimizer would push a filter on
+    `_reason` below this projection. Then every row would be split and cast again for each column on which the
+    reason depends. To prevent this, the typed columns and the reason are put into an array of one struct,
+    which is exploded immediately.
     """
     cell = F.struct(
         *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
@@ -198,14 +211,16 @@ def _empty_to_null(text: Column) -> Column:
 
 
 def _literal_name(column: str) -> str:
-    """Returns a column's name in backquotes: Spark treats a dot in an unquoted name as access to a field."""
+    """Returns a column's name in backticks: Spark treats a dot in an unquoted name as access to a field."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def read_parquet_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
 ) -> DataFrame:
-    """Reads the rows of Parquet files, with the columns of `read_text_rows`. `_line` is the row as JSON.
+    """Reads Parquet files. Returns a frame with the same columns as that of `read_text_rows`.
+
+    `_line` is the row as JSON.
 
     Args:
         spark: the session.

@@ -1,4 +1,7 @@
-"""Assigns row_ids, which number the lines of all files of a day from 0. They are the same in every run."""
+"""Assigns a row_id to each line: its position among all lines of the day's files, from 0.
+
+The row_id of a line is the same in every run.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,17 @@ _INDEX_IN_TASK = (1 << 33) - 1
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Reads the lines of text files with their numbers.
+    """Reads the lines of text files, each with its line number and its row_id.
 
     Spark divides a file into blocks, which different tasks read. So the lines of each block are counted
-    first. This takes one pass over the text, without parsing, and the driver collects one row per block.
+    first. The count takes one pass over the text, without parsing, and the driver collects one row per block.
 
     Returns:
-        Frame of (file, line_number, row_id, line, is_utf8). `file` is an element of `paths`. `line_number`
-        starts at 1 in each file, and `row_id` at 0 in the first file. Invalid UTF-8 bytes of a line are
-        replaced by U+FFFD. `is_utf8` is computed directly after the text reader, which always runs on the
-        CPU, because a GPU treats all strings as valid.
+        A frame with one row per line, and with the columns `file`, `line_number`, `row_id`, `line` and
+        `is_utf8`. `file` is an element of `paths`. `line_number` starts at 1 in each file, and `row_id` at 0
+        in the first file. Invalid UTF-8 bytes of a line are replaced by U+FFFD. `is_utf8` says whether the
+        bytes of the line are valid UTF-8. It is computed directly after the text reader, which always runs on
+        the CPU, because a GPU treats all strings as valid.
 
     Raises:
         DataError: a compressed file is damaged.
@@ -75,7 +79,10 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Returns the frame (file, block, index, line, is_utf8). `index` gives the order of lines in a block."""
+    """Returns a frame with one row per line: `file`, `block`, `index`, `line` and `is_utf8`.
+
+    `index` gives the order of the lines in a block.
+    """
     for_workers = spark_cannot_read(spark, paths)
     if for_workers:
         others = [path for path in paths if path not in for_workers]
@@ -92,14 +99,14 @@ def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def paths_by_spark_name(paths: Sequence[str], spark_names: Iterable[str]) -> dict[str, str]:
-    """Maps Spark's name of each file to the path of the file in `paths`.
+    """Returns a mapping from Spark's name of each file to the path of the file in `paths`.
 
-    In its names, Spark adds a scheme to the path, and escapes blanks and percent signs.
+    Spark's name has a scheme before the path, and escapes for blanks and percent signs.
     """
     path_of = {_without_scheme(path): path for path in paths}
     return {name: path_of[_without_scheme(unquote(name))] for name in spark_names}
 
 
 def _without_scheme(path: str) -> str:
-    """Returns /x for /x, file:/x and file:///x, and /bucket/x for s3://bucket/x and s3a://bucket/x."""
+    """Returns a path without its scheme, such as /x for file:///x, and /bucket/x for s3a://bucket/x."""
     return "/" + path.split(":", 1)[1].lstrip("/") if ":" in path.split("/", 1)[0] else path

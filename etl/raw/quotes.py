@@ -1,8 +1,8 @@
 """Splits CSV lines with double quotes by the strict rule of RFC 4180, in Python and as Spark expressions.
 
-A field that contains a double quote must begin and end with a double quote, and each double quote inside must
-be doubled. A line that violates this rule is rejected with the reason `quote`. Such a line usually contains
-only a part of a field, because the field contains a line break.
+A field that contains a double quote must begin and end with a double quote, and each double quote inside the
+field must be doubled. A line that violates this rule is rejected with the reason `quote`. The usual cause is
+a field with a line break, which divides a row into two lines.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ REASON = "quote"
 
 @lru_cache(maxsize=16)
 def _patterns(separator: str) -> tuple[str, str]:
-    """Returns regular expressions for a valid line, and for a field with the separator after it.
+    """Returns two regular expressions: for a valid line, and for a field with the separator after it.
 
-    Both are valid in Python and Java. All repetitions are possessive, because backtracking on a long line
-    could overflow Java's stack.
+    Both expressions work in Python and Java. All repetitions are possessive, because backtracking on a long
+    line could overflow Java's stack.
     """
     end = f"\\{separator}" if separator in string.punctuation else separator
     field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
@@ -41,7 +41,7 @@ def split_line(line: str, separator: str) -> list[str] | None:
 
 
 def is_broken(line: Column, separator: str) -> Column:
-    """Returns whether a line violates the rule for double quotes (RFC 4180)."""
+    """Returns a condition that is true if a line violates the rule for double quotes (RFC 4180)."""
     return F.contains(line, F.lit('"')) & ~line.rlike(rf"\A{_patterns(separator)[0]}\z")
 
 

@@ -1,4 +1,7 @@
-"""Converts values to the texts that are hashed, counted and looked up, with equal bytes in both engines."""
+"""Converts values to texts, which are then hashed, counted or looked up.
+
+Both engines, `sql` and `arrow`, convert a value to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,19 @@ def literal_pattern(text: str) -> str:
 
 
 def text_column(value: Column) -> Column:
-    """Returns the text of a value of a Spark frame."""
+    """Returns a Spark expression for the text of a value."""
     return value.cast("string")
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """Returns the (n,) texts of n values."""
+    """Returns an array with the texts of n values, shape (n,)."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
 def joined_column(values: Sequence[Column]) -> Column:
-    """Joins several values of a row to one text; null if all values are null.
+    """Returns a Spark expression that joins the values of several columns to one text.
 
-    The text of a single value is not changed.
+    The text is null if all values of the row are null. The text of a single value is not changed.
     """
     if len(values) == 1:
         return text_column(values[0])
@@ -51,7 +54,7 @@ def joined_column(values: Sequence[Column]) -> Column:
 
 
 def joined_array(values: Sequence[pa.Array]) -> pa.Array:
-    """Returns (n,) texts that equal those of `joined_column`, for Arrow arrays of n values."""
+    """Joins arrays of n values to one array of n texts, which equal those of `joined_column`."""
     if len(values) == 1:
         return text_array(values[0])
     parts = [pc.fill_null(text_array(array), MISSING) for array in values]

@@ -1,1 +1,1 @@
-"""Spark frames of raw rows: reading, quarantine, preparation, and latest features of users and items."""
+"""Reads and prepares raw rows as Spark frames, and publishes the latest features of users and items."""

@@ -28,12 +28,14 @@ def publish_latest(
     run_date: str,
     features: Sequence[Manifest],
 ) -> dict[str, Manifest]:
-    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per user or item, sorted by key.
+    """Publishes the tables `users/<version>/dt=…` and `items/<version>/dt=…`.
+
+    The tables have one row per user or item, sorted by key.
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
     the rows of this table. Otherwise, the features of a user or item are those of its latest row in the
-    feature partitions: the row of the latest day with the largest row_id. A partition that already exists for
-    the same inputs is not written again.
+    feature partitions. This is the row with the largest row_id on the latest day. A partition that already
+    exists for the same inputs is not written again.
 
     Args:
         spark, config, lake: session, configuration and data lake of the run.
@@ -42,7 +44,8 @@ def publish_latest(
         features: manifests of the feature partitions of all days of the run.
 
     Returns:
-        The manifests of the two partitions, under `user` and `item`. Empty if the log has no keys.
+        A mapping from `user` and `item` to the manifest of the partition. It is empty if the section `keys`
+        is not set.
     """
     if config.keys is None:
         return {}
@@ -98,7 +101,7 @@ def _from_window(
     key: str,
     columns: Sequence[str],
 ) -> DataFrame:
-    """Returns the columns `key` and `columns` of the latest row of each key."""
+    """Returns the latest row of each key in the feature partitions, with the columns `key` and `columns`."""
     table = lake.features(workflow.version)
     days = [
         rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]).withColumn(

@@ -27,14 +27,14 @@ log = logging.getLogger("nightrank.etl")
 
 @dataclass(frozen=True)
 class DayCounts:
-    """Row counts of a day's raw log.
+    """The row counts of a day's raw log.
 
     Attributes:
         rows_in: number of rows in the raw log.
         good: number of rows that are used.
         bad: number of quarantined rows.
-        dropped: number of rows that are not used, by reason. These are the quarantined rows, and rows that an
-            operator of `prepare` drops.
+        dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
+            if it is quarantined, or if an operator of `prepare` drops it.
     """
 
     rows_in: int
@@ -54,7 +54,7 @@ _RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Returns a digest of the parsing rules and of the settings of all raw tables, without their paths."""
+    """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
@@ -66,8 +66,8 @@ def layout_digest(config: Config) -> str:
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
     """Publishes the quarantine partition of one day, and returns the day's row counts.
 
-    The raw log is read only if there is no partition for this log and these settings. The partition is
-    published even if too many rows cannot be parsed, because its rows help to find the error.
+    The raw log is not read if a partition was already published for the same log and the same settings. The
+    partition is published even if too many rows cannot be parsed, because these rows help to find the error.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.

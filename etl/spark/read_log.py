@@ -29,15 +29,15 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     """Reads all rows of a day's raw log, with a reason for each row that cannot be used.
 
     Returns:
-        Frame with these columns:
-        row_id: index of the row among all rows of the day, from 0. `negatives` changes it later.
+        A frame with one row per row of the log, and with these columns:
+        row_id: index of the row among all rows of the day, from 0. `add_negatives` changes it later.
         _file, _line_number, _line: file, line number and text of the row.
-        _reason: null for a good row. Otherwise, why it cannot be parsed, or the operator of `prepare` that
-            drops it.
+        _reason: null for a good row. Otherwise, the reason why the row cannot be parsed, or the operator of
+            `prepare` that drops the row.
         the raw columns, with the types of the configuration.
         label: float, 0 or 1.
-        user_key, item_key, group_key: strings, if the configuration sets their columns.
-        event_time: µs since 1970-01-01 UTC, if the configuration sets its column.
+        user_key, item_key, group_key: strings. Each column exists only if the section `keys` sets it.
+        event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
     rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
@@ -61,7 +61,10 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
 
 
 def _bad_key(table: RawTable, name: str) -> Column:
-    """Returns the reason for rows whose id in this column violates the rule of etl/raw/ids.py; else null."""
+    """Returns an expression: the reason to reject a row if its id in the column `name` is not valid, or null.
+
+    etl/raw/ids.py describes the rule for ids.
+    """
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")
@@ -69,12 +72,15 @@ def _bad_key(table: RawTable, name: str) -> Column:
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
-    """Returns the good rows of `read_log`, without the columns of file, line number, line and reason."""
+    """Returns the good rows of `read_log`, without `_file`, `_line_number`, `_line` and `_reason`."""
     return rows.where(F.col(REASON).isNull()).drop(FILE, LINE, LINE_NUMBER, REASON)
 
 
 def bad_rows(rows: DataFrame) -> DataFrame:
-    """Returns the bad rows of `read_log` with the columns row_id, source_file, line_number, reason, line."""
+    """Returns the bad rows of `read_log`.
+
+    The columns are `row_id`, `source_file`, `line_number`, `reason` and `line`.
+    """
     return rows.where(F.col(REASON).isNotNull()).select(
         ROW_ID,
         F.col(FILE).alias("source_file"),
@@ -96,7 +102,8 @@ def read_attributes(
 ) -> DataFrame:
     """Reads a table other than the log, such as attributes of users or items, with one row per key.
 
-    It has many parameters, because table, key, section and ids vary independently among its callers.
+    This function has many parameters, because its callers need many combinations of table, key, section and
+    id column.
 
     Args:
         spark, config: session and configuration of the run.
@@ -109,7 +116,7 @@ def read_attributes(
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/ids.py, or a key
-            is null or not unique. A join with such keys would multiply rows.
+            is null or occurs more than once. A join with duplicate keys would multiply rows.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
@@ -141,7 +148,7 @@ def read_attributes(
 
 
 def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
-    """Returns a text that names the smallest key that is null or not unique."""
+    """Returns a text with the smallest key that is null or occurs more than once."""
     counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
     null = reduce(or_, (F.col(name).isNull() for name in keys))
     first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()

@@ -1,5 +1,6 @@
-"""Prepared rows: good raw rows with splits, negatives and attributes, after the operators of `prepare`.
+"""Computes the prepared rows of a day from the good rows of its raw log.
 
+Prepared rows have splits, drawn negatives and attributes, and have passed the operators of `prepare`.
 Workflows are fitted on prepared rows, and compute features from prepared rows.
 """
 
@@ -17,7 +18,7 @@ from etl.workflow.feature_plan import plan
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and `_day`.
+    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
 
     If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
     """
@@ -43,9 +44,9 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
 def preparation(config: Config) -> dict[str, str]:
     """Returns the versions of the methods that draw negatives and divide rows into splits.
 
-    The result is part of the inputs of workflows, profiles and feature partitions. It contains only methods
-    that differ from those of an earlier release, so that everything that the earlier release computed with
-    its methods is written again. If there is no such method, the result is empty, and existing partitions
+    The result is part of the inputs of workflows, profiles and feature partitions. So jobs compute these
+    again if a method has changed since they were written. The result contains only methods that differ from
+    those of an earlier release. If there are none, the result is empty, and partitions of the earlier release
     remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
@@ -56,10 +57,11 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 class PreparedRows:
-    """Returns the prepared rows of days. Each day is prepared only once, because all its lines are counted.
+    """A callable that returns the prepared rows of a day, and prepares each day only once.
 
-    If one partition contains all splits (`split.by` is not `day`), its prepared rows are persisted, because
-    splits and joins need several passes over them.
+    Each preparation of a day needs a pass that counts all lines of the raw log. If one partition contains all
+    splits (`split.by` is not `day`), its prepared rows are persisted, because splits and joins need several
+    passes over the rows.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
@@ -74,7 +76,7 @@ class PreparedRows:
         return self._of_day[raw.dt]
 
     def release(self) -> None:
-        """Unpersists all rows."""
+        """Unpersists the rows of all days."""
         for rows in self._of_day.values():
             rows.unpersist()
         self._of_day.clear()

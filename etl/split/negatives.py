@@ -1,4 +1,7 @@
-"""Draws negatives, which are items without a row of the user, for logs that have only positive rows."""
+"""Draws negatives, for logs that have only positive rows.
+
+A negative is a row of a user with an item for which the user has no row in the log.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,20 @@ _SINCE = "_since"
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
     """Adds up to `per_positive` negatives for each positive row: items for which the user has no row.
 
-    The draws for a row use only rows of the same split and of earlier splits. For a train row, these are the
-    train rows; for a test row, these are all rows. So validation and test rows do not change the negatives of
-    a train row. If there is no column `split` (one day of a log that is stored by day), the draws use all
-    rows of the day.
+    The negatives of a positive row are drawn only from rows of the same split and of earlier splits: for a
+    train row from the train rows, for a test row from all rows. So validation and test rows do not change the
+    negatives of a train row. If there is no column `split` (one day of a log that is stored by day),
+    negatives are drawn from all rows of the day.
 
-    Let m be the number of items in the rows that the draws for a positive row use. Draw n, from 1 to
-    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). Items are ordered by the first
-    split in which they occur, then by item key. If the user has one of the used rows with the drawn item, no
-    row is added. The result depends only on the log and the configuration.
+    Let m be the number of different items in the rows from which the negatives of a positive row are drawn.
+    These items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
+    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has one of
+    these rows with the drawn item, the draw adds no negative. The result depends only on the log and the
+    configuration.
 
-    A new row has label 0 and the columns of its positive row, except the item. All `row_id`s become
-    row_id * (per_positive + 1) + n, with n = 0 for the rows of the log.
+    A negative has label 0. Except for the item, its other columns have the values of the positive row. The
+    row_id of every row becomes row_id * (per_positive + 1) + n. Here n is 0 for the rows of the log, and the
+    draw for negatives.
 
     Args:
         rows: frame with keys, label and row_id.
@@ -72,12 +77,12 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
 
 
 def is_drawn(config: Negatives) -> Column:
-    """Returns a condition: the row of a feature table is a drawn negative and not a row of the log."""
+    """Returns a condition that is true for drawn negatives in a feature table, and false for log rows."""
     return F.pmod(F.col(ROW_ID), F.lit(config.per_positive + 1).cast("bigint")) != 0
 
 
 def _split_number(rows: DataFrame) -> Column:
-    """Returns the number of a row's split: 0 for train or for no split, 1 for validation, 2 for test."""
+    """Returns the index of a row's split: 0 for train (or without splits), 1 for validation, 2 for test."""
     number = F.lit(0)
     if SPLIT in rows.columns:
         for index, split in enumerate(SPLITS):
@@ -86,7 +91,7 @@ def _split_number(rows: DataFrame) -> Column:
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """Returns the number of items whose first row is in the split with the number `_since`, or before it."""
+    """Returns the number of items that occur in the split with index `_since` or in an earlier split."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
     visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])

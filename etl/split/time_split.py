@@ -29,7 +29,7 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     """Returns the days of each split for a run date, oldest first. Train days without a log are ignored.
 
     Raises:
-        DataError: a validation or test day has no log, or fewer than `min_train_days` train days have one.
+        DataError: a validation or test day has no log, or fewer than `min_train_days` train days have a log.
     """
     length = config.train_days + config.validation_days + config.test_days
     last = date.fromisoformat(run_date)
@@ -64,9 +64,10 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     """Divides rows by event time, or by row_id if the log has no times.
 
-    Let rank be the index of a row in this order, from 0, and n the number of rows. A row is in the train
-    split if rank <= (n - 1) * `train`, as for a percentile. Rows with equal times are in the same split. Rows
-    that were dropped before, for example quarantined rows, have no rank.
+    Let rank be the index of a row in the order of event_time or row_id, from 0, and n the number of rows. A
+    row is in the train split if rank <= (n - 1) * `train`, as for a percentile. Rows with equal times are in
+    the same split. Rows that were dropped before, for example quarantined rows, have no rank and are not
+    counted in n.
 
     Raises:
         DataError: there are no rows.
@@ -98,10 +99,11 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
 
 
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
-    """Returns row_id of the last train row and of the last validation row; None if there are no rows.
+    """Returns the row_ids of the last train row and of the last validation row; None if there are no rows.
 
     One pass counts the rows of each block of 2**16 row_ids. The rows of a block are read again only if a
-    split ends in the block and some of its row_ids are missing, because their rows were dropped.
+    split ends in the block and some row_ids of the block are missing, because rows with these row_ids were
+    dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(

@@ -1,8 +1,9 @@
 """Computes the keyed tables of all steps of one operator in one pass over the training rows.
 
-A keyed table has one row per key, with statistics of the training rows that have this key. If each keyed
-table were computed separately, the training rows would be read three times for each of them: for its
-statistics, for the key ranges of its files, and for the statistics over all rows.
+A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
+training rows that have this key. If each keyed table were computed separately, the training rows would be
+read three times for each of them: for its statistics, for the key ranges of its files, and for the statistics
+over all rows.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ from etl.ops.base import Operator
 from etl.ops.keyed import GROUP, KEY
 from etl.raw.value_text import joined_column
 
-# Number of the table with the statistics over all rows. It has a single key, which is null.
+# Index of the table with the statistics over all rows. This table has a single key, which is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
 
 @dataclass(frozen=True)
 class KeyedTables:
-    """The keyed tables of the steps of one operator, and the operator's `facts` (see Operator.facts)."""
+    """The keyed tables of all steps of one operator.
+
+    Attributes:
+        grouped: the rows of all keyed tables. The two columns in `GROUP` say which step and which key a row
+            belongs to.
+        facts: values that the operator computes from the statistics of all training rows (see
+            Operator.facts).
+    """
 
     grouped: DataFrame = field(repr=False)
     facts: dict[str, Any]

@@ -50,11 +50,13 @@ def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
 
 
 def _values_at(ranged: DataFrame, targets: list[tuple[int, int, int]]) -> dict[int, float]:
-    """Returns, for each column index, the value at a position among the column's sorted values.
+    """Returns one value for each column index. `targets` says at which position the value is.
 
     Args:
-        ranged: (column, value, count, part), sorted by column and value. `part` is the Spark partition.
-        targets: (column index, part, position of the value among the column's values in this part, from 1).
+        ranged: a frame with the columns column, value, count, part, sorted by column and value. `column` is
+            the index of a column, and `part` is the index of the Spark partition.
+        targets: a tuple (column index, part, position) for each column. The value is at this position among
+            the column's sorted values in this Spark partition, counted from 1.
     """
     positions = ranged.sparkSession.createDataFrame(targets, "column int, part int, position long")
     until = Window.partitionBy("column").orderBy("value").rowsBetween(Window.unboundedPreceding, 0)

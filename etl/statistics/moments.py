@@ -6,8 +6,9 @@ mean and variance are computed from these sums as exact fractions.
 
 Sums of squares need more digits than Spark's decimal type has. So a number x is divided into three parts of
 31 bits: in units of 2**-24, x is upper * 2**62 + high * 2**31 + low. The upper part of numbers below 2**38 is
-0. Each product of two parts is divided into two halves. The parts and these halves are summed separately: as
-64-bit integers within a partition, where they cannot overflow, and as decimals over the partitions.
+0. Each product of two parts is divided into two halves. The parts and these halves are summed separately.
+Within a Spark partition they are summed as 64-bit integers, which cannot overflow. The sums of all partitions
+are then added as decimals.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SUMS = ["upper", "high", "low", *(f"{product}_{half}" for product in _PRODUCTS 
 
 
 def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, Moments]:
-    """Computes the moments of several expressions in one aggregation.
+    """Computes number, mean and standard deviation of the values of several expressions in one aggregation.
 
     Args:
         rows: the training rows.
@@ -120,9 +121,9 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     """Returns the exact sums of n different values, of which values[i] occurs counts[i] times.
 
     Args:
-        name: name of the values for the error message.
-        values: (n,) float64.
-        counts: (n,) int64.
+        name: what the values are, for the error message.
+        values: (n,) float64, the different values.
+        counts: (n,) int64, how often each value occurs.
 
     Raises:
         DataError: a value is NaN or infinite, or its absolute value is 2**69 or more.
@@ -149,15 +150,15 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
 
 
 def _sum(parts: Mapping[str, int]) -> int:
-    """The sum of the values, in units of 2**-24, from the sums of their parts."""
+    """Returns the sum of some numbers, in units of 2**-24, from the sums of their three parts."""
     return parts["upper"] * _HALF**2 + parts["high"] * _HALF + parts["low"]
 
 
 def _squares(products: Mapping[str, int]) -> int:
-    """The sum of the squares from the sums of products.
+    """Returns the sum of the squares of some numbers. `products` are the sums of the products of their parts.
 
     A square is (u * h**2 + v * h + w)**2. Here h is 2**31, and u, v and w are the upper, high and low part of
-    the value.
+    a number.
     """
     return (
         products["upper_upper"] * _HALF**4
@@ -172,7 +173,7 @@ def _unfit(name: str, count: int) -> DataError:
     return DataError(
         f"the mean of {name} cannot be computed: {count} values are NaN or infinite, or their absolute value "
         "is 2**69 (5.9e20) or more",
-        "put the operator clip or log1p before normalize in the `ops` of this feature",
+        "put the operator `clip` or `log1p` before `normalize` in the `ops` of this feature",
     )
 
 

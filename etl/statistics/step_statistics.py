@@ -38,7 +38,7 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Computes the moments, medians and aggregates that the steps need, and returns them by step key.
+    """Computes the moments, medians and aggregates that steps need. Returns the statistics by step key.
 
     Raises:
         DataError: a value is too large to compute exact moments.
@@ -65,7 +65,7 @@ def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
 
 
 def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:
-    """Returns one dictionary for each step key. It maps the name of each aggregate to its value.
+    """Returns, for each step key, a dictionary that maps the name of each aggregate to its value.
 
     All aggregates of all steps are computed in one Spark aggregation.
     """

@@ -17,7 +17,7 @@ from etl.raw.value_text import text_column
 
 @dataclass(frozen=True)
 class IdRule:
-    """Decides which values of a vocabulary get an id.
+    """The rule that decides which values of a vocabulary get an id.
 
     Attributes:
         min_count: a value gets an id only if it occurs at least this often.
@@ -31,13 +31,15 @@ class IdRule:
 
 
 def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
-    """Counts the values of all columns in one pass, and returns (column, value, count, last_seen).
+    """Counts the values of all columns in one pass over the rows.
 
+    Returns a frame with the columns column, value, count, last_seen: one row for each value of a column.
     `last_seen` is the last day on which the value occurs. The shuffle is keyed by (column, value), so the
     values of a large column are spread over all tasks. Nulls are not counted.
 
     Args:
-        values: (name of the vocabulary, expression of the value, whether the value is a list).
+        values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
+            `expression` is the value in a row, and `is_list` says whether this value is a list.
         day: the day of the row, in days since 1970-01-01.
     """
     cells = [
@@ -67,14 +69,16 @@ def _named(name: str) -> Any:
 
 
 def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
-    """Adds the value counts of new days to a vocabulary: (column, value, id, count, last_seen).
+    """Adds the value counts of new days to those of a vocabulary.
 
-    Values that occur only in `new` have a null id.
+    Returns a frame with the columns of `known`: one row for each value of a column. Values that occur only in
+    `new` have a null id.
 
     Args:
-        known: (column, value, id, count, last_seen) of the vocabulary to extend. It includes rare values,
-            which have a null id.
-        new: (column, value, count, last_seen) of days that the vocabulary does not include yet.
+        known: the vocabulary to extend, with the columns column, value, id, count, last_seen. It includes
+            rare values, which have a null id.
+        new: the value counts of days that the vocabulary does not include yet, with the columns column,
+            value, count, last_seen.
     """
     without_id = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
     return (
@@ -86,15 +90,17 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
 
 
 def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
-    """Assigns ids to frequent values that have none, and returns (column, value, id, count, last_seen).
+    """Assigns ids to frequent values that have none.
 
-    New ids continue after the highest id of the column, or start at the rule's first id. They are assigned by
-    descending count; values with equal counts are sorted by their UTF-8 bytes. Values with fewer than
-    `min_count` occurrences, and values beyond `max_size`, keep a null id. A later extension adds to their
-    counts.
+    Returns a frame with the columns of `counts` and the new ids. New ids continue after the highest id of the
+    column, or start at the rule's first id. They are assigned by descending count; values with equal counts
+    are sorted by their UTF-8 bytes. Values with fewer than `min_count` occurrences, and values beyond
+    `max_size`, keep a null id. When the vocabulary is extended later, new occurrences are added to the counts
+    of these values.
 
     Args:
-        counts: (column, value, id, count, last_seen). The id is null for values without an id.
+        counts: a frame with the columns column, value, id, count, last_seen. The id is null for values
+            without an id.
         rules: maps each column to its rule.
     """
     marked = counts.withColumn(
@@ -126,9 +132,10 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
 
 
 def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
-    """Returns an expression: one parameter of the rule for the column that the row names in `column`.
+    """Returns an expression for one parameter of a rule.
 
-    Columns with equal parameters share a branch of the expression.
+    In each row, the rule is that of the column named in the row's field `column`. Columns with equal
+    parameters share a branch of the expression.
     """
     branches: dict[Any, list[str]] = {}
     for name, rule in rules.items():
@@ -137,11 +144,11 @@ def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
-    """Returns the facts of each vocabulary, by its name.
+    """Returns the facts of each vocabulary, by the name of the vocabulary.
 
-    The facts are the number of values with an id (`entries`), the highest id, the number of values without an
-    id (`rare_values`), and how often the values of each group occur. The driver collects one row per
-    vocabulary.
+    The facts are the number of values with an id (`entries`), the highest id, and the number of values
+    without an id (`rare_values`). `occurrences` and `rare_occurrences` say how often the values with an id,
+    and those without one, occur in the rows. The driver collects one row per vocabulary.
     """
     known = with_id.groupBy("column").agg(
         F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")

@@ -1,19 +1,20 @@
-"""The click-log generator: users and items, impressions, and clicks whose best possible AUC is known.
+"""Generates click logs with users, items, impressions and clicks. The best possible AUC of a log is known.
 
 The content of a day depends only on the seed, the configured sizes and the date. So a day has the same bytes
-whenever it is generated, and whichever worker generates it. Read the modules in this order: columns, click
-(the probability), world (users and items), impressions (which user sees which item), layout and damage (rows
-to lines), summary (counts), files, generate.
+whenever it is generated, and whichever worker generates it. Read the modules in this order: `columns`,
+`click` (the click probability), `world` (users and items), `impressions` (which user sees which item),
+`layout` and `damage` (conversion of rows to lines), `summary` (counts), `files`, `generate`.
 
-In the layout `criteo`, a row is the label (1 for a click), then the columns in the order below, separated by
-tabs. Rows are in the order of time. In the layout `named`, a row is `clicked`, `event_time` (seconds since
-1970 UTC), then the same columns under readable names, separated by commas, with a header. All fields except
-label, time and the two ids may be empty. A category with n levels has the codes 0 to n - 1. They are written
-as 8 hex digits (criteo) or as, for example, `segment_3` (named). Integers are decimal.
+In the layout `criteo`, a row consists of the label (1 for a click) and the columns in the order below,
+separated by tabs. Rows are in the order of time. In the layout `named`, a row consists of `clicked` (the
+label), `event_time` (seconds since 1970 UTC) and the same columns under readable names, separated by commas.
+Files of this layout have a header. All fields except label, time and the two ids may be empty. A category
+with n levels has the codes 0 to n - 1. Codes are written as 8 hex digits in the layout `criteo`, and for
+example as `segment_3` in the layout `named`. Integers are decimal.
 
-A number at the end of a meaning below is the number of levels of a category. The last column of the table
-says whether a column changes the click probability. Here "with" another column means that each pair of values
-of both columns has its own effect.
+In the table below, a number at the end of a meaning is the number of levels of a category. The last column of
+the table says whether a column changes the click probability. There, "with item_category" means that each
+pair of values of the two columns has its own effect.
 
     criteo  named                  meaning                                            changes the probability
     I1      user_days_registered   age of the account in days                         no

@@ -1,4 +1,7 @@
-"""Writes one raw file of one day. Its content depends only on configuration, date and file number."""
+"""Writes one raw file of one day.
+
+The content of the file depends only on the configuration, the date and the index of the file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class WrittenFile:
         name: name of the file in its partition.
         bytes: size of the file.
         sha256: SHA-256 of the file's bytes.
-        summary: counts of the file's rows. Their type depends on the layout of the log.
+        summary: counts of the file's rows. The type of the counts depends on the layout of the log.
     """
 
     name: str
@@ -39,12 +42,13 @@ class WrittenFile:
 
 
 def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile:
-    """Writes one file of a day under a name that no other attempt uses. Publishes nothing.
+    """Writes one file of a day under a unique name. It does not publish the file.
 
     Args:
         config: the section `generate`.
         partition: the partition of the raw log, which has the folder and the date of the file.
-        file: number of the file. Files are consecutive parts of the day, so that name order is time order.
+        file: index of the file. Each file has one time interval of the day, so the order of names is the
+            order of time.
 
     Raises:
         InfrastructureError: the file could not be written completely.

@@ -27,12 +27,13 @@ def generate_settings(config: Config) -> Generate:
     """Returns the section `generate` of the configuration.
 
     Raises:
-        ConfigError: the section is missing, or its layout has another format than the section `log`.
+        ConfigError: the section is missing, or its layout does not have the format and separator of the
+            section `log`.
     """
     generate = config.generate
     if generate is None:
         raise ConfigError(
-            "the configuration has no section generate, which says what log to generate",
+            "the configuration has no section `generate`, which says what log to generate",
             "add `generate: {}` to the configuration file",
         )
     layout = kind_of(generate).layout
@@ -85,7 +86,7 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
 
 
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
-    """Deletes generated files that the manifest does not name, because other tools may list the folder."""
+    """Deletes generated files that the manifest does not name, since other tools may read all files."""
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:

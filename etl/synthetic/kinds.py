@@ -17,12 +17,12 @@ from etl.synthetic.outbrain.summary import display_facts
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of log.
+    """The layout and the functions that generate one kind of log.
 
     Attributes:
         layout: the layout of the files.
         blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
-            configuration, the day and the number of the file. Summaries have `rows` and can be added.
+            configuration, the day and the index of the file. Summaries have `rows` and can be added.
         facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
             configuration, the day and the sum of the summaries of all files.
     """

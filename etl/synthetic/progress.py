@@ -18,12 +18,14 @@ _POLL_S = 0.5
 
 @contextmanager
 def task_progress(spark: SparkSession, tasks: int, unit: str) -> Iterator[None]:
-    """Logs `<done> of <tasks> <unit>` whenever tasks of the block's Spark job have finished.
+    """Logs how many tasks of a Spark job have finished, while the body of a `with` statement runs this job.
+
+    The log message is `<done> of <tasks> <unit>`.
 
     Args:
-        spark: the session. The block must run one job.
+        spark: the session. The body must run exactly one job.
         tasks: number of the job's tasks.
-        unit: the word for tasks in the log message.
+        unit: the word for the tasks in the log message.
     """
     context = spark.sparkContext
     group = f"{unit} {uuid.uuid4().hex}"

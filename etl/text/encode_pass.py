@@ -34,8 +34,8 @@ class EncodeTask:
     Attributes:
         file_split: the file split to read.
         first_row: row_id of the first line of the file split.
-        features_file: path of the file to write. Each attempt at the task adds a different part to the
-            file name (storage.publish.own_path).
+        features_file: path of the file to write. Each attempt at the task adds different digits to the file
+            name (storage.publish.own_path).
         scratch: name under which the scan pass saved the parsed split; None if it did not save it.
     """
 
@@ -57,7 +57,7 @@ class Encoding:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the feature table, in order.
+        """Returns the columns of the feature table, in order.
 
         Model inputs other than lists are declared as not nullable, because Parquet decodes such columns
         faster.
@@ -113,7 +113,8 @@ def _parsed_blocks(
 ) -> Iterator[tuple[int, ParsedBlock]]:
     """Yields (row_id of the block's first line, parsed block) for each block of a file split.
 
-    If the scan pass saved the parsed split, this is loaded as one block. Otherwise the split is parsed again.
+    If the scan pass saved the parsed split, the saved split is loaded as one block. Otherwise the split is
+    parsed again.
     """
     saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
     if saved is not None:

@@ -29,8 +29,8 @@ class FileLayout:
         label: column and threshold of the label.
         keys: columns of user, item and group.
         event_time: column and unit of the time.
-        filters: (reason, columns that must not be null, formula that must be true) of each operator that
-            drops rows.
+        filters: for each operator that drops rows: (reason, columns that must not be null, formula that must
+            be true).
     """
 
     columns: tuple[Column, ...]

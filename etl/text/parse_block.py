@@ -30,13 +30,14 @@ class ParsedBlock:
     Attributes:
         bytes: size of the block's text.
         lines: number of lines in the block.
-        row_lines: (n,) int64, for each row the index of its line in the block, from 0.
+        row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
         columns: maps each raw column to a dictionary array of n values (int64, double or string). It also has
             `label` (float) and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of
             strings) and `event_time` (int64 µs).
-        counts: maps each raw column to the number of rows with each value of its dictionary. Empty if rows or
-            a header were removed after the scan, because the scanner has counted these too.
-        rejected: (index of the line in the block, reason, text) of every line that is not a valid row. This
+        counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
+            of the column's dictionary. The mapping is empty if rows or a header line were removed after the
+            scan, because the scanner counted them.
+        rejected: for every line that is not a valid row: (index of the line in the block, reason, text). This
             includes lines that the operators `filter` and `dropna` drop.
     """
 
@@ -49,7 +50,7 @@ class ParsedBlock:
 
 
 class _RowReasons:
-    """Maps the index of each rejected row to the first reason for rejecting the row."""
+    """The first reason for rejecting each rejected row, by the index of the row."""
 
     def __init__(self, rows: int) -> None:
         self.by_row: dict[int, str] = {}
@@ -61,7 +62,7 @@ class _RowReasons:
 
     @property
     def good(self) -> np.ndarray:
-        """The indices of the rows that are not rejected, ascending."""
+        """Returns the indices of the rows that are not rejected, ascending."""
         kept = np.ones(self.rows, bool)
         kept[list(self.by_row)] = False
         return np.flatnonzero(kept)
@@ -134,7 +135,7 @@ def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryAr
 
 
 def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
-    """The concatenation of dictionary arrays, with one dictionary."""
+    """Concatenates dictionary arrays into one array with one dictionary."""
     if len(parts) == 1:
         return parts[0]
     chunks = pa.chunked_array(parts).unify_dictionaries().chunks
@@ -152,7 +153,7 @@ def _rows_with(encoded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
 
 
 def _nulls(array: pa.Array) -> np.ndarray:
-    """(n,) bool: whether each row is null."""
+    """Returns, for each of n rows, whether its value is null: (n,) bool."""
     if isinstance(array, pa.DictionaryArray):
         null_codes = np.append(array.dictionary.is_null().to_numpy(zero_copy_only=False), True)
         codes = array.indices.fill_null(len(array.dictionary)).to_numpy(zero_copy_only=False)
@@ -168,7 +169,7 @@ def _by_row(encoded: pa.DictionaryArray, by_code: pa.Array) -> pa.Array:
 def _derived_columns(
     columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
 ) -> dict[str, pa.Array]:
-    """Computes label, keys and event_time. If one of them cannot be computed, the row gets a reason."""
+    """Computes label, keys and event_time. A row for which one of these cannot be computed gets a reason."""
     derived = {LABEL: _label(columns, layout, reasons)}
     for key, column in raw_keys(layout.keys).items():
         encoded = columns[column]
@@ -227,7 +228,7 @@ def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """An array with its dictionary decoded, if it has one."""
+    """Converts a dictionary array to a plain array. An array without a dictionary is returned unchanged."""
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
 
 

@@ -50,11 +50,15 @@ class ScannedDay:
     summaries: Mapping[int, SplitSummary]
 
     def split_summaries(self) -> Iterator[tuple[FileSplit, SplitSummary]]:
-        """The day's file splits with their summaries, in order."""
+        """Returns the day's file splits with their summaries, in order."""
         return ((file_split, self.summaries[task]) for task, file_split in self.splits.items())
 
     def first_lines(self) -> list[tuple[int, str, int, int]]:
-        """Returns (task, path, row_id of the first line, index of this line in its file) of each split."""
+        """Returns (task, path, row_id, line) for each file split of the day.
+
+        Here `task` is the index of the split's task, `path` is the raw file, `row_id` is that of the split's
+        first line, and `line` is the index of this line in the file.
+        """
         starts: list[tuple[int, str, int, int]] = []
         row_id, line_in_file, path = 0, 0, ""
         for task, file_split in self.splits.items():
@@ -143,12 +147,12 @@ def publish_counts(
 
 
 def file_name(path: str) -> str:
-    """The last part of a path."""
+    """Returns the last part of a path."""
     return path.rsplit("/", 1)[1]
 
 
 def _sum_by_name(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Adds the numbers of each name over all parts. All parts must have the same names."""
+    """Adds mappings of names to numbers, name by name. All mappings must have the same names."""
     return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 

@@ -1,7 +1,7 @@
 """The scan pass parses every line of the given days once, counts values, and returns rejected lines.
 
-Each task reads one file split. It writes the value counts of the split as Parquet. It returns the rejected
-lines for the quarantine, and the number of lines, from which the driver computes row_ids.
+Each task reads one file split. The task writes the value counts of the split as Parquet. It returns the
+rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the file to write, with the split's value counts. Each attempt at the task adds a
-            different part to the file name.
+        counts_file: path of the file to write, with the split's value counts. Each attempt at the task adds
+            different digits to the file name.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: name under which to save the parsed split; None to save nothing.
     """
@@ -81,9 +81,10 @@ _ARROW_SCHEMA = pa.schema(
 def scan_splits(
     spark: SparkSession, tasks: Sequence[ScanTask], layout: FileLayout, counted: Sequence[str]
 ) -> DataFrame:
-    """Returns one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
+    """Returns a frame with the results of all tasks.
 
-    `line` is the index of the line in its split. Each evaluation of the frame writes the files of value
+    The frame has one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
+    Here `line` is the index of the line in its split. Each evaluation of the frame writes the files of value
     counts again, under new names. So persist the frame before using it twice, and publish the files that the
     summaries refer to.
 
@@ -138,12 +139,12 @@ def scan_file_split(
 
 
 def starts_file(file_split: FileSplit, lines_before: int) -> bool:
-    """Whether the next block of a split is at the start of its file, so its first line may be a header."""
+    """Returns whether the next block of a split starts its file, so that its first line may be a header."""
     return file_split.start == 0 and lines_before == 0
 
 
 def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
-    """The raw columns that a parse must return: `features`, and the columns of label, keys and filters."""
+    """Returns the raw columns to parse: `features`, and the columns of label, keys and filters."""
     names = {*features, layout.label.column}
     if layout.keys:
         names |= set(layout.keys.columns)
@@ -168,7 +169,7 @@ def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Itera
 
 
 class _ValueCounter:
-    """Counts each distinct value of one column over the blocks of a file split."""
+    """A counter of the distinct values of one column over the blocks of a file split."""
 
     def __init__(self) -> None:
         self._parts: list[pa.DictionaryArray] = []
@@ -176,7 +177,10 @@ class _ValueCounter:
         self._nulls = 0
 
     def add(self, encoded: pa.DictionaryArray, counts: np.ndarray | None = None) -> None:
-        """Adds the values of a block. `counts` are the counts of its dictionary, if they are known."""
+        """Adds the values of a block.
+
+        If `counts` is not None, counts[i] is the number of rows with the value i of the block's dictionary.
+        """
         codes = encoded.indices
         self._nulls += codes.null_count
         if counts is None:
@@ -200,7 +204,10 @@ class _ValueCounter:
         self._counts = [counts]
 
     def result(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns (n distinct values as texts, (n,) their counts). If null occurs, it is the last value."""
+        """Returns (values, counts): n distinct values as texts, and how often each occurs, shape (n,).
+
+        If null occurs, it is the last value.
+        """
         if not self._parts:
             return pa.array([], pa.string()), np.zeros(0, np.int64)
         if len(self._parts) > 1:

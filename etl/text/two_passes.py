@@ -52,7 +52,7 @@ class _ScannedSplit:
 
 
 def text_passes_apply(spark: SparkSession, config: Config) -> bool:
-    """Whether Python workers can read the raw log themselves, without Spark frames.
+    """Returns whether Python workers can read the raw log themselves, without Spark frames.
 
     They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
     necessary for logs with tables of user or item attributes, with sampled negatives, or with operators that
@@ -108,7 +108,7 @@ class TextPasses:
         return counts
 
     def counts_of(self, raw: RawFiles) -> Counts:
-        """The value counts of a scanned day."""
+        """Returns the value counts of a scanned day."""
         partition = self._lake.value_counts.partition(raw.dt)
         day = days_since_epoch(raw.dt)
         manifest = read_manifest(partition)
@@ -116,21 +116,21 @@ class TextPasses:
         return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
-        """Whether the values of all these columns are counted. `float` columns are never counted."""
+        """Returns whether the values of all these columns are counted. `float` columns are never counted."""
         return {column.name for column in columns} <= set(self._counted_columns())
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns one dictionary per scanned day. It maps each column and the label to its summary."""
+        """Returns, for each scanned day, a dictionary that maps each column and the label to its summary."""
         return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Compares each text column on a scanned day with the training days. Returns a mapping by column."""
+        """Returns, by column name, the comparison of each text column on a day with the training days."""
         return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Whether workers can compute all features.
+        """Returns whether workers can compute all features.
 
         They can if no chain needs Spark frames, and all tables fit in memory.
         """
@@ -185,7 +185,10 @@ class TextPasses:
         }
 
     def _counted_columns(self) -> list[str]:
-        """Raw columns whose values are counted: all inputs of features that are of type `int` or `string`."""
+        """Returns the raw columns whose values are counted.
+
+        These are the inputs of features that have the type `int` or `string`.
+        """
         inputs = {name for chain in self._plan.chains for name in chain.inputs}
         return [
             column.name

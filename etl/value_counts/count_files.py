@@ -41,12 +41,12 @@ class Bucket:
     of: int = 1
 
     def overlaps(self, other: Bucket) -> bool:
-        """Whether one of the two buckets contains the other."""
+        """Returns whether one of the two buckets contains the other."""
         least = min(self.of, other.of)
         return self.index % least == other.index % least
 
     def holds(self, values: pa.StringArray) -> np.ndarray:
-        """Returns (n,) bool: whether each of the n strings is in the bucket."""
+        """Returns, for each of n strings, whether it is in the bucket: (n,) bool."""
         return np.asarray(buckets_of(values, self.of) == self.index)
 
 
@@ -68,10 +68,10 @@ def write_counts(
     """Writes one file of value counts. Returns its path, and the number of rows of each column.
 
     Args:
-        path: path of the file. Each attempt of a task adds a different part to the file name
+        path: path of the file. Each attempt of a task adds different digits to the file name
             (storage.publish.own_path).
-        counts: maps each column to (n different values, their (n,) counts). If null occurs, it is the last
-            value.
+        counts: maps each column to (values, counts): n different values, and the number of rows with each of
+            them, shape (n,). If null occurs, it is the last value.
         buckets: the number of hash buckets of each column.
     """
     groups: list[tuple[str, Bucket, pa.StringArray, np.ndarray]] = []
@@ -123,7 +123,8 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
     """Reads the value counts of a column, or of one hash bucket of the column, from a file.
 
     Returns:
-        (n values without null, their (n,) counts, number of nulls). Nulls belong to the first bucket.
+        (values, counts, nulls): n different values without null, the number of rows with each value, shape
+            (n,), and the number of nulls. Nulls belong to the first bucket.
     """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:

@@ -1,4 +1,4 @@
-"""Computes the statistics for a fit from the value counts of the training days, without reading rows.
+"""Computes the statistics for fitting a workflow from value counts of the training days, and reads no rows.
 
 Normally, one task merges the counts of a column. If a vocabulary has very many values, they are divided into
 hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket
@@ -61,7 +61,7 @@ def compute_statistics(
 
 
 def moments_from(result: Mapping[str, Any]) -> Moments:
-    """The moments in a result of `compute_statistics`."""
+    """Returns the moments in a result of `compute_statistics`."""
     return Moments(result["rows"], result["mean"], result["std"])
 
 
@@ -84,7 +84,11 @@ def _merge_buckets(
     """Returns the function that each task runs. Its argument is the index of the task.
 
     If a request is not divided into buckets, the function yields the request's result. For one bucket of a
-    request, it yields the vocabulary entries that have or may get an id, and the facts of the rare values.
+    request, it yields the vocabulary entries that have or may get an id, and the facts of the rare values,
+    which get no id.
+
+    Args:
+        tasks: for each task, its pairs (index of a request, hash bucket).
     """
 
     def run(task: int) -> Iterator[pa.RecordBatch]:
@@ -132,7 +136,7 @@ def _combine_buckets(
 
 
 def _compute(index: int, request: CountRequest, counts: Counts, folders: VocabularyFolders) -> dict[str, Any]:
-    """The result of a request that is not divided into buckets."""
+    """Returns the result of a request that is not divided into buckets."""
     if request.statistic == "vocabulary":
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]
@@ -148,7 +152,10 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
 
 
 def _median(files: Iterable[tuple[pa.Array, np.ndarray]]) -> float | None:
-    """The lower median of (values, counts) from several files; None if there are no values."""
+    """Returns the lower median of the (values, counts) in several files; None if there are no values.
+
+    The lower median is the smallest value v such that at least half of the values are <= v.
+    """
     values, weights = np.zeros(0), np.zeros(0, np.int64)
     for new_values, counts in files:
         numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)

@@ -21,8 +21,8 @@ def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, B
     starts with its largest bucket, so that no large bucket is begun near the end of the job.
 
     Args:
-        values: maps each column to an upper bound for the number of its different values. Any key may stand
-            for a column.
+        values: maps each column to an upper bound for the number of its different values. The keys may be
+            names of columns or any other keys.
         slots: number of tasks that run at the same time.
     """
     buckets = []
@@ -35,5 +35,5 @@ def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, B
 
 
 def count_buckets(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
-    """The total number of buckets of all tasks."""
+    """Returns the total number of buckets of all tasks."""
     return sum(len(task) for task in tasks)

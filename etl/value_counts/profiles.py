@@ -28,7 +28,7 @@ from spark.tasks import run_tasks
 def summarise_days(
     spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
 ) -> list[dict[str, Summary]]:
-    """Returns one dictionary per day. It maps each column and the label to the summary of its values.
+    """Returns, for each day, a dictionary that maps each column and the label to its summary.
 
     The function runs one Spark job. The driver collects a few rows per column.
     """
@@ -47,7 +47,7 @@ def summarise_days(
 def compare_days(
     spark: SparkSession, train: Sequence[Counts], day: Counts, columns: Sequence[Column]
 ) -> dict[str, Values]:
-    """Compares each categorical column on a day with the training days. Returns a dictionary by column.
+    """Returns, by column name, the comparison of each categorical column on a day with the training days.
 
     The function runs one Spark job. A column that has no value on any of these days is not in the result.
     """
@@ -76,7 +76,7 @@ def compare_days(
 
 
 def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
-    """The summary of the values of one column and bucket on one day."""
+    """Returns the summary of the values of one column and bucket on one day."""
     sums, nulls = Sums(), 0
     for path, _ in counts.files:
         values, times, missing = read_counts(path, column.name, bucket)

@@ -32,7 +32,8 @@ class DerivedColumn:
     Attributes:
         column: name of the raw column.
         chain: the fitted steps.
-        value: name of the chain's value whose statistics are needed.
+        value: name of the value whose statistics are needed: an input of the chain or an output of one of its
+            steps.
     """
 
     column: str
@@ -48,7 +49,7 @@ class CountRequest:
         key: the name of the vocabulary, or another unique name of the request.
         rule: the rule that decides which values of a vocabulary get an id.
         fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
-        parent: files of the earlier workflow version that is extended: (files of vocabularies, files of rare
+        parent: if an earlier workflow version is extended, its files: (files of vocabularies, files of rare
             values). Both are empty for a new workflow.
     """
 
@@ -65,11 +66,11 @@ class Counts:
     """The value counts of some days.
 
     Attributes:
-        files: (path, day) of each file. The day is a number of days since 1970-01-01.
-        latest: the last of these days, or a later day that the extended workflow already includes; a number
-            of days since 1970-01-01.
-        values: maps each column to the number of its rows in all files. This is an upper bound for the number
-            of its different values.
+        files: (path, day) of each file of value counts. The day is a number of days since 1970-01-01.
+        latest: the last of these days, or a later day that the extended workflow already includes, in days
+            since 1970-01-01.
+        values: maps each column to the number of different values in each file, added over all files. This is
+            an upper bound for the number of different values on all days.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -78,7 +79,7 @@ class Counts:
 
 
 def join_days(latest: int, days: Sequence[Counts]) -> Counts:
-    """Combines the value counts of several days. `latest` is copied to the result."""
+    """Combines the value counts of several days. The result has the given `latest`."""
     values: Counter[str] = Counter()
     for day in days:
         values.update(day.values)
@@ -89,7 +90,8 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
     """Computes the values of a derived column from one file of value counts.
 
     Returns:
-        (n values without null, their (n,) counts). A value may occur more than once.
+        (values, counts): n values without null, and the number of rows with each value, shape (n,). A value
+            may occur more than once in `values`.
     """
     raw, counts, nulls = read_counts(path, column.column)
     if nulls:  # a step may replace nulls by values
@@ -111,7 +113,10 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
 def derived_texts(
     column: DerivedColumn, path: str, bucket: Bucket = ALL
 ) -> tuple[pa.StringArray, np.ndarray]:
-    """Like `derived_values`, but returns only the values of one hash bucket, and returns them as texts."""
+    """Computes the values of a derived column as texts, and returns those in one hash bucket.
+
+    The result is (values, counts), as in `derived_values`.
+    """
     if not column.chain.steps:
         values, counts, _ = read_counts(path, column.column, bucket)
         return values, counts

@@ -1,6 +1,7 @@
 """Builds a vocabulary from value counts: merges the counts, assigns ids and writes files.
 
-If an earlier workflow version (the parent) is extended, the counts are added to those of its vocabulary.
+If an earlier workflow version (the parent) is extended, the new counts are added to the counts in the
+parent's vocabulary.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class VocabularyFolders:
 
 
 def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.Table:
-    """Returns (value, id or null, count, last_seen) of each value in a hash bucket.
+    """Returns a table with one row (value, id, count, last_seen) for each value in a hash bucket.
 
-    If a parent workflow is extended, its counts are included.
+    The id is null for a value without an id. If a parent workflow is extended, the counts in its vocabulary
+    are included.
     """
     if request.fixed_values is not None:
         return _fixed_entries(request.fixed_values, _rule(request), counts.latest)
@@ -102,7 +104,7 @@ def write_vocabulary(
     rare: Sequence[Mapping[str, Any]],
     folders: VocabularyFolders,
 ) -> dict[str, Any]:
-    """Assigns the ids of a vocabulary, writes its files, and returns {facts, files}.
+    """Assigns the ids of a vocabulary and writes its files. Returns its `facts` and the names of its `files`.
 
     Args:
         index: index of the request. The file names contain it.
@@ -164,7 +166,7 @@ def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> It
 
 
 def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
-    """Adds new ids to the entries, by the same rule as etl.statistics.vocabulary.assign_ids."""
+    """Assigns ids to entries that have none, by the same rule as etl.statistics.vocabulary.assign_ids."""
     ids = entries["id"].combine_chunks()
     counts = entries["count"].to_numpy()
     is_new = ids.is_null().to_numpy(zero_copy_only=False) & (counts >= rule.min_count)

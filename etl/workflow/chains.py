@@ -1,4 +1,4 @@
-"""Fitted chains compute features from raw values, with Spark expressions and joins, or from Arrow arrays."""
+"""Computes features from raw values with fitted chains, in Spark (engine `sql`) or in Arrow (`arrow`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 @dataclass(frozen=True)
 class FittedChain:
-    """Fitted steps in order.
+    """A sequence of fitted steps that computes features from raw columns.
 
     Attributes:
         inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
@@ -45,12 +45,12 @@ class FittedChain:
 
     @property
     def sql_only(self) -> bool:
-        """Whether feature tables with this chain must be computed by the engine `sql`."""
+        """Returns whether only the engine `sql` can compute this chain for feature tables."""
         return any(step.sql_only for step in self.steps)
 
     @property
     def cardinalities(self) -> dict[str, int]:
-        """Number of embedding rows of each feature whose values are ids."""
+        """Returns the number of embedding rows of each feature whose values are ids."""
         by_value: dict[str, int] = {}
         for step in self.steps:
             if step.cardinality is not None:
@@ -58,7 +58,12 @@ class FittedChain:
         return {name: by_value[name] for name in self.outputs if name in by_value}
 
     def apply(self, rows: DataFrame, tables: Tables, tag: str) -> tuple[DataFrame, dict[str, Column]]:
-        """Returns the rows with joined columns, and the Spark expression of each value (engine `sql`)."""
+        """Computes all values of the chain in the engine `sql`.
+
+        Returns:
+            The frame `rows`, joined with the tables that the steps look up, and a mapping from the name of
+            each value to its Spark expression.
+        """
         values = {
             name: F.col(name).cast(SPARK_TYPES[kind])
             for name, kind in zip(self.inputs, self.types, strict=True)
@@ -72,14 +77,16 @@ class FittedChain:
     def compute(
         self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
     ) -> dict[str, pa.Array]:
-        """Returns the array of each output (engine `arrow`). `arrays` has one array per input.
+        """Computes the outputs of the chain in the engine `arrow`. Returns one array per output.
 
-        If the chain has a single input, which is a string or dictionary-encoded, the steps process each
-        distinct value only once.
+        `arrays` has one array per input.
+
+        If the chain has only one input, and this input has strings or is dictionary-encoded, the steps
+        process each distinct value only once.
 
         Args:
-            dtypes: dtype of each feature to compute. If it is None, all outputs are returned with the types
-                that the steps return.
+            dtypes: maps each feature to return to its dtype. If it is None, all outputs are returned with the
+                types that the steps return.
         """
         encoded = arrays[0] if len(arrays) == 1 else None
         if encoded is not None and (
@@ -142,12 +149,12 @@ def apply_chains(
     tables: Tables,
     arrow: bool,
 ) -> DataFrame:
-    """Returns the columns `keep` and the features of the chains, with one row per input row.
+    """Returns a frame with the columns `keep` and the features, and with one row per row of `rows`.
 
     Args:
         features: the features to compute, in the order and with the dtypes of the result.
-        arrow: whether to use Python workers. They compute all chains that are not `sql_only` in one pass.
-            Spark expressions and joins compute all other chains.
+        arrow: whether to use Python workers. If so, these workers compute all chains that are not `sql_only`
+            in one pass. Spark expressions and joins compute all other chains.
     """
     in_workers = [chain for chain in chains if arrow and not chain.sql_only]
     values: dict[str, Column] = {}
@@ -174,7 +181,10 @@ def _in_workers(
     computed: Sequence[Column],
     tables: LocalTables,
 ) -> DataFrame:
-    """Returns the columns `keep`, the `computed` features, and the features that Python workers compute."""
+    """Computes the features of `chains` in Python workers.
+
+    Returns a frame with these features, the columns `keep` and the columns `computed`.
+    """
     raw = {name: kind for chain in chains for name, kind in zip(chain.inputs, chain.types, strict=True)}
     inputs = rows.select(
         *(F.col(name).alias(f"_k_{name}") for name in keep),
@@ -227,7 +237,10 @@ def compute_features(
     dtypes: Mapping[str, str],
     tables: LocalTables,
 ) -> dict[str, pa.Array]:
-    """Computes the features in `dtypes` from raw columns of n values. Returns an array (n,) per feature."""
+    """Computes the features in `dtypes` from raw columns. Returns one array per feature.
+
+    The raw columns and the features are arrays of n values.
+    """
     features: dict[str, pa.Array] = {}
     for chain in chains:
         features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
@@ -235,7 +248,9 @@ def compute_features(
 
 
 def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """Returns the raw columns that the chains read, as arrays of one value. A missing column becomes null.
+    """Converts one raw row to arrays of one value, one array for each column that the chains read.
+
+    A column that is not in `raw` becomes null.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -268,6 +283,6 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
 
 
 def as_number(values: pa.Array) -> float | int | list[int] | None:
-    """Returns the only value of an array as a Python value."""
+    """Returns the single element of an array as a Python value."""
     value = values[0].as_py()
     return float(np.float32(value)) if isinstance(value, float) else value

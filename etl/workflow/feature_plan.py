@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether every row that passes the filters becomes exactly one prepared row."""
+        """Returns whether every row that passes the filters becomes exactly one prepared row."""
         return not any(changer.name == "groupby" for changer in self.changers)
 
 
@@ -39,9 +39,9 @@ def plan(config: Config) -> Plan:
     """Returns the plan of a configuration.
 
     Raises:
-        ConfigError: an operator or parameter is unknown, a column has a wrong type, the last step of a chain
-            does not return the kind of feature that the group declares, two features or vocabularies have
-            the same name, or a scope lists an unknown feature.
+        ConfigError: an operator or parameter is unknown, a column has a wrong type, a feature does not have
+            the kind that its group declares, two features or vocabularies have the same name, or a scope
+            lists an unknown feature.
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):

@@ -1,4 +1,7 @@
-"""The workflow: the fitted chains of all features. Versions are stored as JSON and Parquet, not pickles."""
+"""A workflow consists of the fitted chains of all features.
+
+The versions of a workflow are stored as JSON and Parquet, not as pickles.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,17 @@ FILE_NAME = "workflow.json"
 
 @dataclass(frozen=True)
 class LocalWorkflow:
-    """A fitted workflow without Spark. It computes features from Arrow arrays, with the `arrow` engine.
+    """A fitted workflow that needs no Spark session. It computes features from Arrow arrays.
 
     Attributes:
         parent: the version that this version extends; None if all steps were newly fitted.
-        descriptions: a text for each chain of the configuration. A configuration can extend this version only
-            if it has the same texts.
+        descriptions: one text for each chain, which describes its columns and operators. Another
+            configuration can extend this version only if its chains have the same texts.
         counted: maps each training day of this version, and of the versions that it extends, to the digest of
             the day's raw log.
-        vocabularies: for each vocabulary, the number of values with an id (`entries`) and of their
-            occurrences (`occurrences`), the number of values without an id (`rare_values`) and of their
-            occurrences (`rare_occurrences`), and the largest id (`highest`).
+        vocabularies: maps each vocabulary to five integers. `entries` is the number of values with an id, and
+            `occurrences` is how often these values occur. `rare_values` is the number of values without an
+            id, and `rare_occurrences` is how often these occur. `highest` is the largest id.
         local: opens the tables of this version.
     """
 
@@ -50,10 +53,10 @@ class LocalWorkflow:
     local: LocalTables
 
     def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
-        """Returns the value of each of these features for one raw row.
+        """Returns the values of the features `features` for one raw row.
 
-        `raw` maps raw columns to values; a missing column is null. The row is treated as a row outside the
-        training days, so its target encodings are computed from all training rows.
+        `raw` maps raw columns to values. A column that is not in `raw` is null. The row is treated as a row
+        outside the training days, so its target encodings are computed from all training rows.
 
         Raises:
             ConfigError: a feature is not in the workflow, or a value does not fit its column's type.
@@ -75,14 +78,14 @@ class LocalWorkflow:
         return {name: as_number(values[name]) for name in features}
 
     def raw_columns(self, features: Sequence[str]) -> list[str]:
-        """Returns the raw columns that these features depend on, in the order of the chains."""
+        """Returns the raw columns that the features `features` depend on, in the order of the chains."""
         names = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
         return list(dict.fromkeys(names))
 
     def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-        """Returns, for each feature, a mapping from ids to the raw values that have these ids.
+        """Returns, for each feature, a mapping from each id to the raw value with this id.
 
-        The vocabularies are read once. Reserved ids, and ids that no value has, are not in the result.
+        The vocabularies are read only once. Reserved ids, and ids that no value has, are not in the result.
 
         Raises:
             ConfigError: a feature has no vocabulary.
@@ -126,13 +129,18 @@ class LocalWorkflow:
 
 @dataclass(frozen=True)
 class FittedWorkflow(LocalWorkflow):
-    """A fitted workflow that computes the features of Spark frames, with the given tables and engine."""
+    """A fitted workflow that computes the features of Spark frames.
+
+    Attributes:
+        tables: the tables of this version as Spark frames.
+        engine: the engine that computes the features.
+    """
 
     tables: Tables
     engine: Engine
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
-        """Returns the columns `spec.table_columns` and `keep`, with one row per prepared row.
+        """Returns a frame with the columns `spec.table_columns` and `keep`, one row per prepared row.
 
         `rows` are prepared rows: they have the keys, the label and the raw columns (etl.spark.split_rows).
         """
@@ -143,14 +151,16 @@ class FittedWorkflow(LocalWorkflow):
         return encoded.select(*keys, *names, *keep)
 
     def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
-        """Returns the columns `keep` and the named features in their dtypes, with one row per input row."""
+        """Returns a frame with the columns `keep` and the features `features`, one row per row of `rows`."""
         by_name: dict[str, Feature] = {feature.name: feature for feature in self.spec.features}
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
         selected = {name: by_name[name] for name in features}
         return apply_chains(rows, chains, selected, keep, self.tables, self.engine == "arrow")
 
     def decode(self, rows: DataFrame, feature: str, to: str) -> DataFrame:
-        """Adds the column `to` with the raw values of a feature's ids. Reserved ids become null.
+        """Adds a column with the raw value of each id of `feature`; null for reserved ids.
+
+        `to` is the name of the new column.
 
         Raises:
             ConfigError: the feature has no vocabulary.
@@ -164,7 +174,7 @@ class FittedWorkflow(LocalWorkflow):
 def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
     """Writes the FeatureSpec and then workflow.json, which marks the version as complete.
 
-    The tables of the version must be published before.
+    The tables of the version must already be published.
 
     Args:
         tables: number of rows of each published table.
@@ -216,15 +226,19 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
 
 
 def _table_names(stored: Mapping[str, Any]) -> list[str]:
-    """Returns the tables that features need: all except the table of values without an id.
+    """Returns the names of the tables that are needed to compute features.
 
-    Only an extension of the workflow reads that table.
+    The table `rare`, which has the values without an id, is left out. It is needed only to extend the
+    workflow.
     """
     return [name for name in stored["tables"] if name != RARE]
 
 
 def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Returns the number of rows of each table, and of each single vocabulary under its `vocabulary_key`."""
+    """Returns the number of rows of each table, and the number of values of each vocabulary.
+
+    The key of a vocabulary is `vocabulary_key(name)`.
+    """
     return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
 
 

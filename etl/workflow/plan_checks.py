@@ -26,7 +26,7 @@ def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: M
     lost = [name for name in keys if name not in columns]
     if lost and changers:
         raise ConfigError(
-            f"prepare drops the key columns {lost}", "add these columns to `by` of groupby in `prepare`"
+            f"`prepare` drops the key columns {lost}", "add these columns to `by` of `groupby` in `prepare`"
         )
 
 
@@ -73,17 +73,17 @@ def _require_no_label(config: Config, chains: Chains) -> None:
 
 
 def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
-    """Raises ConfigError if a scope lists a wrong feature.
+    """Raises ConfigError if a scope lists a feature that it must not contain.
 
-    A scope may list only features. If users or items have a table of attributes, features in their scope must
-    be computed from columns of this table. With `negatives`, features of items must not read columns of the
-    log.
+    If the section `users` is set, features in the scope `user` must be computed from columns of this table.
+    The same holds for the section `items` and the scope `item`. If the section `negatives` is set, features
+    in the scope `item` must not read columns of the log.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
     if unknown:
         raise ConfigError(
-            f"scopes lists {unknown}, which are not features",
+            f"the section `scopes` lists {unknown}, which are not features",
             f"list only features; the features are {list(features)}",
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
@@ -118,7 +118,7 @@ def _require_free_names(chains: Chains) -> None:
             f"features would add columns named {wrong}, which is not allowed: {list(RESERVED)} are columns "
             "of every feature table, and a name must not contain a dot or a backtick, or begin with an "
             "underscore",
-            "give these columns other names with the operator rename, or write a new `name` in log.columns, "
+            "give these columns other names with the operator `rename`, or write a new `name` in log.columns "
             "and the column's name in the raw log as `source`",
         )
 
@@ -129,7 +129,7 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
     if repeated:
         raise ConfigError(
             f"two features have the same name: {repeated}",
-            "give one of the two another name with the operator rename",
+            "give one of the two another name with the operator `rename`",
         )
     seen: dict[str, Categorify] = {}
     for step in (step for chain in chains for step in chain.steps):
@@ -140,19 +140,19 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
         if name in seen and (operator.share is None or seen[name] != operator):
             raise ConfigError(
                 f"two vocabularies would be named {name}",
-                "put rename before categorify in one of the two groups, or let both groups share a "
+                "put `rename` before `categorify` in one of the two groups, or let both groups share a "
                 "vocabulary: write categorify with `share` and equal parameters in both",
             )
         if name in (VOCABULARY, RARE):
             raise ConfigError(
                 f"a vocabulary cannot be named {name}: a table of every workflow has this name",
-                "put rename before categorify, or set `share` to another name",
+                "put `rename` before `categorify`, or set `share` to another name",
             )
         seen[name] = operator
 
 
 def _require_tables(chains: Chains) -> None:
-    """Raises ConfigError if two different keyed tables would have the same name.
+    """Raises ConfigError if two different tables of statistics by key would have the same name.
 
     Two steps may share one table if the same operators compute it from the same columns.
     """
@@ -164,7 +164,7 @@ def _require_tables(chains: Chains) -> None:
                 if seen.setdefault(table_name(step), definition) != definition:
                     raise ConfigError(
                         f"two tables of {step.operator.name} would be named {table_name(step)}",
-                        f"put rename before {step.operator.name} in one of the two groups, so that "
+                        f"put `rename` before {step.operator.name} in one of the two groups, so that "
                         f"{list(step.inputs)} have other names there",
                     )
 

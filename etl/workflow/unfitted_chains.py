@@ -1,4 +1,4 @@
-"""Chains of steps, not yet fitted, that compute the features of one group of the configuration."""
+"""Divides the operators of a feature group into chains of steps, which are not fitted yet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class BoundGroup:
-    """The operators of a group, bound to its columns.
+    """A feature group of the configuration, whose operators are bound to columns.
 
     Attributes:
         steps: the steps, in order.
@@ -46,13 +46,14 @@ class BoundGroup:
 
 
 def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
-    """Returns the steps and outputs of a group.
+    """Binds the operators of a feature group to columns, in order.
 
     Args:
         columns: maps each raw column to its type.
 
     Raises:
-        ConfigError: a column, operator or parameter is unknown, or an operator cannot follow another one.
+        ConfigError: a column, operator or parameter is unknown, or an operator cannot follow the operator
+            before it.
     """
     unknown = [name for name in group.columns if name not in columns]
     if unknown:
@@ -78,10 +79,10 @@ def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
 
 
 def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
-    """Returns the chains of a group. Columns are in the same chain only if a step combines them.
+    """Returns the chains of a feature group. Columns are in the same chain only if a step combines them.
 
     Raises:
-        ConfigError: see bind_group; or a feature does not have the kind that its group declares.
+        ConfigError: see `bind_group`; or a feature does not have the kind that its group declares.
     """
     bound = bind_group(group, columns)
     _require_kind(group, bound)
@@ -99,7 +100,10 @@ def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
 def _sources(
     group: FeatureGroup, steps: Sequence[Step]
 ) -> tuple[dict[str, frozenset[str]], list[frozenset[str]]]:
-    """Returns the raw columns on which each value depends, and those on which each step depends."""
+    """Returns two things: the raw columns of each value, and the raw columns of each step.
+
+    These are the raw columns on which the value or the inputs of the step depend.
+    """
     sources = {name: frozenset([name]) for name in group.columns}
     step_sources: list[frozenset[str]] = []
     for step in steps:
@@ -110,7 +114,7 @@ def _sources(
 
 
 def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Divides the group's columns into parts, so that every step reads columns of one part only."""
+    """Divides the group's columns into sets, so that every step reads columns of one set only."""
     parts = [frozenset([name]) for name in group.columns]
     for source in step_sources:
         joined = frozenset().union(*(part for part in parts if part & source))
@@ -127,7 +131,7 @@ def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, b
         entries = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(entries) > 1:
             raise ConfigError(
-                f"features {group.columns[:3]}: {entries} would encode ids again",
+                f"features {group.columns[:3]}: the operators {entries} would encode ids again",
                 "keep only one categorify in this group",
             )
 
@@ -141,18 +145,18 @@ def _require_outputs(operator: Operator, steps: Sequence[Step]) -> None:
             raise ConfigError(
                 f"{operator.name} would replace {lost} by values computed from {list(step.inputs)}, before "
                 f"it reads the original values of {lost}",
-                "put rename first, with new names that are not in the group's columns",
+                "put `rename` first, with new names that are not in the group's columns",
             )
     names = [name for step in steps for name in step.outputs]
     if len(set(names)) != len(names):
         raise ConfigError(
             f"{operator.name} adds columns with equal names: {names}",
-            "give the columns different names, for example with rename before this operator",
+            "give the columns different names, for example with `rename` before this operator",
         )
 
 
 def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
-    """Raises ConfigError if a feature is not a number, an id or a list of ids, as its group declares."""
+    """Raises ConfigError if a feature's type does not match the kind that its group declares."""
     label = f"features {group.columns[:3]}"
     if group.kind == "dense":
         wrong = [name for name, kind in bound.outputs.items() if kind not in NUMBERS or bound.ids[name]]

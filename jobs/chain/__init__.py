@@ -1,1 +1,1 @@
-"""The stages of a run date, each run as a separate process. nightly, demo and plan_night use this package."""
+"""Runs the stages of a run date, each as a separate process. Used by nightly, demo and plan_night."""

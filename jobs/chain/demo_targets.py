@@ -15,7 +15,7 @@ MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the result. `met` is None if the figure has no target and only explains the next one."""
+    """One line of the result. `met` is None if the figure has no target."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class Figure:
 
 
 def verdict(run: RunFacts) -> list[Figure]:
-    """The figures of a measured run on a generated log, whose best possible AUC is known.
+    """Returns the figures of a measured run on a generated log, whose best possible AUC is known.
 
     Raises:
         DataError: the run was not evaluated, or its lists were not measured.
@@ -55,7 +55,7 @@ def verdict(run: RunFacts) -> list[Figure]:
 def _auc_figures(
     name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
 ) -> list[Figure]:
-    """The AUC of a model, and (AUC - 0.5) / (best AUC - 0.5) with its target."""
+    """Returns two figures of a model: the AUC, and (AUC - 0.5) / (best AUC - 0.5) with its target."""
     share = numbers.share_reached(auc, best)
     return [
         Figure(f"{name}: AUC", numbers.decimal(auc)),
@@ -69,7 +69,7 @@ def _auc_figures(
 
 
 def _hit_rates(measure: Measure) -> list[Figure]:
-    """Hit rates of the lists and of the most popular items, and their ratio with its target."""
+    """Returns the hit rate of the lists, that of the most popular items, and the ratio of both (lift)."""
     values = measure.values
     k, lift = values["k"], values["lift"]
     return [
@@ -80,7 +80,7 @@ def _hit_rates(measure: Measure) -> list[Figure]:
 
 
 def verdict_table(figures: list[Figure]) -> str:
-    """The figures as a table for a terminal."""
+    """Returns the figures as a table for a terminal."""
     outcome = {True: "met", False: "MISSED", None: ""}
     rows = [[figure.name, figure.value, figure.target, outcome[figure.met]] for figure in figures]
     return text_table(["Figure", "Value", "Target", ""], rows, right=(1,))

@@ -21,7 +21,7 @@ from storage.paths import Lake
 
 @dataclass
 class StageRunner:
-    """Runs stages in order, and writes one progress line per stage.
+    """A runner of stages, which writes one progress line per stage.
 
     Attributes:
         outcomes: the outcomes of the stages that this runner has run, including a stage that failed.
@@ -51,13 +51,13 @@ class StageRunner:
 
 
 def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
-    """Prints the head line of a run, runs its stages, and writes its run record.
+    """Prints the first line of a run, runs its stages, and writes its run record.
 
     If a stage fails, the report is still written: it shows which stages have run.
 
     Args:
-        plan: chooses the stages.
-        runner: runs the stages. It must not have run any stage before.
+        plan: the plan that chooses the stages.
+        runner: the runner of the stages. It must not have run any stage before.
 
     Returns:
         The outcome of each stage.
@@ -94,7 +94,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
 
 
 def summarize(plan: RunPlan, outcomes: Sequence[Outcome]) -> JobSummary:
-    """The job summary of a run, from the summaries of its stages; `seconds` has one entry per stage."""
+    """Returns the job summary of a run, made from those of its stages. `seconds` has one entry per stage."""
     nothing = JobSummary(None)
     summaries = {outcome.stage.name: outcome.summary or nothing for outcome in outcomes}
     features = summaries.get("build_features", nothing)
@@ -116,7 +116,7 @@ def summarize(plan: RunPlan, outcomes: Sequence[Outcome]) -> JobSummary:
 
 
 def stages_of(plan: RunPlan, steps: Sequence[Step]) -> list[Stage]:
-    """The steps as stages, each with the path of its log."""
+    """Converts the steps of a run to stages. A stage also has the path of its log."""
     return [
         Stage(step.job, step.run_date, log_path(plan.lake, plan.run_date, step.name), step.overrides)
         for step in steps
@@ -124,7 +124,7 @@ def stages_of(plan: RunPlan, steps: Sequence[Step]) -> list[Stage]:
 
 
 def log_path(lake: Lake, run_date: str, stage: str) -> Path:
-    """The log of a stage: `<lake>/logs/dt=<run date>/<stage>.log`.
+    """Returns the path of a stage's log: `<lake>/logs/dt=<run date>/<stage>.log`.
 
     Raises:
         ConfigError: the lake is not on this machine.

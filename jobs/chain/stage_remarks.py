@@ -1,4 +1,4 @@
-"""Short remarks on a stage for its progress line: the most useful facts of its job summary."""
+"""Makes a short remark for the progress line of a stage: the most useful facts of its job summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage.job_summary import JobSummary
 
 
 def remark(summary: JobSummary | None) -> str:
-    """The result of a stage in about 50 characters, so that its progress line fits into 100 characters.
+    """Returns the result of a stage in about 50 characters. Its progress line then fits into 100.
 
     Facts that are missing in the summary are left out. The remark is empty if there is no summary.
     """
@@ -101,12 +101,12 @@ def _number(name: str, value: Any, digits: int = 4) -> str:
 
 
 def _short(version: str | None) -> str | None:
-    """The first half of a version, which is enough to distinguish the versions of a run."""
+    """Returns the first half of a version, which is enough to distinguish the versions of a run."""
     return version and version[:8]
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """The noun followed by the words that are not empty; empty if there are none."""
+    """Returns the noun followed by the words that are not empty, or an empty string if all are empty."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 

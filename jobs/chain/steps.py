@@ -1,4 +1,4 @@
-"""Which stages a run has, in order. nightly runs them; plan_night reports them to schedulers."""
+"""Decides which stages a run has, in order. nightly runs these stages; plan_night reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.registry.versions import champion_as_of
 
 @dataclass(frozen=True)
 class Step:
-    """One job for one day. `name` is unique in a run; `overrides` are `--set` values of this step."""
+    """One job for one day. `name` is unique in a run; `overrides` are `--set` values for this job."""
 
     job: str
     run_date: str
@@ -24,10 +24,10 @@ class Step:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Chooses the stages of one run, for one configuration and one run date.
+    """The plan of a run: it chooses the stages for one configuration and one run date.
 
-    If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records which data is
-    read to choose the stages.
+    If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records which data
+    this object reads to choose the stages.
     """
 
     config: Config
@@ -41,7 +41,7 @@ class RunPlan:
         return Lake(self.config.lake, self.recorder)
 
     def steps_before_gate(self) -> list[Step]:
-        """The steps up to and including the gate, evaluate_model. Without `retrain`, only build_features."""
+        """Returns the steps up to evaluate_model (the gate), or only build_features without `retrain`."""
         if not self.retrain:
             mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
@@ -50,9 +50,9 @@ class RunPlan:
         return [features, *(self._step(job) for job in (*models, "evaluate_model"))]
 
     def steps_after_gate(self) -> list[Step]:
-        """The steps after the gate. Call this after the gate has decided.
+        """Returns the steps after the gate. Call this method only after the gate has decided.
 
-        If the previous day has lists, they are measured now, because the clicks on them have arrived.
+        If the previous day has lists, one step measures these lists, because the clicks on them have arrived.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
@@ -67,27 +67,30 @@ class RunPlan:
         ]
 
     def report_step(self) -> Step:
-        """The last step. It also runs if an earlier step has failed."""
+        """Returns the step `report`, the last one. It also runs if an earlier step has failed."""
         return self._step("report")
 
     def _step(
         self, job: str, *, name: str | None = None, day: str | None = None, overrides: tuple[str, ...] = ()
     ) -> Step:
-        """A step of this run that works on `day` (default: the run date)."""
+        """Returns a step of this run that works on `day` (default: the run date)."""
         return Step(job, day or self.run_date, name or job, overrides)
 
     def _promoted_on_run_date(self) -> bool:
-        """Whether the champion was promoted on the run date itself.
+        """Returns whether the champion was promoted on the run date itself.
 
-        If so, the features of the day must be built with the champion's workflow, as for its training. The
-        workflow of the previous champion would be wrong.
+        If so, the features of the run date must be built with the workflow of this champion, as for its
+        training, and not with the workflow of the previous champion.
         """
         lake, name = self.lake, self.config.name
         champion = champion_as_of(lake, name, self.run_date)
         return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
 
     def _champion_lacks_features(self) -> bool:
-        """Whether features must be built again: the gate kept a champion with another workflow version."""
+        """Returns whether features must be built again, with the workflow of the champion.
+
+        This is so if the gate kept a champion whose workflow differs from that of the challenger.
+        """
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
             return False
@@ -98,7 +101,7 @@ class RunPlan:
         return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _days_to_measure(self) -> list[str]:
-        """The days whose lists this run measures: at most one."""
+        """Returns the days whose lists this run measures: one day or none."""
         if not self.config.keys:
             return []
         if self.config.measure.against == "test_split":

@@ -30,7 +30,7 @@ _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Stage:
-    """One job for one day. `overrides` are `--set` values of this stage; its output goes to `log`."""
+    """One job for one day. `overrides` are its `--set` values, and its output is written to `log`."""
 
     job: str
     run_date: str
@@ -52,7 +52,7 @@ class Submission:
     overrides: tuple[str, ...] = ()
 
     def command(self, stage: Stage) -> list[str]:
-        """The spark-submit command line of a stage.
+        """Returns the spark-submit command line of a stage.
 
         Raises:
             ConfigError: the properties file does not exist, or this interpreter has no pyspark.
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class StageError(NightrankError):
-    """A stage ended with an exit code other than 0; the error has the same exit code."""
+    """An error: a stage ended with an exit code other than 0. The error has the same exit code."""
 
     def __init__(self, outcome: Outcome) -> None:
         excerpt = "\n".join(f"  {line}" for line in error_excerpt(outcome.stage.log))
@@ -92,7 +92,7 @@ class StageError(NightrankError):
 
 
 class StoppedError(NightrankError):
-    """A signal stopped the running stage and this process. `exit_code` is 128 plus the signal's number."""
+    """An error: a signal stopped the running stage. `exit_code` is 128 plus the number of the signal."""
 
     def __init__(self, number: int, stage: str) -> None:
         name = signal.Signals(number).name
@@ -126,7 +126,7 @@ class Interruptions:
 
 
 def spark_submit() -> Path:
-    """The path of spark-submit in the Python environment of this interpreter."""
+    """Returns the path of spark-submit in the Python environment of this interpreter."""
     program = Path(sys.executable).parent / "spark-submit"
     if not program.exists():
         raise ConfigError(f"{program} does not exist", "run `make setup` and use .venv/bin/python")
@@ -134,7 +134,10 @@ def spark_submit() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables for a stage: those of this process, with this interpreter and its Spark."""
+    """Returns the environment variables of a stage, so that it uses this interpreter and its Spark.
+
+    The other variables are those of this process.
+    """
     stray = ("SPARK_HOME", "PYSPARK_DRIVER_PYTHON")  # another Spark's jars, another interpreter's packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
@@ -143,13 +146,13 @@ def environment() -> dict[str, str]:
 def run_stage(
     stage: Stage, submission: Submission, interruptions: Interruptions, tick: Callable[[float], None]
 ) -> Outcome:
-    """Runs a stage and waits for its end. Its standard output and standard error go to its log.
+    """Runs a stage and waits for its end. The log of the stage receives standard output and error.
 
     Args:
         stage: the job, the day and the log.
         submission: the settings that all stages share.
         interruptions: the signals that this process has received.
-        tick: called several times a second with the seconds since the stage began.
+        tick: a function that is called several times a second, with the seconds since the stage began.
 
     Raises:
         StoppedError: a signal arrived; the stage's process group has been ended.
@@ -183,7 +186,7 @@ def run_stage(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Sends SIGTERM to a process group. When its leader has ended, or after ten seconds, sends SIGKILL."""
+    """Sends SIGTERM to a process group. Sends SIGKILL when its leader has ended, or after ten seconds."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -194,10 +197,10 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def error_excerpt(log: Path) -> list[str]:
-    """The lines of a failed stage's log that explain the failure.
+    """Returns the lines of a failed stage's log that explain the failure.
 
-    These lines are the error that the job logged and its remedy. If the job logged no error, they are the
-    last lines of the log.
+    These lines are the error that the job logged, and the remedy. If the job logged no error, the last lines
+    of the log are returned.
     """
     lines = [line for line in log_tail(log) if line.strip() and not _SPARK_LINE.match(line)]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]
@@ -212,7 +215,7 @@ def error_excerpt(log: Path) -> list[str]:
 
 
 def _meaning(exit_code: int) -> str:
-    """The meaning of an exit code, in a few words."""
+    """Returns a few words that explain an exit code."""
     known = {2: "configuration", 3: "data", 4: "infrastructure: worth a retry"}
     if exit_code in known:
         return known[exit_code]

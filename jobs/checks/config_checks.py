@@ -1,4 +1,4 @@
-"""Checks that need only the configuration: operators, model settings, user segments, features for lists."""
+"""Checks that read only the configuration: operators, model settings, user segments, features of lists."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def check_lists(config: Config) -> None:
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:
-    """(location, model) of all models that are trained. A location is the beginning of an error message."""
+    """Returns a pair (location, model) for each model that is trained.
+
+    The location says where the configuration names the model. Error messages begin with it.
+    """
     multi_hot = config.model.multi_hot
     baselines = [
         (f"train.baselines names {name!r}: ", ModelConfig(architecture=name, multi_hot=multi_hot))
@@ -77,7 +80,7 @@ def _models(config: Config) -> list[tuple[str, ModelConfig]]:
 
 @contextmanager
 def _located(location: str) -> Iterator[None]:
-    """Adds the location of a model to the beginning of a ConfigError about it."""
+    """Prefixes a ConfigError that is raised in the `with` block by the location of a model."""
     try:
         yield
     except ConfigError as error:
@@ -85,7 +88,7 @@ def _located(location: str) -> Iterator[None]:
 
 
 def _features(config: Config, feature_plan: Plan) -> Features:
-    """The planned features by kind, and the features of scope `pair`."""
+    """Returns the names of the features of each kind, and of the features of scope `pair`."""
     kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
     scopes = config.scopes
     scoped = {*scopes.user, *scopes.item, *scopes.context}

@@ -1,4 +1,4 @@
-"""Checks of what a configuration refers to: tables other than the log, credentials, and drivers."""
+"""Checks that the tables, credentials and drivers exist to which a configuration refers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
     """Checks that all tables other than the log exist; a missing table would stop a later stage of the run.
 
-    Two kinds of tables are checked only by the stages that read them. A table that is delivered by day
-    (`{date}` in its path) may arrive during the run. A table on HDFS cannot be checked without a Spark
+    Two kinds of tables are not checked here, but by the stages that read them. A table with files for each
+    day (`{date}` in its path) may arrive during the run. A table on HDFS cannot be checked without a Spark
     session. `recorder` records the tables as inputs of the run.
 
     Raises:
@@ -58,7 +58,7 @@ def check_sinks(config: Config, profile: str) -> None:
 
 
 def _tables(config: Config) -> dict[str, RawTable]:
-    """Maps each key of the configuration that names a table, other than the log, to this table."""
+    """Returns all tables of the configuration other than the log, by the key that names the table."""
     candidates = config.candidates
     tables: dict[str, RawTable | None] = {
         "users.path": config.users,
@@ -74,12 +74,12 @@ def _tables(config: Config) -> dict[str, RawTable]:
 
 
 def _is_static(config: Config, path: str) -> bool:
-    """Whether the table must exist before the run and can be checked without a Spark session."""
+    """Returns whether the table at `path` must exist before the run and can be checked without Spark."""
     return "{date}" not in path and scheme_of(_resolved(config, path)) != "hdfs"
 
 
 def _resolved(config: Config, path: str) -> str:
-    """The path with `{lake}` and `{data}` replaced by their folders."""
+    """Returns the path, in which `{lake}` and `{data}` are replaced by the folders of the configuration."""
     return path.replace("{lake}", config.lake).replace("{data}", config.data)
 
 

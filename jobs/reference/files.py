@@ -1,4 +1,4 @@
-"""The generated reference files, by their path in the checkout."""
+"""Generates the reference files: pages and JSON schemas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.reference.pages import configuration_page, models_page
 
 
 def generated_files() -> dict[str, str]:
-    """Maps the path of each generated file, below the root of the checkout, to its text."""
+    """Returns the texts of all generated files by path. Paths are relative to the root of the checkout."""
     return {
         "conf/schema.json": _json(config_schema()),
         "conf/model_schema.json": _json(model_schema()),

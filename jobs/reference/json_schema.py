@@ -1,7 +1,7 @@
 """JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
 
-A file that `extends` another file may leave out keys that the other file has. So keys are required only in
-files without `extends`.
+A file that `extends` another file may leave out the keys that the other file contains. So the schemas require
+keys only in files without `extends`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 
 
 def config_schema() -> Schema:
-    """The schema of a configuration file.
+    """Returns the schema of a configuration file.
 
-    It allows `extends`, `model` as a section or the path of a file, and operators without parameters.
+    The schema allows the key `extends`. It allows a section or the path of a file as `model`, and only the
+    name of an operator that needs no parameters.
     """
     schema = _without_titles(Config.model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
@@ -62,7 +63,7 @@ def config_schema() -> Schema:
 
 
 def model_schema() -> Schema:
-    """The schema of a model file."""
+    """Returns the schema of a model file."""
     definitions = _model_definitions()
     return {
         "$schema": _DRAFT,
@@ -73,9 +74,10 @@ def model_schema() -> Schema:
 
 
 def _model_definitions() -> dict[str, Schema]:
-    """The definition `Model` and those it refers to.
+    """Returns the definition `Model` and the definitions of all architectures, to which it refers.
 
-    They do not require `architecture`, because a file that the configuration `extends` may contain it.
+    The definitions do not require the key `architecture`, because a configuration may inherit this key from
+    the file that it `extends`.
     """
     schema = _without_titles(MODELS.json_schema())
     definitions: dict[str, Schema] = schema.pop("$defs")
@@ -86,7 +88,10 @@ def _model_definitions() -> dict[str, Schema]:
 
 
 def _operator_definitions() -> dict[str, Schema]:
-    """The parameters of every operator, and `FeatureEntry` and `PrepareEntry`, which name one operator."""
+    """Returns a definition for the parameters of each operator, and `FeatureEntry` and `PrepareEntry`.
+
+    `FeatureEntry` is an entry of `ops`, and `PrepareEntry` an entry of the section `prepare`.
+    """
     features = [operator for operator, _ in OPERATORS.values()]
     definitions = {
         "FeatureEntry": _entry(features),
@@ -101,7 +106,7 @@ def _operator_definitions() -> dict[str, Schema]:
 
 
 def _entry(operators: Iterable[type[Parameters]]) -> Schema:
-    """The schema of an entry of `ops` or `prepare`.
+    """Returns the schema of an entry of `ops` or `prepare`.
 
     An entry is `{name: parameters}`, or only the name if the operator has no required parameter.
     """
@@ -127,9 +132,10 @@ def _definition_name(operator: type[Parameters]) -> str:
 
 
 def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]) -> Schema:
-    """A schema with the required keys of a section and of its subsections. Adds their names to `sections`.
+    """Returns a schema that requires the required keys of a section and of its subsections.
 
-    Sections in lists are left out, because a file that extends another file replaces complete lists.
+    Adds the names of the subsections to `sections`. Sections in lists are left out, because a file that
+    extends another file replaces complete lists.
     """
     required: Schema = {"required": schema["required"]} if schema.get("required") else {}
     properties: dict[str, Schema] = {}
@@ -149,13 +155,13 @@ def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]
 
 
 def _section_name(value: Schema) -> str | None:
-    """The name of the definition that a field refers to; None if it refers to none."""
+    """Returns the name of the definition that a field refers to; None if it refers to none."""
     references = [member["$ref"] for member in alternatives(value) if "$ref" in member]
     return references[0].removeprefix(_PREFIX) if references else None
 
 
 def _without_titles(schema: Any) -> Any:
-    """A copy of a schema without the titles that pydantic derives from names."""
+    """Returns a copy of a schema without the titles that pydantic derives from names."""
     if isinstance(schema, list):
         return [_without_titles(member) for member in schema]
     if not isinstance(schema, dict):

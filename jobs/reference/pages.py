@@ -41,7 +41,7 @@ model file, such as those in `conf/models`, or of the section `model` of a [conf
 
 
 def configuration_page() -> str:
-    """The text of docs/configuration.md."""
+    """Returns the text of docs/configuration.md."""
     sections = dict(_sections(Config, ""))
     links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in sections.items() if path}
     links["ModelConfig"] = "[section](models.md) or text"
@@ -53,7 +53,7 @@ def configuration_page() -> str:
 
 
 def models_page() -> str:
-    """The text of docs/models.md."""
+    """Returns the text of docs/models.md."""
     common = dict(_sections(ModelConfig, ""))
     links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in common.items() if path}
     parts = [_HEAD, _MODELS]
@@ -70,14 +70,14 @@ def models_page() -> str:
 
 
 def _documented(kind: type[BaseModel], links: Mapping[str, str]) -> str:
-    """The docstring of a section and the table of its keys."""
+    """Returns Markdown with the docstring of a section and the table of its keys."""
     return (
         f"{inspect.cleandoc(kind.__doc__ or '')}\n\n{field_table(kind, links) if kind.model_fields else ''}"
     )
 
 
 def _sections(kind: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yields (type, path of keys) of a section and of all sections in it. Each type is yielded only once."""
+    """Yields a pair (type, path of keys) for a section and for all sections in it, once for each type."""
     yielded: dict[type[BaseModel], str] = {kind: path}
     yield kind, path
     for name, field in kind.model_fields.items():
@@ -93,7 +93,7 @@ def _sections(kind: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that the type of a field contains."""
+    """Yields the sections that the type of a field contains."""
     if get_origin(annotation) is Annotated:
         yield from _models_in(get_args(annotation)[0])
     elif get_args(annotation):
@@ -104,7 +104,10 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _tag(kind: type[BaseModel]) -> str:
-    """The value that selects this member of a union. It is the value of the first key with only one value."""
+    """Returns the value of the key by which a union of sections selects `kind`.
+
+    This key is the first key of `kind` that allows only one value.
+    """
     types = [field.annotation for field in kind.model_fields.values()]
     return next(
         get_args(only)[0] for only in types if get_origin(only) is Literal and len(get_args(only)) == 1
@@ -112,5 +115,5 @@ def _tag(kind: type[BaseModel]) -> str:
 
 
 def _anchor(path: str) -> str:
-    """The link anchor of the heading of a section, given its path."""
+    """Returns the link anchor of a section's heading. `path` is the section's path of keys."""
     return path.replace(".", "").replace(" ", "-").lower()

@@ -1,4 +1,4 @@
-"""Publishes the items that each user is scored against: `candidate_items` and `candidates`."""
+"""Publishes the items to recommend from (`candidate_items`), and lists of them by user (`candidates`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from storage.run_context import RunContext, require
 
 
 def run(context: RunContext) -> JobSummary:
-    """Numbers the items of the run date and publishes one list of candidates per user."""
+    """Assigns indices to the items of the run date, and publishes one list of candidates per user."""
     require(context.config, "keys")
     dataset = read_dataset(context.lake, context.run_date)
     with context.phase("tables"):
@@ -43,7 +43,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
-    """Publishes `candidate_items`: the items that may be recommended, numbered in the order of their keys."""
+    """Publishes `candidate_items`: the items that may be recommended, with indices in the order of keys."""
     config = context.config.candidates
     source = context.lake.items(dataset.workflow_version).partition(context.run_date)
     known = read_manifest(source)
@@ -77,8 +77,8 @@ def publish_candidates(
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
-    The facts of its manifest are the names of the sources, and the number of (user, item) pairs that each
-    filter excluded.
+    The manifest contains, as facts, the names of the sources, and for each filter the number of (user, item)
+    pairs that it excluded.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)

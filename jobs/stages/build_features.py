@@ -20,7 +20,7 @@ log = logging.getLogger("nightrank.build_features")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Reads the raw days up to the run date, and publishes the tables that training and scoring read."""
+    """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
     if context.config.workflow.mode == "retrain":  # the features are for a training
         check_training(context.config)
     raw_days(

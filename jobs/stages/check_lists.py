@@ -1,7 +1,7 @@
 """Checks the published lists of a run date.
 
-Every file must be complete. The lists must come from the current champion, and from the users and candidates
-that are published now. The job changes nothing and needs no Spark session.
+Every file must be complete. The lists must have been made by the current champion, from the tables of users
+and candidates that are published now. The job changes nothing and needs no Spark session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPORTED = (
 
 
 def run(context: RunContext) -> JobSummary:
-    """Checks `recommendations` of the run date, and reports figures of its manifest."""
+    """Checks the table `recommendations` of the run date, and reports figures of its manifest."""
     require(context.config, "keys")
     partition = context.lake.recommendations.partition(context.run_date)
     manifest = read_manifest(partition)
@@ -73,13 +73,13 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
             rows = pq.ParquetFile(opened).metadata.num_rows
         if rows != entry.rows:
             raise DataError(
-                f"{path} has {rows} rows, its manifest says {entry.rows}",
+                f"{path} has {rows} rows, but its manifest says {entry.rows}",
                 f"run score_daily for {partition.dt} again",
             )
 
 
 def check_origins(context: RunContext, lists: Manifest) -> None:
-    """Raises DataError if users or candidates were replaced after the lists were computed."""
+    """Raises DataError if the table of users or of candidates was replaced after the lists were made."""
     version = read_dataset(context.lake, context.run_date).workflow_version
     for name, table in (
         ("users", context.lake.users(version)),
@@ -89,6 +89,6 @@ def check_origins(context: RunContext, lists: Manifest) -> None:
         if lists.inputs[name] != digest:
             raise DataError(
                 f"the lists of {context.run_date} were computed from {name} with the digest "
-                f"{lists.inputs[name]}, but their digest is now {digest}",
+                f"{lists.inputs[name]}, but the digest of {name} is now {digest}",
                 f"run score_daily for {context.run_date} again",
             )

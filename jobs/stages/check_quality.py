@@ -14,7 +14,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Checks the raw days of the window that ends on the run date."""
+    """Checks the raw log of the window of days that ends on the run date."""
     raw_days(
         context.config, context.run_date, context.recorder
     )  # reject a bad window before a session starts

@@ -1,4 +1,4 @@
-"""Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL, JSON lines."""
+"""Copies the published lists of a date to the sinks (PostgreSQL, JSON lines) of the section `deliver`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Delivers to each sink in order, then publishes `deliveries/dt=…`.
+    """Delivers the lists to each sink in order, then publishes `deliveries/dt=…`.
 
     Raises:
-        DataError: there are no lists; perhaps they exceeded a limit of `score.stop` and were not published.
+        DataError: there are no published lists; perhaps the lists exceeded a limit of `score.stop`.
         ConfigError: there are no sinks, or an earlier release wrote the lists.
     """
     sinks = context.config.deliver.sinks
@@ -57,7 +57,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _deliver(context: RunContext, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
-    """Delivers to one sink."""
+    """Delivers the lists to one sink."""
     if isinstance(sink, JdbcSink):
         return jdbc.deliver(sink, lists)
     return json_lines.deliver(sink, lists, context.config.output.grace_hours)

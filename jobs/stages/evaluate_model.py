@@ -1,6 +1,6 @@
 """Compares challenger and champion on the same raw test rows; the gate decides which model serves.
 
-For each model, its own workflow version computes the features of these rows.
+The features of a model are computed by the workflow version with which the model was trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("nightrank.evaluate_model")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Measures both models, publishes the comparison, and finally records the decision."""
+    """Measures challenger and champion, publishes the comparison, and finally records the gate's decision."""
     lake, name, run_date = context.lake, context.config.name, context.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)), lake.recorder)
     mlflow_mirror.prepare(lake)

@@ -1,4 +1,4 @@
-"""Generates a click log: `generate.days` days of raw files, each published with its best possible AUC."""
+"""Generates a click log of `generate.days` days, and publishes each day with the best possible AUC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Writes and publishes the days from the run date on; reports the best possible AUC of each day."""
+    """Writes and publishes the log from the run date on, and reports the best possible AUC of each day."""
     generate = generate_settings(context.config)
     dates = generated_dates(generate, context.run_date)
     spark = context.spark

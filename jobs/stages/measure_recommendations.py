@@ -1,7 +1,7 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
 Lists of the most popular items are measured in the same way. Users without a row in the train split are
-measured separately, because the model was not trained on any row of theirs.
+measured separately, because the model has not been trained on their clicks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("nightrank.measure")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Measures the lists of the run date and publishes the figures as `measures`."""
+    """Measures the lists of the run date and publishes the figures as the table `measures`."""
     require(context.config, "keys")
     lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
@@ -45,7 +45,9 @@ def run(context: RunContext) -> JobSummary:
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
         log.warning(
-            "days %s were built again after the lists of %s: their new rows are used", changed, run_date
+            "days %s were built again after the lists of %s were made: the new rows of these days are used",
+            changed,
+            run_date,
         )
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
@@ -89,15 +91,17 @@ def relevance_facts(
     popular: Mapping[bool, Relevance],
     popular_coverage: float,
 ) -> dict[str, Any]:
-    """Hit rate, NDCG and coverage of the lists and of the most popular items, for users with train rows.
+    """Returns hit rate, NDCG and coverage of our lists and of lists of the most popular items.
 
-    For users without train rows, only the hit rate and NDCG of the lists are returned, under `cold_users`.
+    Only users with rows in the train split are included. The key `cold_users` has the hit rate and NDCG of
+    our lists for all other users.
 
     Args:
         published: the manifest of the lists.
-        lists, popular: the figures of the lists and of the most popular items: under True for users with
-            train rows, under False for users without.
-        popular_coverage: the share of all items that the most popular items make up.
+        lists: the figures of our lists. The key True has those of users with rows in the train split, the key
+            False those of all other users.
+        popular: the same for the lists of the most popular items.
+        popular_coverage: the share of all items that are in at least one list of the most popular items.
     """
     warm, popular_warm, cold = lists[True], popular[True], lists[False]
     return {
@@ -121,7 +125,9 @@ def relevance_facts(
 
 
 def positives(context: RunContext, dataset: Dataset) -> DataFrame:
-    """Distinct (user_key, item_key) of the clicks of the day after the run date, or of the test split.
+    """Returns the clicks of the day after the run date, or of the test split, as (user_key, item_key).
+
+    Each pair occurs once.
 
     Raises:
         DataError: the day after the lists has no raw log.
@@ -141,15 +147,16 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
 
 
 def recommended(context: RunContext, published: Manifest) -> DataFrame:
-    """The published lists, as (user_key, position, item_key)."""
+    """Returns the published lists with the columns user_key, position and item_key."""
     lists = rows_of(context.spark, context.lake.recommendations.partition(context.run_date), published)
     return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
 
 
 def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
-    """Lists of the k items with the most clicks in the train split: (user_key, position, item_key).
+    """Returns lists of the k items with the most clicks in the train split.
 
-    The lists have the same users, items and exclusions as the published lists.
+    The columns are user_key, position and item_key. The lists are for the same users as the published
+    lists, are made from the same items, and leave out the same excluded (user, item) pairs.
     """
     version = published.facts["workflow_version"]
     items = candidate_items(context, version, numbered_items(context, version))
@@ -160,12 +167,12 @@ def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, publis
 
 
 def numbered_items(context: RunContext, version: str) -> Manifest:
-    """The manifest of candidate_items."""
+    """Returns the manifest of the table `candidate_items` of the run date."""
     return read_manifest(context.lake.candidate_items(version).partition(context.run_date))
 
 
 def candidate_items(context: RunContext, version: str, numbered: Manifest) -> DataFrame:
-    """(item_index, item_key) of the items that could be recommended."""
+    """Returns the items that could be recommended, with the columns item_index and item_key."""
     partition = context.lake.candidate_items(version).partition(context.run_date)
     return rows_of(context.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
 
@@ -173,9 +180,10 @@ def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Da
 def candidate_recall(
     context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
-    """Recall of the candidates by source, for users with train rows and, under `cold_users`, for all others.
+    """Returns the recall of the candidates, in total and by source, for users with rows in the train split.
 
-    Returns None if the candidates were built by a release that did not record their sources.
+    The key `cold_users` has the recall for all other users. Returns None if the candidates were built by a
+    release that did not record the sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.
@@ -190,7 +198,8 @@ def candidate_recall(
     if candidates.inputs["candidate_items"] != numbered.digest:
         raise DataError(
             f"{candidates.table} dt={context.run_date} was built from candidate_items with the digest "
-            f"{candidates.inputs['candidate_items']}, but their digest is now {numbered.digest}",
+            f"{candidates.inputs['candidate_items']}, but the digest of candidate_items is now "
+            f"{numbered.digest}",
             f"run build_candidates for {context.run_date} again",
         )
     items = candidate_items(context, version, numbered)

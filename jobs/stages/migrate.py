@@ -1,4 +1,4 @@
-"""The output of the job migrate: a table of the kinds and versions of a lake's files, and the job summary."""
+"""Makes the output of the job migrate: a table of kinds and versions of files, and the job summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.paths import Lake
 
 
 def version_table(survey: Survey) -> str:
-    """A table with one line for each kind of file and each format version."""
+    """Returns a table with one line for each kind of file and format version."""
     files = Counter((file.kind.name, file.version, file.kind.version) for file in survey.files)
     to_migrate = Counter((file.kind.name, file.version, file.kind.version) for file in survey.to_migrate)
     lines = [f"  {'Kind of file':<30}  {'Version':>7}  {'Current':>7}  {'Files':>7}  {'To migrate':>10}"]
@@ -21,7 +21,7 @@ def version_table(survey: Survey) -> str:
 
 
 def summarize(lake: Lake, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
-    """The job summary. It has no run date, no rows and no output."""
+    """Returns the job summary. It has no run date, no rows and no output."""
     facts = {
         "lake": lake.root,
         "applied": applied,

@@ -1,4 +1,4 @@
-"""Reports to a scheduler whether the raw log is there, the steps of the run, and whether lists are published.
+"""Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
 Writes nothing, and needs no Spark session unless the log is on HDFS.
 """
@@ -17,10 +17,11 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Reports the raw log, whether lists are published, and the steps of a run (keys of the job summary).
+    """Reports, in the job summary, the raw log, whether lists are published, and the steps of a run.
 
-    `night` lists all steps of a run without retraining. `retraining` lists the steps of a run with retraining
-    up to the gate; the steps after the gate depend on its decision.
+    A step is one job for one day. The key `night` of the job summary lists all steps of a run without
+    retraining. The key `retraining` lists the steps of a run with retraining up to the gate, because the
+    steps after the gate depend on its decision.
     """
     config, run_date = context.config, context.run_date
     with context.phase("raw log"):
@@ -44,5 +45,5 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _as_dicts(steps: list[Step]) -> list[dict[str, Any]]:
-    """The steps as JSON objects."""
+    """Converts the steps to JSON objects."""
     return [asdict(step) for step in steps]

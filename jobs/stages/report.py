@@ -9,7 +9,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Reads the facts of the run, and writes the page to `reports/<run date>.html`."""
+    """Reads the results of the run's stages, and writes the page to `reports/<run date>.html`."""
     with context.phase("read and draw"):
         _, page = build(context.config, context.run_date, context.recorder)
     path = context.lake.report(context.run_date)

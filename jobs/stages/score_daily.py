@@ -92,7 +92,10 @@ def run(context: RunContext) -> JobSummary:
 def list_request(
     context: RunContext, model: ModelInfo, items: Manifest
 ) -> tuple[ListRequest, dict[str, str]]:
-    """The request that tells workers how to score lists, and the digests of the tables of business rules."""
+    """Returns the request that workers need to score lists, and the digests of the tables of rules.
+
+    The rules are the business rules of the section `score`.
+    """
     values = encoded_context(context, model)
     table = context.lake.candidate_items(model.spec.workflow_version)
     item_files = data_files(table.partition(context.run_date), items)
@@ -105,7 +108,7 @@ def list_request(
 
 
 def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
-    """Manifests of users, candidate_items and candidates of the run date.
+    """Returns the manifests of the tables `users`, `candidate_items` and `candidates` of the run date.
 
     Raises:
         DataError: a manifest is missing, or the candidates were built from different users or items.
@@ -117,7 +120,7 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
         if candidates.inputs[name] != manifest.digest:
             raise DataError(
                 f"{candidates.table} dt={context.run_date} was built from {name} with the digest "
-                f"{candidates.inputs[name]}, but their digest is now {manifest.digest}",
+                f"{candidates.inputs[name]}, but the digest of {name} is now {manifest.digest}",
                 f"run build_candidates for {context.run_date} again",
             )
     return users, items, candidates
@@ -126,9 +129,9 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
 def candidate_users(
     spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
 ) -> DataFrame:
-    """Users with their candidates, in enough Spark partitions for all cores.
+    """Returns the rows of users with their candidates, in enough Spark partitions for all cores.
 
-    The rows come from the files that the two manifests name, even if the tables are replaced meanwhile.
+    The rows are read from the files that the two manifests name, even if the tables are replaced meanwhile.
     """
     lake, version = context.lake, dataset.workflow_version
     user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)

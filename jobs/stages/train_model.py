@@ -26,12 +26,12 @@ def run(context: RunContext) -> JobSummary:
 
 
 def train(context: RunContext, config: Config) -> JobSummary:
-    """Trains unless the same version exists, and records the version as the one trained for the run date.
+    """Trains a model, unless its version exists already. Records the version as that of the run date.
 
     Args:
         context: the context of the job.
-        config: the configuration with the name, the model and the settings of the training: that of the job,
-            or a changed copy of it.
+        config: the configuration with the name, the model and the training settings. It is that of the job,
+            or a changed copy.
     """
     mlflow_mirror.prepare(context.lake)
     with context.phase("plan"):
@@ -39,7 +39,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
         check_training(config)
     if is_complete(plan.model_path, checksums=True):
         log.info(
-            "version %s was trained before: same configuration, data, code and parent",
+            "model version %s was trained before: configuration, data, code and start model are the same",
             plan.description["version"],
         )
         description = read_description(plan.model_path)

@@ -9,5 +9,5 @@ from training.registry.retriever import retriever_config
 
 
 def run(context: RunContext) -> JobSummary:
-    """Trains the model as train_model does, but always from random weights and on all train days."""
+    """Trains the model like train_model, but always from random weights and on all train days."""
     return train(context, retriever_config(context.config))

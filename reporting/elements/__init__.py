@@ -1,1 +1,1 @@
-"""HTML markup, the style sheet, and formats of numbers."""
+"""The elements of the report: HTML markup, the style sheet, and formats of numbers."""

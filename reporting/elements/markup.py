@@ -9,7 +9,7 @@ from conf.printable import printable_lines
 
 
 class Html(str):
-    """HTML markup, which is not escaped again. Text from data never becomes Html without being escaped."""
+    """HTML markup, which is not escaped again. Text from data must be escaped before it becomes Html."""
 
     __slots__ = ()
 
@@ -18,11 +18,11 @@ Child = str | int | float | None
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """One element. Children that are not Html are escaped; None is left out.
+    """Returns one HTML element. Children that are None are left out; children that are not Html are escaped.
 
-    A trailing underscore of an attribute's name is removed (`class_`); other underscores become hyphens
-    (`aria_label`). Attributes that are None or False are left out. An attribute that is True is written
-    without a value.
+    In the name of an attribute, a trailing underscore is removed (`class_`), and other underscores become
+    hyphens (`aria_label`). Attributes that are None or False are left out. An attribute that is True is
+    written without a value.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("meta", "br"):
@@ -31,7 +31,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | bool |
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:
-    """One attribute, preceded by a space; an empty string if the attribute is left out."""
+    """Returns one attribute, preceded by a space. If the attribute is left out, returns an empty string."""
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
@@ -39,47 +39,54 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
 
 
 def _text(value: str | int | float) -> str:
-    """A value as text for the page, with markup and control characters escaped."""
+    """Returns a value as text for the page, with markup and control characters escaped."""
     return escape(printable_lines(str(value)), quote=True)
 
 
 def join(children: Iterable[Child]) -> Html:
-    """Children one after another, escaped unless they are markup."""
+    """Returns the children one after another. Children that are not Html are escaped."""
     present = (child for child in children if child is not None)
     return Html("".join(child if isinstance(child, Html) else _text(child) for child in present))
 
 
 def section(name: str, title: str, *children: Child) -> Html:
-    """A section of the page; `name` is its anchor."""
+    """Returns a section of the page. `name` is the anchor of the section."""
     return tag(
         "section", tag("h2", title, id=f"{name}-title"), *children, id=name, aria_labelledby=f"{name}-title"
     )
 
 
 def lead(*children: Child) -> Html:
-    """The introductory sentence of a section."""
+    """Returns the introductory sentence of a section."""
     return tag("p", *children, class_="lead")
 
 
 def missing(what: str, job: str) -> Html:
-    """The sentence that replaces missing facts and names the job that writes them."""
+    """Returns the sentence that is shown if facts are missing. It names the job that writes the facts."""
     return tag("p", f"{what}: ", tag("code", job), " has not run for this run date.", class_="missing")
 
 
 def grid(*children: Child) -> Html:
-    """Children side by side, if the screen is wide enough."""
+    """Returns an element that shows the children side by side, if the screen is wide enough."""
     return tag("div", *children, class_="grid")
 
 
 def figure(chart: Html, title: str, caption: str) -> Html:
-    """A chart below its title and caption."""
+    """Returns a chart with its title and caption above it."""
     return tag("figure", tag("figcaption", tag("strong", title), " ", caption), chart)
 
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, text: Sequence[int] = (0,)
 ) -> Html:
-    """A table that scrolls sideways on a narrow screen. Columns not in `text` are right-aligned."""
+    """Returns a table that can be scrolled sideways on a narrow screen.
+
+    Args:
+        headers: one header per column.
+        rows: the cells of each row.
+        caption: the caption of the table.
+        text: indices of the columns that are aligned left. All other columns are aligned right.
+    """
 
     def kind(index: int) -> str | None:
         return None if index in text else "number"
@@ -95,6 +102,6 @@ def table(
 
 
 def facts_list(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Names and values as a definition list; pairs whose value is None are left out."""
+    """Returns names and values as a definition list. Pairs whose value is None are left out."""
     present = [(name, value) for name, value in pairs if value is not None]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in present))

@@ -1,4 +1,4 @@
-"""The style sheet of the report, for light and dark screens, phones and print."""
+"""The CSS style sheet of the report, for light and dark screens, for phones, and for print."""
 
 CSS = """
 :root {

@@ -1,1 +1,1 @@
-"""The facts that reports show, read from the manifests of the lake."""
+"""Reads the facts that reports show from the manifests of the lake."""

@@ -1,4 +1,4 @@
-"""The lists of a run for the report: how often each item is recommended, and the lists of a few users."""
+"""Reads the lists of a run for the report: how often each item is recommended, and lists of a few users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.paths import Lake, Partition
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """How often each item is in a list, counted in a sample of the list entries.
+    """How often each item is recommended, counted in a sample of the list entries.
 
     Attributes:
         times: maps each item to the number of its list entries in the sample.
@@ -32,26 +32,30 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class History:
-    """One user's clicks and impressions on the days of the dataset.
+    """The clicks and impressions of one user on the days of the dataset.
 
     Attributes:
-        items: maps each item to (number of clicks, number of impressions).
+        items: maps each item to two numbers: the user's clicks on the item, and the user's impressions of it.
     """
 
     items: dict[str, tuple[int, int]]
 
     def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
-        """The n items with the most clicks, ties by item, as (item, clicks, impressions)."""
+        """Returns the n items with the most clicks, as tuples (item, clicks, impressions).
+
+        If numbers of clicks are equal, the items are ordered by key.
+        """
         clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
         return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
 
 
 @dataclass(frozen=True)
 class UserList:
-    """One user's list.
+    """The list of one user.
 
     Attributes:
-        entries: (position, item, score, reason) of each entry, ordered by position.
+        user: the id of the user.
+        entries: one tuple (position, item, score, reason) per list entry, ordered by position.
         history: the user's clicks and impressions; None if the dataset does not exist or has no user column.
     """
 
@@ -61,7 +65,7 @@ class UserList:
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
-    """Counts the items in a sample of evenly spread files, with at most about 5 million list entries."""
+    """Counts the items in evenly spread files that have at most about 5 million list entries together."""
     times: Counter[str] = Counter()
     for path in even_files(partition, manifest):
         for count in column(path, "item_id").value_counts().to_pylist():
@@ -72,9 +76,9 @@ def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
 def sample_lists(
     lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
 ) -> list[UserList]:
-    """The lists of up to n users.
+    """Returns the lists of up to n users.
 
-    The users are evenly spread over the partition, which is sorted by user. A rerun chooses the same users.
+    The partition is sorted by user, and the users are evenly spread over it. A rerun chooses the same users.
     """
     files = data_files(partition, manifest)
     if not manifest.rows:
@@ -95,7 +99,10 @@ def sample_lists(
 
 
 def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
-    """The user of the row with this number. Rows are counted over all files, in the manifest's order."""
+    """Returns the user of the row with the index `row`.
+
+    Row indices count over all files, in the order of the manifest.
+    """
     for path, entry in zip(files, manifest.files, strict=True):
         if row < entry.rows:
             return str(column(path, "user_id")[row].as_py())
@@ -107,7 +114,11 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
 
 
 def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
-    """Maps each user to clicks and impressions, from about 5 million rows of the dataset's newest days."""
+    """Returns the clicks and impressions of some users.
+
+    About 5 million rows of the newest days of the dataset are read. The result maps each user to a History.
+    It is empty if the dataset has no user column.
+    """
     files, left = [], MOST_ROWS
     members = sorted(
         (member for members in dataset.splits.values() for member in members),

@@ -1,4 +1,4 @@
-"""Reads published Parquet files for the report on one machine. Large tables are sampled by whole files."""
+"""Reads published Parquet files for the report, on one machine. Of large tables, only some files are read."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ MOST_ROWS = 5_000_000  # of one column; reading them takes seconds, and a report
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Every n-th file of a partition or of one of its splits; the files have at most about MOST_ROWS rows."""
+    """Returns every n-th file of a partition, or of one split of the partition.
+
+    n is chosen so that the files have at most about MOST_ROWS rows together.
+    """
     rows = sum(file.rows for file in manifest.split_files(split))
     return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
 
 
 def column(path: str, name: str) -> pa.ChunkedArray:
-    """One column of one file."""
+    """Reads one column of one file."""
     source, inner = file_io.filesystem(path)
     return pq.read_table(inner, columns=[name], filesystem=source).column(name)
 
 
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
-    """The rows that meet a condition. Row groups are not read if their statistics show no such row."""
+    """Reads the rows that meet a condition.
+
+    A row group is skipped if its statistics show that it contains no such row.
+    """
     if not files:
         return []
     source = file_io.filesystem(files[0])[0]

@@ -1,4 +1,7 @@
-"""The last thirty days for the report: one entry per run date, from run records and manifests."""
+"""Reads the facts of the last thirty days for the report: one entry per run date.
+
+The facts come from run records and manifests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed attempt at a job. A killed job has no record; its exit code is in the record of `nightly`."""
+    """A failed attempt of a job.
+
+    A killed job has no run record. Its exit code comes from the run record of `nightly`.
+    """
 
     dt: str
     job: str
@@ -38,16 +44,25 @@ class Failure:
 
 @dataclass(frozen=True)
 class DayFacts:
-    """The facts of one run date. A value is None if no record and no manifest has it.
+    """The facts of one run date. A value is None if no run record and no manifest contains it.
 
     Attributes:
-        rows: number of rows read from the raw log of this date.
-        dropped: maps each reason to the number of rows of this log that were left out for it.
+        dt: the run date.
+        rows: number of rows that were read from the raw log of this date.
+        dropped: maps each reason to the number of rows of the raw log that were left out for this reason.
+        auc: the AUC of the challenger on the test day.
+        champion_auc: the AUC of the champion on the test day.
+        best_auc: the best possible AUC on the test day; known only for generated logs.
         psi, psi_column: the PSI and the name of the column that drifted most from the train days.
-        seconds: maps each group of jobs (GROUPS) to the seconds of the last successful attempts at its jobs.
-        rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model, rows
-            are the rows trained on.
-        core_s, cost: core seconds and cost of all attempts at all jobs, including failed attempts.
+        score_psi: the PSI of the scores of the new lists, compared with the last published lists.
+        churn: the share of items in a user's new list that are not in the user's last published list,
+            averaged over users.
+        seconds: maps each group of jobs (GROUPS) to a sum of seconds. For each job of the group, the last
+            successful attempt counts.
+        rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model,
+            these are the rows that the model was trained on.
+        core_s, cost: core seconds and cost of all attempts of all jobs, including failed attempts.
+        failures: the failed attempts.
     """
 
     dt: str
@@ -68,13 +83,21 @@ class DayFacts:
 
     @property
     def dropped_share(self) -> float | None:
-        """Share of the log's rows that were left out; None if the number of rows is unknown or 0."""
+        """Returns the share of the rows of the raw log that were left out.
+
+        Returns None if the number of rows is unknown or 0.
+        """
         return sum(self.dropped.values()) / self.rows if self.rows else None
 
 
 @dataclass(frozen=True)
 class History:
-    """The run dates that have at least one value, oldest first, and the currency of the costs."""
+    """The facts of several run dates.
+
+    Attributes:
+        days: the facts of each run date for which at least one value is known, oldest first.
+        currency: the currency of the costs; None if no cost is known.
+    """
 
     days: tuple[DayFacts, ...]
     currency: str | None
@@ -96,7 +119,7 @@ def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
 
 
 def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> DayFacts:
-    """The facts of one run date, from its run records and manifests."""
+    """Reads the facts of one run date from its run records and manifests."""
     log = _manifest_of(lake.quarantine.partition(dt))
     evaluation = _facts(lake.evaluations.partition(dt))
     changes = _facts(lake.list_changes.partition(dt))
@@ -124,12 +147,15 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
 
 
 def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Maps each job, except `nightly`, to its last successful attempt. `records` are in order of time."""
+    """Returns the last successful attempt of each job except `nightly`, by job name.
+
+    `records` must be ordered by time.
+    """
     return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 
 def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
-    """The failed attempts, oldest first. Killed attempts are found in the exit codes of `nightly`."""
+    """Returns the failed attempts, oldest first. The exit codes of `nightly` show which jobs were killed."""
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [
         Failure(
@@ -151,7 +177,7 @@ def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
 
 
 def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
-    """Maps each group of jobs to the sum of its seconds."""
+    """Returns, for each group of jobs, the sum of the seconds of its jobs."""
     seconds: dict[str, float] = defaultdict(float)
     for record in records:
         group = next((name for name, jobs in GROUPS.items() if record.job in jobs), "other")
@@ -160,7 +186,7 @@ def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
-    """Maps each job to its rows per second."""
+    """Returns the rows per second of each job."""
     speeds = {}
     for job in ("build_features", "score_daily", "score_rows"):
         if job in last and last[job].seconds > 0:
@@ -171,7 +197,7 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """The highest PSI of a column that is not in quality.exempt, and the column's name."""
+    """Returns the highest PSI of a column, and its name. Columns in quality.exempt do not count."""
     indexes = [
         (column["psi"], column["name"])
         for column in quality.get("columns", [])
@@ -181,7 +207,10 @@ def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None
 
 
 def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
-    """The number of rows read, and of rows dropped by reason; None and {} if nothing is published."""
+    """Returns the number of rows that were read, and the number of dropped rows for each reason.
+
+    If the partition is not published, returns None and an empty dictionary.
+    """
     if not is_published(partition):
         return None, {}
     manifest = read_manifest(partition)
@@ -189,5 +218,5 @@ def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
 
 
 def _facts(partition: Partition) -> Mapping[str, Any]:
-    """The facts of a manifest; empty if the partition is not published."""
+    """Returns the facts in the manifest of a partition; empty if the partition is not published."""
     return read_manifest(partition).facts if is_published(partition) else {}

@@ -1,4 +1,4 @@
-"""Reads the facts of one run for the report from manifests. Missing facts are None or empty."""
+"""Reads the facts of one run for the report from manifests. If facts are missing, they are None or empty."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ class Day:
     """The rows of one day in one split.
 
     Attributes:
-        rows_in, dropped: number of rows read, and of rows left out by reason, of the complete day.
+        split: the split.
+        dt: the day.
+        rows_in: number of rows that were read, of the complete day.
         rows: number of rows of the day in this split.
-        click_rate: share of clicks in these rows, estimated from some files; None without rows.
+        dropped: maps each reason to the number of rows of the complete day that were left out for this
+            reason.
+        click_rate: share of clicks in the rows of the split, estimated from some files; None if there are no
+            rows.
     """
 
     split: str
@@ -45,7 +50,12 @@ class Day:
 
 @dataclass(frozen=True)
 class Measure:
-    """The facts that measure_recommendations published for the lists of the date `dt`."""
+    """The measured relevance of the lists of one date, from measure_recommendations.
+
+    Attributes:
+        dt: the date of the lists.
+        values: the published facts.
+    """
 
     dt: str
     values: Mapping[str, Any]
@@ -53,7 +63,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report of build_features.
+    """The data report that build_features published.
 
     Attributes:
         compared: the comparison of the day with its train days.
@@ -70,14 +80,16 @@ class RunFacts:
 
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
+        days: the days of the dataset, one entry for each split that contains rows of the day.
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
-        model: model.json of the challenger trained on this date, otherwise of the model that made the lists.
-        changes: the comparison of the lists with the last published ones, by score_daily. It exists even if
-            the lists were held back.
+        model: the content of a model.json. It describes the challenger trained on this date or, without
+            training, the model that made the lists.
+        changes: the comparison of the new lists with the last published lists. It exists even if the new
+            lists were held back.
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
-        measure: the measured relevance of this date's lists or, if they have not been measured yet, of the
-            lists of the day before.
+        measure: the measured relevance of the lists of this date or, if these lists have not been measured
+            yet, of the lists of the day before.
     """
 
     name: str
@@ -94,12 +106,15 @@ class RunFacts:
 
     @property
     def promoted(self) -> bool | None:
-        """Whether the gate promoted the challenger; None for a run without training."""
+        """Returns whether the gate promoted the challenger. Returns None for a run without training."""
         return None if self.evaluation is None else bool(self.evaluation["promoted"])
 
     @property
     def judged(self) -> Mapping[str, Any] | None:
-        """The test figures of the model that serves after the gate's decision; None without training."""
+        """Returns the test figures of the model that serves after the gate's decision.
+
+        Returns None for a run without training.
+        """
         if self.evaluation is None:
             return None
         champion = self.evaluation["champion"]
@@ -107,7 +122,13 @@ class RunFacts:
 
 
 def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> RunFacts:
-    """The facts that the jobs of a run date published. `recorder` records the tables that are read."""
+    """Reads the facts that the jobs of a run date published.
+
+    Args:
+        config: the configuration.
+        run_date: the run date.
+        recorder: records the tables that are read, for lineage.
+    """
     lake = Lake(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
@@ -128,7 +149,10 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
 
 
 def earlier_run_dates(config: Config, run_date: str) -> list[str]:
-    """The last fourteen dates up to `run_date` that have published lists or an evaluation, oldest first."""
+    """Returns the last fourteen dates that have published lists or an evaluation, oldest first.
+
+    `run_date` is included; later dates are not.
+    """
     lake = Lake(config.lake)
     dates = set()
     for table in (lake.recommendations, lake.evaluations):
@@ -140,18 +164,18 @@ def earlier_run_dates(config: Config, run_date: str) -> list[str]:
 
 
 def published_facts(partition: Partition) -> Mapping[str, Any] | None:
-    """The facts of a partition's manifest; None when it is not published."""
+    """Returns the facts in the manifest of a partition; None if the partition is not published."""
     manifest = _published(partition)
     return None if manifest is None else manifest.facts
 
 
 def _published(partition: Partition) -> Manifest | None:
-    """The manifest of a partition; None if it is not published."""
+    """Returns the manifest of a partition; None if the partition is not published."""
     return read_manifest(partition) if is_published(partition) else None
 
 
 def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
-    """The mode of the workflow, and the days of the run's splits, by date."""
+    """Returns the mode of the workflow, and the days of all splits of the run, ordered by date."""
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
     dataset = read_dataset(lake, run_date)
@@ -165,7 +189,7 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
 
 
 def _day(split: str, partition: Partition, label: str | None) -> Day:
-    """Rows and click rate of a day in one split."""
+    """Reads the number of rows and the click rate of a day in one split."""
     manifest = read_manifest(partition)
     clicks = rows = 0
     for path in even_files(partition, manifest, label):
@@ -178,7 +202,7 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
 
 
 def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
-    """The data report of a run date."""
+    """Returns the data report of a run date; None if no data report was published."""
     facts = published_facts(lake.quality(name).partition(run_date))
     if facts is None:
         return None
@@ -188,20 +212,26 @@ def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
-    """The version of the challenger or, without a challenger, of the model that made the lists."""
+    """Returns the version of the challenger.
+
+    If there is no challenger, returns the version of the model that made the lists.
+    """
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
     return None if recommendations is None else recommendations.facts.get("model_version")
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
-    """The contents of model.json if the model is complete, otherwise None."""
+    """Returns the content of model.json. Returns None if the model is not complete."""
     path = f"{lake.models(name)}/{version}"
     return read_description(path) if version and is_complete(path) else None
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:
-    """The measured relevance of this date's lists or, if missing, of the lists of the day before."""
+    """Returns the measured relevance of the lists of the run date.
+
+    If these lists have not been measured yet, returns the measured relevance of the lists of the day before.
+    """
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
@@ -211,6 +241,6 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
 
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The test figures of the logistic regression baseline; None if no such baseline was trained."""
+    """Returns the test figures of the logistic regression baseline; None if no such baseline was trained."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")

@@ -1,1 +1,1 @@
-"""The HTML report of a run. Each section has its own module. Charts are inline SVG; no network is needed."""
+"""The HTML report of a run. Each section has its own module. Charts are inline SVG and need no network."""

@@ -33,7 +33,13 @@ _SAMPLE_USERS = 4
 
 
 def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[RunFacts, Html]:
-    """Returns the facts of a run and the complete HTML page. `recorder` records the tables that are read."""
+    """Returns the facts of a run, and the complete HTML page of the report.
+
+    Args:
+        config: the configuration.
+        run_date: the run date.
+        recorder: records the tables that are read, for lineage.
+    """
     lake = Lake(config.lake, recorder)
     run = read_run_facts(config, run_date, recorder)
     counts, lists = None, []
@@ -60,7 +66,7 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:
-    """A page in a single file. Its content security policy forbids all network requests."""
+    """Returns a page as one file. Its content security policy forbids all network requests."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = [
         tag("meta", charset="utf-8"),

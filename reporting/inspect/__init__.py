@@ -1,1 +1,1 @@
-"""Shows one user's list and the log of champions on a terminal."""
+"""Shows the list of one user and the log of champions on a terminal."""

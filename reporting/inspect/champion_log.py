@@ -1,4 +1,7 @@
-"""Shows the decisions about a model's versions, newest last: which version serves, since when, and why."""
+"""Shows the decisions about the versions of a model, newest last.
+
+The log says which version serves, since when, and why.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _WIDTH = 100
 
 
 def history_table(lake: Lake, name: str, run_date: str) -> str:
-    """The model that serves on a run date and why, then the last thirty decisions up to that date."""
+    """Returns a text with the model that serves on a run date and the reason.
+
+    Below it, a table shows the last thirty decisions up to this date.
+    """
     events: list[tuple[str, int, list[str]]] = []
     for date, decision in read_decisions(lake, name, run_date):
         events.append((date, 0, _decision_row(date, decision)))
@@ -33,7 +39,7 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
 
 
 def describe_override(override: Override | None) -> str:
-    """Describes what an override (a manual decision) did, and what to run now.
+    """Returns a text that says what an override (a manual decision) did, and what to run now.
 
     `override` is None if the command changed nothing.
     """
@@ -52,7 +58,10 @@ def describe_override(override: Override | None) -> str:
 
 
 def _headline(lake: Lake, name: str, run_date: str) -> str:
-    """The champion with its reason, the pin if there is one, and the withdrawn versions."""
+    """Returns text lines about the champion and the reason why it serves.
+
+    The lines also name the pin, if there is one, and the withdrawn versions.
+    """
     champion_state = champion_state_as_of(lake, name, run_date)
     lines = [f"{name} on {run_date}: {champion_state.champion or 'no champion'} serves."]
     if champion_state.pinned is not None:
@@ -78,7 +87,7 @@ def _headline(lake: Lake, name: str, run_date: str) -> str:
 
 
 def _decision_row(date: str, decision: Mapping[str, Any]) -> list[str]:
-    """The table row for a decision of the gate."""
+    """Returns the table row for a decision of the gate."""
     auc = ((decision.get("metrics") or {}).get("challenger") or {}).get("auc")
     between = (decision.get("intervals") or {}).get("auc")
     return [
@@ -94,7 +103,7 @@ def _decision_row(date: str, decision: Mapping[str, Any]) -> list[str]:
 
 
 def _override_row(override: Override) -> list[str]:
-    """The table row for an override (a manual decision)."""
+    """Returns the table row for an override (a manual decision)."""
     versions = ", ".join(override.withdrawn) or override.champion
     reason = f"{override.by}: {override.why}"
     return [override.run_date, override.action, versions, "-", "-", "-", reason, override.champion]

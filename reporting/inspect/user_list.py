@@ -1,6 +1,6 @@
-"""Reads the published list of one user, and the user's and items' features, without a Spark session.
+"""Reads the published list of one user, and the features of the user and the items, without a Spark session.
 
-It does not read row groups whose statistics show that the user is not in them.
+Row groups are skipped if their statistics show that the user is not in them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ class InspectedList:
     """The list of one user on one date, and the features and clicks of the user.
 
     Attributes:
-        facts: the facts of the recommendations' manifest: model_version, workflow_version, scored_at, k and
-            others.
-        entries: {position, item_id, score, reason}, ordered by position.
+        user: the id of the user.
+        run_date: the date of the list.
+        facts: the facts in the manifest of the lists, such as model_version, workflow_version, scored_at and
+            k.
+        spec: the features of the workflow version.
+        entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position.
         user_features: maps each feature of the user to its encoded value.
-        item_features: maps each item to a mapping from its features to their encoded values. Items that the
-            items table no longer has are left out.
-        history: clicks and impressions on the days of the dataset; None if the dataset no longer exists.
+        item_features: maps each item to its features: a mapping from the name of a feature to its encoded
+            value. Items that are no longer in the table `items` are left out.
+        history: the user's clicks and impressions on the days of the dataset; None if the dataset no longer
+            exists.
     """
 
     user: str
@@ -54,8 +58,8 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     """Returns the published list of a user.
 
     Raises:
-        DataError: the date has no lists, its lists were held back, or the user is unknown or had no
-        candidates.
+        DataError: there are no lists of this date, or the lists were held back. Or the user is unknown, or
+            had no candidates.
     """
     manifest = _lists_of(lake, run_date)
     version = manifest.facts["workflow_version"]
@@ -79,7 +83,7 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
 
 
 def _lists_of(lake: Lake, run_date: str) -> Manifest:
-    """The manifest of the lists of a date. Raises DataError if there are no lists."""
+    """Returns the manifest of the lists of a date. Raises DataError if no lists are published."""
     partition = lake.recommendations.partition(run_date)
     changes = published_facts(lake.list_changes.partition(run_date))
     if not is_published(partition) and changes is not None and changes["held_back"]:
@@ -93,7 +97,7 @@ def _lists_of(lake: Lake, run_date: str) -> Manifest:
 
 
 def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bool) -> DataError:
-    """The error that says why a user has no list."""
+    """Returns the error that says why the user has no list."""
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
@@ -112,7 +116,7 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
         listed = items - excluded
     if listed:
         return DataError(
-            f"user {user!r} has no list on {run_date}, but {listed} candidates: the lists are older than the "
+            f"user {user!r} has {listed} candidates on {run_date}, but no list: the lists are older than the "
             "candidates",
             f"run score_daily for {run_date} again",
         )
@@ -126,7 +130,18 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
 def _features(
     partition: Partition, spec: FeatureSpec, scope: Scope, key: str, wanted: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Maps each key of `wanted` that the table has to a mapping from features to encoded values."""
+    """Reads the encoded features of some users or items.
+
+    The result maps each key to a mapping from the name of a feature to its encoded value. Keys that are not
+    in the table are left out.
+
+    Args:
+        partition: the partition of the table `users` or `items`.
+        spec: the features of the workflow version.
+        scope: `user` or `item`.
+        key: name of the key column.
+        wanted: the keys of the users or items.
+    """
     names = [feature.name for feature in spec.scoped(scope)]
     rows = _rows(partition, read_manifest(partition), [key, *names], pc.field(key).isin(wanted))
     return {row[key]: {name: row[name] for name in names} for row in rows}
@@ -135,5 +150,5 @@ def _features(
 def _rows(
     partition: Partition, manifest: Manifest, columns: list[str], condition: pc.Expression
 ) -> list[dict[str, Any]]:
-    """The rows of a published partition that meet a condition."""
+    """Reads the rows of a published partition that meet a condition."""
     return rows_where(data_files(partition, manifest), columns, condition)

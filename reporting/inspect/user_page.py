@@ -20,10 +20,11 @@ Names = Mapping[str, Mapping[int, str]]
 
 
 def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
-    """Maps each feature to a mapping from ids to raw values, for the ids in this user's and items' features.
+    """Returns the raw values of the ids that occur in the features of the user and of the listed items.
 
-    Features without a vocabulary are left out. The result is empty if the lake no longer has the workflow.
-    Then the page shows ids instead of raw values.
+    The result maps each feature to a mapping from ids to raw values. Features without a vocabulary are left
+    out. If the lake no longer has the workflow, the result is empty. Then the page shows ids instead of raw
+    values.
     """
     try:
         workflow = load_local(lake, str(user_list.facts["workflow_version"]))
@@ -43,7 +44,10 @@ def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
 
 
 def page(user_list: InspectedList, names: Names) -> str:
-    """The text of the page: model and workflow, user features, the list, item features, clicks."""
+    """Returns the text of the page.
+
+    It shows model and workflow, the features of the user, the list, the features of the items, and clicks.
+    """
     facts = user_list.facts
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
@@ -58,14 +62,14 @@ def page(user_list: InspectedList, names: Names) -> str:
 
 
 def described(features: Mapping[str, Any], names: Names) -> str:
-    """Formats features as `name=value, …`. Ids are shown as raw values if these are known."""
+    """Formats features as `name=value, …`. An id is shown as its raw value if this value is known."""
     return ", ".join(
         f"{printable(name)}={printable(_value(value, names.get(name)))}" for name, value in features.items()
     )
 
 
 def _value(value: Any, names: Mapping[int, str] | None) -> str:
-    """One value, or a list of ids, as text."""
+    """Formats one value, or a list of ids, as text."""
     if isinstance(value, list):
         return "[" + ", ".join(_value(item, names) for item in value) + "]"
     if isinstance(value, float):
@@ -76,12 +80,12 @@ def _value(value: Any, names: Mapping[int, str] | None) -> str:
 
 
 def _ids(value: Any) -> Iterable[int]:
-    """The ids of a feature: those of a list, or a single one."""
+    """Returns the ids in the value of a feature, which is a list of ids, a single id, or None."""
     return value if isinstance(value, list) else () if value is None else (value,)
 
 
 def _list_table(user_list: InspectedList) -> str:
-    """The list by position, with earlier clicks on each item."""
+    """Returns a table of the list, ordered by position, with the earlier clicks on each item."""
     rows = []
     for entry in user_list.entries:
         clicks, shown = user_list.history.items.get(entry["item_id"], (0, 0)) if user_list.history else (0, 0)
@@ -92,7 +96,7 @@ def _list_table(user_list: InspectedList) -> str:
 
 
 def _item_lines(user_list: InspectedList, names: Names) -> str:
-    """One line per item, with its features."""
+    """Returns one line of text per listed item, with the features of the item."""
     lines = []
     for entry in user_list.entries:
         features = user_list.item_features.get(entry["item_id"])
@@ -102,7 +106,7 @@ def _item_lines(user_list: InspectedList, names: Names) -> str:
 
 
 def _clicked(user_list: InspectedList) -> str:
-    """A table of the items that the user clicked most."""
+    """Returns a table of the items that the user clicked most."""
     if user_list.history is None:
         return "  the dataset of that date does not exist any more"
     most = user_list.history.most_clicked(_CLICKED)

@@ -28,7 +28,7 @@ _MOST_WARNINGS, _MOST_CHARACTERS = 20, 500
 
 
 class _Warnings(logging.Handler):
-    """Keeps the first warnings and counts all of them."""
+    """A log handler that stores the first warnings and counts all warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -36,7 +36,7 @@ class _Warnings(logging.Handler):
         self.count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Counts a record of level WARNING; errors are not warnings."""
+        """Counts a record if its level is WARNING. Records of other levels, such as errors, are ignored."""
         if record.levelno == logging.WARNING:
             self.count += 1
             if len(self.kept) < _MOST_WARNINGS:
@@ -45,10 +45,14 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Collects what one run reads and publishes, and its warnings, from its start to its end.
+    """Observes one run of a job: what it reads and publishes, its warnings, and its use of Spark.
 
-    `run` records what the run reads and publishes: pass it to the context of the run. `waits` means that the
-    run only waits for other jobs. The other jobs have their own records, so no core seconds are counted here.
+    Attributes:
+        config: the configuration of the run.
+        run: records what the run reads and publishes. Pass it to the context of the run.
+        waits: whether the run only waits for other jobs. Such a run counts no core seconds, because the other
+            jobs have their own run records.
+        started_s: start of the run, in seconds since 1970.
     """
 
     config: Config
@@ -61,7 +65,7 @@ class Observer:
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Starts to observe the job that this process runs."""
+        """Creates an observer of the job that this process runs. It begins to collect warnings at once."""
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         return observer
@@ -80,7 +84,9 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run, and exposes it to Prometheus if configured. Returns None if recording fails.
+        """Records the run. If the section `watch` is configured, also exports its metrics to Prometheus.
+
+        Returns the run record, or None if recording fails.
 
         Args:
             exit_code: the exit code of the job.
@@ -105,7 +111,7 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord:
-        """The run record."""
+        """Returns the run record. The arguments are those of `end`."""
         seconds = round(time.monotonic() - self._began, 2)
         ended_at, failure = file_io.utc_now(), None if error is None else _describe(error)
         reported = summary or JobSummary(None)
@@ -139,7 +145,7 @@ class Observer:
 
 
 def _describe(error: BaseException) -> dict[str, str]:
-    """The kind, problem and remedy of an error, for the run record."""
+    """Returns kind, problem and remedy of an error, for the run record."""
     if isinstance(error, NightrankError):
         return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
     lines = str(error).strip().splitlines() or [repr(error)]
@@ -149,7 +155,11 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Turns any error in the block into a warning with this consequence, because the job's work is done."""
+    """Turns any error in the block into a warning, because the work of the job is already done.
+
+    Args:
+        consequence: text of the warning that says what is missing because of the error.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,7 @@
-"""Exposes the last run of each job to Prometheus: in files for node_exporter, or by a push gateway."""
+"""Exports the metrics of the last run of each job to Prometheus.
+
+The metrics are written to files for node_exporter, or are sent to a push gateway.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +85,15 @@ def expose(record: RunRecord, watch: Watch) -> None:
 
 
 def run_text(record: RunRecord) -> str:
-    """The metrics of the last run, in Prometheus's text format."""
+    """Returns the metrics of the last run, in Prometheus's text format."""
     return _text(_run_samples(record))
 
 
 def success_text(record: RunRecord) -> str:
-    """The metrics of the last successful run, in Prometheus's text format; empty if this run failed."""
+    """Returns the metrics of the last successful run, in Prometheus's text format.
+
+    Returns an empty string if this run failed.
+    """
     if record.failed:
         return ""
     labels = {"config": record.config, "job": record.job}
@@ -96,7 +102,7 @@ def success_text(record: RunRecord) -> str:
 
 
 def _run_samples(record: RunRecord) -> Iterator[Sample]:
-    """Yields (metric, labels, value) for each number in the record."""
+    """Yields one sample (metric, labels, value) for each number in the run record."""
     labels = {"config": record.config, "job": record.job}
     yield "nightrank_run_success", labels, float(not record.failed)
     yield "nightrank_run_exit_code", labels, record.exit_code
@@ -122,7 +128,10 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
 
 
 def _text(samples: Iterable[Sample]) -> str:
-    """Samples in text format, grouped by metric. A help text and a type precede each group."""
+    """Returns samples in Prometheus's text format, grouped by metric.
+
+    Each group begins with the help text and the type of the metric.
+    """
     of_metric: dict[str, list[Sample]] = {}
     for sample in samples:
         if math.isfinite(sample[2]):
@@ -135,29 +144,32 @@ def _text(samples: Iterable[Sample]) -> str:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """One sample as a line."""
+    """Returns one sample as a line of text."""
     written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
     return f"{name}{{{written}}} {value!r}"
 
 
 def _escaped(text: str) -> str:
-    """The value of a label, escaped as the text format requires."""
+    """Escapes the value of a label as the text format requires."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _at(time: str) -> float:
-    """An ISO 8601 time as seconds since 1970."""
+    """Converts an ISO 8601 time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
 def _midnight(run_date: str) -> float:
-    """Midnight UTC of a date, in seconds since 1970."""
+    """Returns midnight UTC of a date, in seconds since 1970."""
     day = date.fromisoformat(run_date)
     return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
 
 
 def _push(gateway: str, record: RunRecord, text: str) -> None:
-    """Sends `text` by POST. The gateway replaces these metrics and keeps others, such as the last success."""
+    """Sends the metrics in `text` to the push gateway by POST.
+
+    The gateway replaces the metrics in `text` and keeps all others, such as those of the last successful run.
+    """
     path = "/".join([*_group("job", record.job), *_group("config", record.config)])
     request = urllib.request.Request(
         f"{gateway.rstrip('/')}/metrics/{path}",
@@ -170,5 +182,5 @@ def _push(gateway: str, record: RunRecord, text: str) -> None:
 
 
 def _group(name: str, value: str) -> tuple[str, str]:
-    """The name and the value of a grouping label, quoted for the URL path."""
+    """Returns the name and the value of a label of the push gateway, quoted for the URL path."""
     return name, quote(value, safe="")

@@ -1,8 +1,8 @@
-"""The run record: one row of `runs/dt=…` for each attempt at a job.
+"""The run record: one row of the table `runs` for each attempt of a job.
 
-Each row is a file with one line of JSON. The file is written atomically, has a unique name, and is never
-replaced. So runs at the same time need no lock, and no reader sees half a row. A retry adds a row. A killed
-job leaves no row. Any reader of JSON lines can read the folder `runs` as a table.
+Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
+unique name, and is never replaced. So simultaneous runs need no lock, and a reader never sees half a row. A
+retry adds a row. A killed job leaves no row. Any reader of JSON lines can read the folder `runs` as a table.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ class RunRecord:
 
     Attributes:
         config: name of the configuration.
-        started_at, ended_at: UTC, ISO 8601.
+        started_at, ended_at: UTC times in ISO 8601.
         seconds: duration of the job's own process, without the start of spark-submit.
         error: kind, problem and remedy of the error; None if the job did not fail.
+        rows_in, rows_out: number of rows that the job read, and number of rows that it published.
+        dropped: maps each reason to the number of rows that were left out for this reason.
         phases: maps the name of each phase to its seconds.
         facts: facts of the job summary; empty if the job failed.
-        warnings: the first warnings. `warning_count` is the number of all warnings.
-        spark, stages: SparkWork.summary() and SparkWork.stages; None and empty if the job had no Spark
-            session.
-        core_s: number of cores that were held, times seconds. A job without a Spark session counts as one
-            core, `nightly` as none.
+        warnings: the first warnings.
+        warning_count: number of all warnings.
+        core_s: core seconds: number of cores that the job held, times seconds. A job without a Spark session
+            counts as one core. The job `nightly` counts as no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
-        lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
+        spark: the result of SparkWork.summary(); None if the job had no Spark session.
+        stages: the stages in SparkWork.stages; empty if the job had no Spark session.
+        lineage: the OpenLineage event that ends the run. The event names all datasets that were read and
+            published.
     """
 
     run_id: str
@@ -69,26 +73,28 @@ class RunRecord:
 
     @property
     def failed(self) -> bool:
-        """Whether the exit code is not 0."""
+        """Returns whether the exit code is not 0."""
         return self.exit_code != 0
 
     def to_json(self) -> dict[str, Any]:
-        """All columns and the format version, as JSON values."""
+        """Returns all attributes and the format version, as JSON values."""
         return format_versions.RUN_RECORD.stamp(asdict(self))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
-        """The record of a row. Columns that a later release added are left out.
+        """Returns the run record in a row of the table `runs`.
+
+        Columns that a later release added are ignored.
 
         Raises:
-            TypeError: a column that every row has is missing.
+            TypeError: a column that every row must have is missing.
         """
         known = {column.name for column in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
 def write_record(lake: Lake, record: RunRecord) -> str:
-    """Writes the record as a new file, and returns its path.
+    """Writes a run record to a new file, and returns the path of the file.
 
     Raises:
         InfrastructureError: the file could not be written.
@@ -102,9 +108,14 @@ def write_record(lake: Lake, record: RunRecord) -> str:
 
 
 def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
-    """The records of these run dates, ordered by start time; with `config`, only of this configuration.
+    """Reads the run records of some run dates, ordered by start time.
 
-    A file that is not a run record is left out with a warning, so that foreign files cannot stop a report.
+    If a file is not a run record, it is left out with a warning, so that foreign files cannot stop a report.
+
+    Args:
+        lake: the lake.
+        run_dates: the run dates.
+        config: name of the configuration whose records are read; None for all configurations.
 
     Raises:
         DataError: a newer release wrote a record.
@@ -125,13 +136,13 @@ def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None
 
 
 def dates_up_to(run_date: str, days: int) -> list[str]:
-    """The run date and the days before it, `days` in all, oldest first."""
+    """Returns `days` consecutive dates that end with the run date, oldest first."""
     last = date.fromisoformat(run_date)
     return [(last - timedelta(days=back)).isoformat() for back in reversed(range(days))]
 
 
 def _read(path: str) -> RunRecord | None:
-    """The record in a file. If the file has no record, logs a warning and returns None."""
+    """Reads the run record in a file. If the file has no run record, logs a warning and returns None."""
     try:
         values = json.loads(file_io.read_text(path))
         if not isinstance(values, dict):

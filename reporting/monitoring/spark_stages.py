@@ -1,4 +1,4 @@
-"""Spark's work for a job: its stages and executors, from the status store of the running session."""
+"""Reads the work that Spark did for a job: stages and executors, from the status store of the session."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ _DRAIN_MS = 2_000
 
 @dataclass(frozen=True)
 class Work:
-    """Sums over the tasks of one stage, or of all stages.
+    """The work of one stage or of all stages: sums over the tasks.
 
     Attributes:
-        task_s, cpu_s, gc_s: seconds that the tasks ran, used the CPU (only in the JVM) and collected garbage.
-        input_bytes, output_bytes: bytes that Spark itself read from and wrote to storage, without the bytes
-            that Python workers read and wrote.
-        spilled_bytes: bytes written to disk because memory was short.
+        tasks, failed_tasks: number of tasks, and number of failed tasks.
+        task_s: seconds that the tasks ran.
+        cpu_s: seconds of CPU time in the JVM.
+        gc_s: seconds of garbage collection.
+        input_bytes, input_rows: bytes and rows that Spark itself read from storage. What Python workers read
+            is not included.
+        output_bytes, output_rows: bytes and rows that Spark itself wrote to storage. What Python workers
+            wrote is not included.
+        shuffle_read_bytes, shuffle_write_bytes: bytes that were read from shuffles and written to shuffles.
+        spilled_bytes: bytes that were written to disk because memory was short.
     """
 
     tasks: int = 0
@@ -48,12 +54,14 @@ class SparkWork:
     """The work of one Spark session.
 
     Attributes:
-        executors, cores: number of executors that Spark still lists, and number of their cores. The driver
-            counts as an executor if it runs tasks itself.
+        application_id: Spark's id of the session.
+        executors: number of executors that Spark still lists. The driver counts as an executor if it runs
+            tasks itself.
+        cores: number of cores of these executors.
         core_s: number of cores times lifetime in seconds, added over the executors and the driver.
         total: the sums over the tasks of all stages.
-        stages: the stages with the largest task_s, as flat dictionaries, in the order of their ids.
-        stages_left_out: number of shorter stages that are not in `stages`.
+        stages: the stages with the largest task_s, as flat dictionaries, in the order of the stage ids.
+        stages_left_out: number of stages that are not in `stages`.
     """
 
     application_id: str
@@ -65,7 +73,7 @@ class SparkWork:
     stages_left_out: int
 
     def summary(self) -> dict[str, Any]:
-        """All values except the stages, in one flat dictionary."""
+        """Returns all attributes except `stages`, in one flat dictionary."""
         return {
             "application_id": self.application_id,
             "executors": self.executors,
@@ -77,7 +85,7 @@ class SparkWork:
 
 
 def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
-    """The work of a running session up to `now_s` (seconds since 1970).
+    """Reads the work of a running Spark session, from its start to `now_s` (seconds since 1970).
 
     Raises:
         Exception: any error of Spark or its gateway; for example, the session may have been stopped.
@@ -109,9 +117,13 @@ def spark_work(
     driver_core_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Adds up the work of the stages and the core seconds of the executors. Skipped stages do not count.
+    """Adds up the work of the stages, and the core seconds of the executors. Skipped stages do not count.
 
-    `stages` and `executors` have the form of Spark's REST interface.
+    Args:
+        application_id: Spark's id of the session.
+        stages, executors: dictionaries in the form of Spark's REST interface.
+        driver_core_s: core seconds of the driver.
+        now_s: the current time, in seconds since 1970.
     """
     ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
     works = [_work(stage) for stage in ran]
@@ -131,7 +143,7 @@ def spark_work(
 
 
 def _work(stage: Mapping[str, Any]) -> Work:
-    """The sums of one stage, in seconds and bytes."""
+    """Returns the work of one stage, in seconds and bytes."""
     return Work(
         tasks=stage["numCompleteTasks"] + stage["numFailedTasks"] + stage["numKilledTasks"],
         failed_tasks=stage["numFailedTasks"],
@@ -149,7 +161,7 @@ def _work(stage: Mapping[str, Any]) -> Work:
 
 
 def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
-    """One stage as a flat dictionary."""
+    """Returns the work of one stage as a flat dictionary."""
     began, ended = (_seconds(stage.get(name)) for name in ("submissionTime", "completionTime"))
     return {
         "stage_id": stage["stageId"],
@@ -162,13 +174,19 @@ def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
 
 
 def _lifetime_s(executor: Mapping[str, Any], now_s: float) -> float:
-    """Seconds from the start of an executor to its end, or to now."""
+    """Returns the seconds from the start of an executor to its end.
+
+    If the executor has not ended, returns the seconds up to `now_s`.
+    """
     began, ended = _seconds(executor.get("addTime")), _seconds(executor.get("removeTime"))
     return 0.0 if began is None else max(0.0, (now_s if ended is None else ended) - began)
 
 
 def _seconds(time: Any) -> float | None:
-    """A time of the REST interface, such as 2026-01-08T03:00:00.000GMT, as seconds since 1970."""
+    """Converts a time of Spark's REST interface to seconds since 1970.
+
+    An example of such a time is 2026-01-08T03:00:00.000GMT.
+    """
     if time is None:
         return None
     if isinstance(time, int | float):

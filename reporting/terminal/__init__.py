@@ -1,1 +1,1 @@
-"""Progress lines, tables and bars on a terminal."""
+"""Shows progress lines, tables and bars on a terminal."""

@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 class LiveLine:
-    """One line that each call of draw() replaces. If the stream is not a terminal, nothing is drawn."""
+    """A line that each call of draw() replaces. If the stream is not a terminal, nothing is drawn."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -20,13 +20,13 @@ class LiveLine:
             self._drawn = True
 
     def erase(self) -> None:
-        """Removes the line, so that the next text takes its place."""
+        """Removes the line, so that the next text appears in its place."""
         if self._drawn:
             self._write("\r\x1b[K")
         self._drawn = False
 
     def end(self) -> None:
-        """Leaves the line as it is; the next text begins below it."""
+        """Ends the line and keeps its text. The next text begins on a new line."""
         if self._drawn:
             self._write("\n")
         self._drawn = False

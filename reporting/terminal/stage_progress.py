@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: one line per stage, with the seconds of the running stage."""
+"""Shows the progress of a run on a terminal: one line per stage, with the seconds of the running stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOB_WIDTH = 23  # measure_recommendations
 
 
 class StageProgress:
-    """Writes one line per stage. On a terminal, the line of the running stage shows its seconds."""
+    """Writes one line per stage. On a terminal, the line of the running stage also shows its seconds."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -20,13 +20,13 @@ class StageProgress:
         self._shown_s = -1
 
     def write(self, text: str = "") -> None:
-        """Writes lines. Control characters are escaped, because the lines may have values from data."""
+        """Writes lines of text, and escapes control characters, because the text may contain log values."""
         self._clock.erase()
         self._shown_s = -1
         print(printable_lines(text), file=self._stream, flush=True)
 
     def tick(self, job: str, seconds: float) -> None:
-        """Shows the seconds of the running stage. Called several times per second."""
+        """Shows the seconds of the running stage. The caller calls this method several times per second."""
         if int(seconds) != self._shown_s:
             self._shown_s = int(seconds)
             self._clock.draw(_line(job, "running", self._shown_s, ""))
@@ -37,5 +37,8 @@ class StageProgress:
 
 
 def _line(job: str, state: str, seconds: float, remark: str) -> str:
-    """`train_model  done  1.4 s  30 steps`, in columns."""
+    """Returns the line of a stage, in columns.
+
+    An example, without the padding, is `train_model  done  1.4 s  30 steps`.
+    """
     return f"  {job:<{_JOB_WIDTH}}  {state:<7} {seconds:>6.1f} s  {remark}".rstrip()

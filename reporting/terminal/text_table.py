@@ -1,4 +1,4 @@
-"""Aligned tables on a terminal."""
+"""Formats aligned tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conf.printable import printable
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """An aligned table, indented by two spaces. Control characters in the cells are escaped.
+    """Returns an aligned table, indented by two spaces. Control characters in the cells are escaped.
 
     Args:
         headers: one header per column.

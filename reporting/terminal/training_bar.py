@@ -16,12 +16,17 @@ _WIDTH = 24
 
 
 class TrainingBar:
-    """Shows the log entries of rank 0. Use it as a context manager: leaving it ends the line of the bar.
+    """Shows the log entries of rank 0 during a training. Use it as a context manager.
 
-    An entry has `training` (the architecture), `step`, `steps` (number of all steps) and `batch_rows` (rows
-    per step). It also has `loss`, `rows_per_s` and `loader_wait_share`, measured since the previous entry.
-    The time left is computed from `rows_per_s`. The step number may decrease: if an elastic training loses a
-    rank, it continues from its last checkpoint.
+    Leaving the context manager ends the line of the bar. An entry is a dictionary with these keys:
+
+    - `training`: the architecture
+    - `step`, `steps`: index of the current step, and number of all steps
+    - `batch_rows`: number of rows per step
+    - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
+
+    The time left is computed from `rows_per_s`. The step index may decrease: if an elastic training loses a
+    rank, the training continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -37,7 +42,7 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Draws an entry. The first entry of another training starts a new line."""
+        """Shows an entry. If the entry belongs to another training than the last one, a new line begins."""
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()
@@ -53,7 +58,7 @@ class TrainingBar:
 
 
 def _line(entry: Mapping[str, Any]) -> str:
-    """The figures of an entry, in columns."""
+    """Returns the figures of an entry as one line with columns."""
     step, steps = int(entry["step"]), int(entry["steps"])
     parts = [
         f"{step:>{len(f'{steps:,}')},}/{steps:,}",
@@ -66,7 +71,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """The time that `steps` more steps take at the speed `rows_per_s` of the entry, as text."""
+    """Returns, as text, the time that `steps` more steps take at the speed of the entry."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -1,7 +1,7 @@
-"""Candidate generation: the items that each user is scored against. One source per file.
+"""Candidate generation: chooses the items that each user is scored against. Each source has one file.
 
 The result has one row per user. Its column `candidates` is an array of indices into the table
-candidate_items. A null array means that all items except those in `excluded` are candidates; this common case
-then takes only a few bytes per user. `sources` has, for each candidate, the index of the source that proposed
-it.
+candidate_items. A null array means that all items except the items in `excluded` are candidates. This case is
+common, and the null array takes only a few bytes per user. The column `sources` has one element per
+candidate: the index of the source that proposed the candidate.
 """

@@ -1,4 +1,7 @@
-"""The source `all_items`: all items except the excluded ones, written as a null array of candidates."""
+"""The source `all_items`: proposes all items except the excluded items.
+
+A null array of candidates stands for all these items.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from storage.feature_spec import USER_KEY
 
 
 def all_items(exclusions: Exclusions) -> DataFrame:
-    """(user_key, candidates null, excluded, sources null); excluded is null if no item is excluded."""
+    """Returns the candidates table of the source `all_items`, one row per user.
+
+    The columns are user_key, candidates, excluded and sources. `candidates` and `sources` are null.
+    `excluded` is null if no item is excluded for the user.
+    """
     null = F.lit(None)
     return exclusions.users.select(
         USER_KEY,

@@ -19,16 +19,18 @@ from storage.feature_spec import USER_KEY
 
 @dataclass(frozen=True)
 class SourceTables:
-    """The tables that sources of candidates read.
+    """The tables that the sources of candidates read.
 
     Attributes:
-        exclusions: one row per user, with the items that no source may return for this user.
-        items: (item_index, item_key).
-        rows: the feature rows of the configured splits: user_key, item_key, label, features_dt and, if the
-            log has it, event_time.
-        run_date: the last day of the window of days whose clicks a source counts.
-        segments: maps the name of each segment that a source uses to a frame (user_key, segment).
-        retrieved: (user_key, candidates) from the source `retrieval`; None without this source.
+        exclusions: the items that no source may propose for a user.
+        items: a frame with the columns item_index and item_key, one row per item.
+        rows: the feature rows of the configured splits. The columns are user_key, item_key, label and
+            features_dt, and also event_time if the log has it.
+        run_date: the last day whose clicks a source counts.
+        segments: maps the name of each segment that a source uses to a frame with the columns user_key and
+            segment.
+        retrieved: a frame with the columns user_key and candidates from the source `retrieval`; None if this
+            source is not configured.
     """
 
     exclusions: Exclusions
@@ -40,7 +42,10 @@ class SourceTables:
 
 
 def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
-    """One row per user: (user_key, candidates array<int>, excluded array<int>, sources array<tinyint>)."""
+    """Returns the candidates of all configured sources, one row per user.
+
+    The columns are user_key, candidates array<int>, excluded array<int> and sources array<tinyint>.
+    """
     lists = []
     for source in config.sources:
         if isinstance(source, AllItems):
@@ -50,10 +55,10 @@ def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
 
 
 def _candidates_of(source: Popular | Covisitation | Retrieval, tables: SourceTables) -> DataFrame:
-    """(user_key, candidates) of one source."""
+    """Returns the candidates of one source: a frame with the columns user_key and candidates."""
     if isinstance(source, Retrieval):
         if tables.retrieved is None:
-            raise ValueError("internal error, please report: a retrieval source without retrieved candidates")
+            raise ValueError("internal error, please report: the source `retrieval` has no candidates")
         return tables.retrieved
     rows = within(tables.rows, source.window_days, tables.run_date)
     if isinstance(source, Covisitation):

@@ -1,4 +1,4 @@
-"""Selects the feature rows that sources and filters of candidates read, such as clicks of the last days."""
+"""Selects the feature rows that candidates are computed from, such as the clicks of the last days."""
 
 from __future__ import annotations
 
@@ -18,20 +18,29 @@ _DAY_US = 86_400_000_000
 
 
 def clicked_items(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Distinct (user_key, item_index) of the rows with label 1 whose item is in `items`."""
+    """Returns one row (user_key, item_index) for each user and each item that this user clicked.
+
+    Items that are not in `items` are left out.
+    """
     return observed_items(rows.where(F.col(LABEL) == 1), items)
 
 
 def observed_items(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Distinct (user_key, item_index) of the rows, clicked or not, whose item is in `items`."""
+    """Returns one row (user_key, item_index) for each user and each item in the rows of this user.
+
+    It does not matter whether the user clicked the item.
+
+    Items that are not in `items` are left out.
+    """
     pairs = rows.select(USER_KEY, ITEM_KEY).join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
     return pairs.select(USER_KEY, ITEM_INDEX).distinct()
 
 
 def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
-    """The rows of the last `days` days, including the run date; all rows if `days` is None.
+    """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
 
-    The day of a row is that of its event_time, or the date of its partition if the log has no event_time.
+    The day of a row is the day of its event_time. If the log has no event_time, it is the date of the
+    partition.
     """
     if days is None:
         return rows
@@ -43,5 +52,8 @@ def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
 
 
 def recency(rows: DataFrame) -> Column:
-    """The column that orders rows in time: event_time, or the date of the partition if the log has none."""
+    """Returns the column that orders rows by time.
+
+    This column is event_time. If the log has no event_time, it is the date of the partition.
+    """
     return F.col(EVENT_TIME if EVENT_TIME in rows.columns else FEATURES_DT)

@@ -1,21 +1,20 @@
-"""The source `covisitation`: items clicked by users who clicked the same items as this user.
+"""The source `covisitation`: proposes items clicked by users who clicked the same items as this user.
 
-The method uses a matrix of clicks with one row per user and one column per item. A row has a 1 for each of
-the last `clicks_per_user` distinct items that the user clicked. Rows are scaled to unit length, so that users
-with many clicks count no more than others. The similarity of two items is the cosine of their columns (M.
-Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections 4.1 and
-4.3):
+The method uses a matrix of clicks with one row per user and one column per item. In the row of a user, the
+last `clicks_per_user` distinct items that the user clicked have the value 1. Rows are scaled to unit length,
+so that users with many clicks do not count more than others. The similarity of two items is the cosine of
+their columns (M. Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004,
+sections 4.1 and 4.3):
 
     sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j])
 
 Here w_u is 1 / (number of items in the row of user u), and [condition] is 1 if the condition is true, else 0.
+For each item i, only the `neighbours` most similar items are used. A user's score of item j is the sum of
+sim(i, j) over those of the user's items i that have j among these most similar items.
 
-A user's score of item j is the sum of sim(i, j) over the user's items i that have j among their `neighbours`
-most similar items.
-
-Weights are stored as integers in units of 2⁻²⁴, similarities in units of 2⁻³⁰. So all sums are exact, and the
-same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² pairs
-of items. Each task adds up the weights of equal pairs before the shuffle.
+Weights are stored as integers in units of 2⁻²⁴, and similarities as integers in units of 2⁻³⁰. Therefore all
+sums are exact, and the same log gives the same lists, however Spark partitions the rows. A user adds at most
+clicks_per_user² pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
 """
 
 from __future__ import annotations
@@ -40,15 +39,16 @@ _SALTS = 8
 def covisited_items(
     config: Covisitation, exclusions: Exclusions, rows: DataFrame, items: DataFrame
 ) -> DataFrame:
-    """(user_key, candidates): the n items with the highest scores that are not excluded, ties by item index.
+    """Returns, for each user, the n items with the highest scores that are not excluded.
 
-    A user without clicks gets an empty list.
+    The result has the columns user_key and candidates. If scores are equal, the smaller item index comes
+    first. A user without clicks gets an empty list.
 
     Args:
-        config: the settings of the source.
-        exclusions: one row per user.
-        rows: user_key, item_key, label and the column of recency().
-        items: (item_index, item_key).
+        config: the settings of the source, such as n.
+        exclusions: the excluded items of each user.
+        rows: a frame with the columns user_key, item_key, label and the column that recency() returns.
+        items: a frame with the columns item_index and item_key, one row per item.
     """
     history = latest_items(rows, items, config.clicks_per_user).persist()
     near = nearest(similarities(history), config.neighbours)
@@ -70,9 +70,11 @@ def covisited_items(
 
 
 def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
-    """(user_key, item_index, weight int64): the last `most` items that a user clicked, ties by item index.
+    """Returns the last `most` items that each user clicked.
 
-    The weight is floor(WEIGHT_UNITS / number of these items).
+    The result has one row per user and item, with the columns user_key, item_index and weight (int64). The
+    weight is floor(WEIGHT_UNITS / number of the user's items in the result). If the times are equal, the
+    smaller item index is preferred.
     """
     clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY, recency(rows).alias("at"))
     latest = (
@@ -88,9 +90,9 @@ def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
 
 
 def similarities(history: DataFrame) -> DataFrame:
-    """(item_index, other, similarity int64 in units of 2⁻³⁰) of two items that the same user clicked.
+    """Returns the similarity of each ordered pair of different items that at least one user clicked both.
 
-    Each pair has two rows, one in each order.
+    The result has the columns item_index, other and similarity. `similarity` is an int64 in units of 2⁻³⁰.
     """
     pairs = history.join(history.select(USER_KEY, F.col(ITEM_INDEX).alias("other")), USER_KEY)
     together = (
@@ -110,7 +112,14 @@ def similarities(history: DataFrame) -> DataFrame:
 
 
 def nearest(similar: DataFrame, most: int) -> DataFrame:
-    """For each item, the `most` other items that are most similar to it, ties by item index."""
+    """Returns, for each item, the rows of the `most` other items that are most similar to it.
+
+    If similarities are equal, the smaller item index is preferred.
+
+    Args:
+        similar: a frame with the columns item_index, other and similarity.
+        most: maximum number of rows per item.
+    """
     order: list[Column] = [F.desc("similarity"), F.asc("other")]
     place = F.row_number().over(Window.partitionBy(ITEM_INDEX).orderBy(*order))
     ranked = similar.select("*", place.alias("place")).where(F.col("place") <= most)

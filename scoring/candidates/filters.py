@@ -1,4 +1,4 @@
-"""Filters by user: items that the user clicked or saw, and items not allowed for the user's attributes."""
+"""Excludes items for each user: items that the user clicked or saw, and items that attributes forbid."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class AttributeFilter:
     """A filter by a user attribute (NotAllowed in conf).
 
     Attributes:
-        name: the filter's name, under which its excluded pairs are counted.
+        name: the name of the filter in the counts of excluded pairs.
         kind: `deny` excludes the items that have a row with the user's value. `allow` excludes the items that
-            have rows, but none with the user's value. `at_least` excludes the items whose value is greater
+            have rows, but no row with the user's value. `at_least` excludes the items whose value is greater
             than the user's value.
-        rows: (item_key, value), distinct, without nulls. For `at_least` there is one row per item, and value
-            is a number.
-        attribute: the user attribute (a column) that is compared with value.
+        rows: a frame with the columns `item_key` and `value`, without nulls and without repeated rows. For
+            `at_least`, there is one row per item, and `value` is a number.
+        attribute: the user attribute (a column) that is compared with the column `value`.
     """
 
     name: str
@@ -43,11 +43,11 @@ class AttributeFilter:
 
 @dataclass(frozen=True)
 class Exclusions:
-    """The items that no source may return for a user.
+    """The items that no source may propose for a user.
 
     Attributes:
-        users: (user_key, excluded), one row per user; excluded is an array<int> of ascending item indices, or
-            null if no item is excluded.
+        users: a frame with the columns user_key and excluded, one row per user. `excluded` is an array<int>
+            of ascending item indices, or null if no item is excluded.
         most: length of the longest array `excluded`.
         counts: maps the name of each filter to the number of (user, item) pairs that the filter excludes.
             Several filters may exclude the same pair.
@@ -59,16 +59,18 @@ class Exclusions:
 
 
 def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
-    """The items that must not be recommended to a user again, as `candidates.repeats` configures.
+    """Returns the items that must not be recommended to a user again, and the name of this filter.
+
+    The settings `repeats` and `candidates.exclude_clicked` decide which items these are.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        items: (item_index, item_key).
+        items: a frame with the columns item_index and item_key, one row per item.
 
     Returns:
-        Two values: distinct (user_key, item_index), or None if every item may be recommended again; and the
-        name of this filter.
+        Two values. The first is a frame with the columns user_key and item_index, without repeated rows; None
+        if every item may be recommended again. The second is the name of the filter.
     """
     splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
     if not splits or repeats == "all":
@@ -92,14 +94,14 @@ def exclude(
     """Computes which items are excluded for each user.
 
     Args:
-        users: user_key.
-        items: (item_index, item_key).
-        known: distinct (user_key, item_index) of items that must not be recommended to the user again; None
-            excludes nothing.
+        users: a frame with the column user_key, one row per user.
+        items: a frame with the columns item_index and item_key, one row per item.
+        known: a frame with the columns user_key and item_index, without repeated rows: the items that must
+            not be recommended to the user again. None excludes nothing.
         filters: the filters by a user attribute.
-        attributes: user_key and the attributes that the filters use, one row per user. If a user has no row,
-            its attributes are null.
-        known_as: the name under which the pairs of `known` are counted.
+        attributes: a frame with user_key and the attributes that the filters use, one row per user. If a user
+            has no row, the user's attributes are null.
+        known_as: the name of the filter `known` in the counts of excluded pairs.
     """
     lists: dict[str, Column] = {}
     frame = users.select(USER_KEY)
@@ -137,15 +139,16 @@ def exclude(
 
 
 def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:
-    """(_value, excluded): the ascending indices of the items excluded for users with this value.
+    """Returns the items that a filter excludes for each value of the user attribute.
 
-    A value for which no item is excluded has no row.
+    The result has the columns _value and excluded, where excluded is an array of ascending item indices. If
+    no item is excluded for a value, the value has no row.
 
     Args:
         rule: the filter.
-        values: the distinct values of the users in the column `_value`; null stands for users without a
-            value.
-        items: (item_index, item_key).
+        values: a frame with the column _value: the distinct attribute values of the users. Null stands for
+            users without a value.
+        items: a frame with the columns item_index and item_key, one row per item.
     """
     numbered = rule.rows.withColumnRenamed("value", _NEEDED).join(
         items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY
@@ -163,15 +166,15 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
 
 def _typed(rule: AttributeFilter, value: Column) -> Column:
-    """The value in the type used for the comparison: a number for `at_least`, otherwise text."""
+    """Casts a value for the comparison: to a number for `at_least`, otherwise to text."""
     return value.cast("double" if rule.kind == "at_least" else "string")
 
 
 def _length(items: Column) -> Column:
-    """Length of an array, 0 for null."""
+    """Returns the length of an array, or 0 for a null array."""
     return F.when(items.isNotNull(), F.size(items)).otherwise(0)
 
 
 def _no_items() -> Column:
-    """A null array."""
+    """Returns a null array."""
     return F.lit(None).cast("array<int>")

@@ -1,4 +1,7 @@
-"""The inputs of candidate generation: feature rows, users, and the tables of the section `candidates`."""
+"""Reads the inputs of candidate generation.
+
+The inputs are feature rows, users, and the tables of the section `candidates`.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,18 @@ USER_ATTRIBUTES = "candidates.user_attributes"
 
 @dataclass(frozen=True)
 class CandidateTables:
-    """The users table and the tables that the section `candidates` names, checked when they are read.
+    """The table `users`, and the tables that the section `candidates` names. Their values are checked.
 
     Attributes:
-        users: the manifest of the users table of the run date.
+        users: the manifest of the table `users` on the run date.
         filters: the filters by a user attribute.
-        out_of_stock: (item_key) of the items that are out of stock; None if no such table is configured.
-        segments: maps the name of each segment that a source uses to a frame (user_key, segment).
-        attributes: user_key and all columns of user_attributes, one row per user; None without this table.
-        retriever: the model that the source `retrieval` uses; None without this source.
+        out_of_stock: a frame with the item_key of each item that is out of stock; None if no such table is
+            configured.
+        segments: maps the name of each segment that a source uses to a frame with the columns user_key and
+            segment.
+        attributes: a frame with user_key and all columns of the table `user_attributes`, one row per user;
+            None if this table is not configured.
+        retriever: the model that the source `retrieval` uses; None if this source is not configured.
     """
 
     users: Manifest
@@ -56,12 +62,13 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
 
     Args:
         context: the context of the run.
-        version: workflow version of the users table.
+        version: workflow version of the table `users`.
 
     Raises:
-        ConfigError: a segment is neither a feature of scope `user` nor a column of user_attributes.
-        DataError: a table is missing, or a value breaks a rule of its table (the message names file, column
-            and value), or no retriever was trained.
+        ConfigError: a segment is neither a feature of scope `user` nor a column of the table
+            `user_attributes`.
+        DataError: a table is missing, a value breaks a rule of its table, or no retriever was trained. For a
+            wrong value, the message names file, column and value.
     """
     config = context.config.candidates
     users = read_manifest(context.lake.users(version).partition(context.run_date))
@@ -101,7 +108,10 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
 
 
 def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> DataFrame:
-    """The feature rows of some splits: user_key, item_key, label, features_dt, and event_time if logged."""
+    """Returns the feature rows of some splits.
+
+    The columns are user_key, item_key, label and features_dt, and also event_time if the log has it.
+    """
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
     return read_split(context.spark, context.lake, dataset, splits, columns)
 
@@ -109,7 +119,14 @@ def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -
 def users_of(
     context: RunContext, version: str, users: Manifest, columns: list[str] | None = None
 ) -> DataFrame:
-    """The columns `columns` (by default user_key) of the users table whose files the manifest names."""
+    """Reads the columns `columns` of the table `users`. By default, this is only user_key.
+
+    Args:
+        context: the context of the run.
+        version: workflow version of the table.
+        users: the manifest that names the files of the table.
+        columns: names of the columns.
+    """
     partition = context.lake.users(version).partition(context.run_date)
     return rows_of(context.spark, partition, users, columns=columns or [USER_KEY])
 
@@ -117,13 +134,15 @@ def users_of(
 def exclusions(
     context: RunContext, dataset: Dataset, version: str, items: DataFrame, tables: CandidateTables
 ) -> Exclusions:
-    """The items excluded for each user: items clicked or seen, and items not allowed for its attributes.
+    """Returns the items that are excluded for each user.
+
+    These are the items that the user clicked or saw, and the items that the user's attributes forbid.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        version: workflow version of the users table.
-        items: (item_index, item_key).
+        version: workflow version of the table `users`.
+        items: a frame with the columns item_index and item_key, one row per item.
         tables: the users and the filters.
     """
     known, known_as = known_items(context, dataset, items)
@@ -138,13 +157,15 @@ def retrieve(
     numbered: Manifest,
     excluded: Exclusions,
 ) -> DataFrame | None:
-    """(user_key, candidates) from the source `retrieval`; None if this source is not configured.
+    """Returns the candidates of the source `retrieval`; None if this source is not configured.
+
+    The result has the columns user_key and candidates, one row per user.
 
     Args:
         context: the context of the run.
-        version: workflow version of the users table.
+        version: workflow version of the table `users`.
         tables: the users and the retriever.
-        numbered: the manifest of candidate_items.
+        numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
     """
     source, retriever = context.config.candidates.retrieval, tables.retriever
@@ -163,7 +184,10 @@ def retrieve(
 
 
 def table_digests(context: RunContext) -> dict[str, str]:
-    """Maps the configuration key of each table that candidates are computed from to the table's digest."""
+    """Returns the digests (hashes) of the tables that candidates are computed from.
+
+    The result maps the configuration key of each table to the digest of the table.
+    """
     config = context.config.candidates
     tables: dict[str, RawTable] = {_section(number): table for number, table in enumerate(config.filters)}
     if config.user_attributes is not None:
@@ -177,7 +201,10 @@ def table_digests(context: RunContext) -> dict[str, str]:
 def _segments(
     context: RunContext, version: str, users: Manifest, attributes: DataFrame | None
 ) -> dict[str, DataFrame]:
-    """Maps each segment name of a source to (user_key, segment), read from user_attributes or users."""
+    """Reads the segments that sources use, from the table `user_attributes` or the table `users`.
+
+    The result maps the name of each segment to a frame with the columns user_key and segment.
+    """
     sources = context.config.candidates.sources
     names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
@@ -200,7 +227,10 @@ def _segments(
 
 
 def _retriever(context: RunContext, version: str) -> ModelInfo | None:
-    """The newest retriever trained with this workflow version; None without the source `retrieval`."""
+    """Returns the newest retriever (retrieval model) that was trained with this workflow version.
+
+    Returns None if the source `retrieval` is not configured.
+    """
     if context.config.candidates.retrieval is None:
         return None
     trained = retriever_as_of(context.lake, context.config, context.run_date, version)
@@ -212,7 +242,7 @@ def _retriever(context: RunContext, version: str) -> ModelInfo | None:
 
 
 def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> AttributeFilter:
-    """Reads the table of a filter by attribute, and returns the filter."""
+    """Reads the table of a filter by a user attribute, and returns the filter."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
     rows = read_attributes(
         context.spark,
@@ -230,12 +260,12 @@ def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> At
             path = require_raw(context.config, table, context.run_date, recorder=context.recorder).paths[0]
             raise DataError(
                 f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
-                f"give every item of the table a number in {table.value}, or remove its row",
+                f"give every item of the table a number in {table.value}, or remove the row of this item",
             )
     keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
     return AttributeFilter(table.name, table.rule, rows.select(*keys), table.attribute)
 
 
 def _section(number: int) -> str:
-    """The configuration key of the filter with this number."""
+    """Returns the configuration key of the filter with the index `number`."""
     return f"candidates.filters.{number}"

@@ -1,4 +1,4 @@
-"""The items that may be candidates of any user, and their indices."""
+"""Chooses the items that may be candidates of any user, and gives each item an index."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _REASON = "_reason"
 
 
 def number_items(items: DataFrame) -> DataFrame:
-    """The items with item_index (int32, 0..n-1 in the order of item_key) as the first column.
+    """Adds item_index as the first column: the position of the item in the order of item_key, from 0 (int32).
 
-    One task numbers all items. They fit into its memory: to be scored, all items must fit on one device
-    anyway.
+    A single task sorts all items. Its memory suffices, because scoring needs all items on one device anyway.
     """
     order = F.row_number().over(Window.orderBy(F.asc(ITEM_KEY)))
     return items.select((order - 1).alias(ITEM_INDEX), *items.columns)
@@ -26,14 +25,14 @@ def number_items(items: DataFrame) -> DataFrame:
 def available_items(
     items: DataFrame, seen: DataFrame | None, out_of_stock: DataFrame | None
 ) -> tuple[DataFrame, dict[str, int]]:
-    """The items that may be candidates, and the number of items left out for each reason.
+    """Returns the items that may be candidates, and the number of items that each filter left out.
 
     An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: any columns, including item_key.
-        seen: rows with item_key. An item that has no row here is inactive. None skips this filter.
-        out_of_stock: distinct item_key; None skips this filter.
+        items: a frame with item_key and any other columns.
+        seen: a frame with item_key. An item without a row in this frame is inactive. None skips this filter.
+        out_of_stock: a frame with distinct item_key. None skips this filter.
 
     Raises:
         DataError: no item is left.
@@ -61,5 +60,5 @@ def available_items(
 
 
 def filter_names(seen: DataFrame | None, out_of_stock: DataFrame | None) -> list[str]:
-    """The names of the filters that apply. A filter whose argument is None does not apply."""
+    """Returns the names of the filters that apply. If the argument of a filter is None, it does not apply."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

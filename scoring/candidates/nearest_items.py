@@ -1,8 +1,9 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
 Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
-device. Products are computed for one block of items at a time, and the best items of the block are merged
-with the best items so far. So only the items' vectors need more memory when there are more items.
+device. The dot products of one block of consecutive items are computed at a time. Then the best items of the
+block are merged with the best items of the earlier blocks. So if there are more items, only their vectors
+need more memory.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _BATCH_ITEMS = 8_192
 
 @dataclass(frozen=True)
 class Retriever:
-    """A two-tower model and the vectors of all items.
+    """A two-tower model and the vectors of all items, which finds the nearest items of users.
 
     Attributes:
         predictor: the model on its device.
-        towers: predictor.model, typed as a TwoTower.
-        vectors: (N, E) float32 on the device, by item index.
-        context: the context features of the run, one row on the CPU.
+        towers: the same model as `predictor.model`, with the type TwoTower.
+        vectors: (N, E) float32 on the device: one vector of length E for each item index.
+        context: the model inputs of the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
         max_products: maximum number of dot products that are on the device at the same time.
     """
@@ -61,15 +62,17 @@ class Retriever:
 
     @torch.inference_mode()
     def retrieve(self, users: pa.RecordBatch) -> pa.RecordBatch:
-        """The nearest items of each user, in the order of the users, as a batch with the schema LISTED.
+        """Returns the nearest items of each user, as a batch with the schema LISTED.
 
-        A list has n items, or fewer if so many items are excluded that fewer than n remain.
+        The users keep their order. A list has n items. It has fewer items if fewer than n items are not
+        excluded.
 
         Args:
-            users: user_key, the user features, excluded.
+            users: a batch with one row per user: user_key, the user features, and excluded.
 
         Raises:
-            DataError: a dot product is NaN, or excluded indices are out of range. The message names the user.
+            DataError: a dot product is NaN, or an index in `excluded` is out of range. The message names the
+                user.
         """
         predictor, keys = self.predictor, users.column(USER_KEY)
         side = side_of(pa.Table.from_batches([users]), predictor.spec, predictor.multi_hot, "user").plus(
@@ -90,7 +93,16 @@ class Retriever:
         return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
 
     def _best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """(U, n) ranking keys of the items nearest to (U, E) user vectors, padded with NO_CANDIDATE."""
+        """Returns the ranking keys of the n nearest items of each user, shape (U, n).
+
+        If a user has fewer items, NO_CANDIDATE fills the end of the row. A ranking key combines the dot
+        product and the item index (scoring/ranking/top_k.py).
+
+        Args:
+            vectors: (U, E) user vectors.
+            excluded: row indices and item indices of the excluded pairs, as `_excluded` returns them.
+            users: the keys of the users, for error messages.
+        """
         best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
         row, item = excluded
         first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
@@ -110,7 +122,7 @@ class Retriever:
         return best
 
     def _width(self, users: int) -> int:
-        """Number of items in a block that is compared with this many users."""
+        """Returns the number of items whose dot products with `users` users are computed together."""
         return max(1, self.max_products // max(users, 1))
 
     def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
@@ -125,10 +137,12 @@ class Retriever:
             )
 
     def _excluded(self, lists: pa.ListArray, users: pa.Array) -> tuple[Tensor, Tensor]:
-        """(rows, item indices) of the excluded pairs, on the device.
+        """Returns the excluded pairs as two tensors on the device: the row indices, and the item indices.
+
+        A row index is the position of the user in `lists`.
 
         Raises:
-            DataError: an index is out of range. The message names the user.
+            DataError: an item index is out of range. The message names the user.
         """
         lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(len(lists)), lengths)
@@ -138,17 +152,24 @@ class Retriever:
             raise DataError(
                 f"an excluded index of user {users[int(row[wrong[0]])]} is {item[wrong[0]]}, but there are "
                 f"{len(self.vectors)} candidate items",
-                "exclusions and candidate_items belong to different runs: run build_candidates again",
+                "the exclusions and the table `candidate_items` belong to different runs: "
+                "run build_candidates again",
             )
         device = self.vectors.device
         return torch.from_numpy(row).to(device), torch.from_numpy(item).to(device)
 
 
 def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
-    """Ranking keys of the chosen cells of a matrix (U, width) of dot products, padded with NO_CANDIDATE.
+    """Returns the ranking keys of some cells of a matrix of dot products.
 
-    The result is as wide as the largest number of chosen cells in a row. When the users' lists are full, few
-    cells are chosen, and keys are computed only for the chosen cells.
+    Only the cells that `chosen` marks get a key, because few cells are marked when the lists of the users are
+    already full. Row u of the result has the keys of the marked cells in row u. The result is as wide as the
+    largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
+
+    Args:
+        products: (U, width) dot products of users and items.
+        chosen: (U, width) bool.
+        first: the item index of the first column.
     """
     row, column = chosen.nonzero(as_tuple=True)
     counts = chosen.sum(dim=1)
@@ -162,17 +183,17 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     """Reads the items and computes their vectors.
 
     Args:
-        request: names the model and the items.
+        request: names the model and the files of the items.
         predictor: the loaded model `request.model`.
 
     Raises:
-        ConfigError: the model has no towers, or a context value is missing.
+        ConfigError: the model is not a two-tower model, or a context value is missing.
     """
     towers = predictor.model
     if not isinstance(towers, TwoTower):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "set `model` of the source retrieval to a two_tower model, and run train_retriever",
+            "set `model` of the source `retrieval` to a two_tower model, and run train_retriever",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
@@ -183,7 +204,10 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
 
 @torch.inference_mode()
 def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
-    """Yields item vectors (N, E) in batches of `_BATCH_ITEMS` rows; one empty batch if there are no items."""
+    """Yields the item vectors (N, E) in batches of `_BATCH_ITEMS` rows.
+
+    If there are no items, yields one empty batch.
+    """
     for first in range(0, max(len(items.dense), 1), _BATCH_ITEMS):
         rows = slice(first, first + _BATCH_ITEMS)
         yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))

@@ -1,4 +1,7 @@
-"""The source `popular`: the items with the most clicks by all users, or by users of the same segment."""
+"""The source `popular`: proposes the items with the most clicks.
+
+The clicks of all users count, or only the clicks of users in the same segment.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,27 @@ SEGMENT = "segment"
 
 
 def popularity(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """(item_index, clicks int64) of every item; clicks counts rows with label 1."""
+    """Returns the number of clicks on each item: a frame with the columns item_index and clicks (int64).
+
+    A click is a row with label 1.
+    """
     clicks = rows.where(F.col(LABEL) == 1).groupBy(ITEM_KEY).agg(F.count(F.lit(1)).alias("clicks"))
     counted = items.select(ITEM_KEY, ITEM_INDEX).join(clicks, ITEM_KEY, "left")
     return counted.select(ITEM_INDEX, F.coalesce("clicks", F.lit(0)).alias("clicks"))
 
 
 def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFrame:
-    """(user_key, candidates): the n most popular items not excluded for the user, most popular first.
+    """Returns, for each user, the n most popular items that are not excluded, most popular first.
 
-    Popularity is the number of clicks, ties by item index. If c items are excluded for a user, the user's
-    list comes from the n + c most popular items. So only the first n + max(c) items are sent to the tasks.
+    The result has the columns user_key and candidates. The popularity of an item is its number of clicks. If
+    two items have equally many clicks, the item with the smaller index comes first. If c items are excluded
+    for a user, the n items are among the n + c most popular items. So only the first n + max(c) items are
+    sent to the tasks.
 
     Args:
-        exclusions: one row per user.
-        popular: (item_index, clicks), as popularity() returns it.
-        n: length of the lists.
+        exclusions: the excluded items of each user.
+        popular: a frame with the columns item_index and clicks, as popularity() returns it.
+        n: maximum length of a list.
     """
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
     ranked = popular.select(ITEM_INDEX, place.alias("place")).where(F.col("place") <= n + exclusions.most)
@@ -40,17 +48,17 @@ def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFra
 def popular_in_segment(
     exclusions: Exclusions, rows: DataFrame, items: DataFrame, segments: DataFrame, n: int
 ) -> DataFrame:
-    """Like popular_items, but counts only the clicks of users in the same segment.
+    """Does the same as popular_items, but counts only the clicks of users in the same segment.
 
-    Items that no user of the segment clicked are left out. The list is empty if the user's segment is null or
-    has no clicks.
+    Items that no user of the segment clicked are left out. A user's list is empty if the user's segment is
+    null or has no clicks.
 
     Args:
-        exclusions: one row per user.
-        rows: user_key, item_key, label.
-        items: (item_index, item_key).
-        segments: (user_key, segment), one row per user.
-        n: length of the lists.
+        exclusions: the excluded items of each user.
+        rows: a frame with the columns user_key, item_key and label.
+        items: a frame with the columns item_index and item_key, one row per item.
+        segments: a frame with the columns user_key and segment, one row per user.
+        n: maximum length of a list.
     """
     clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
     known = segments.where(F.col(SEGMENT).isNotNull()).select(USER_KEY, SEGMENT)
@@ -71,11 +79,14 @@ def popular_in_segment(
 
 
 def allowed(ranking: Column, n: int) -> Column:
-    """The first n items of a ranking that are not in `excluded`. No item may occur twice in the ranking."""
+    """Returns the first n items of a ranking that are not in the column `excluded`.
+
+    No item may occur twice in the ranking.
+    """
     no_items = F.array().cast("array<int>")
     return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, no_items)), 1, n)
 
 
 def _in_order() -> Column:
-    """The item indices of a group, ordered by the column `place`."""
+    """Returns an array of the item indices of a group, ordered by the column `place`."""
     return F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX))).getField(ITEM_INDEX)

@@ -1,4 +1,4 @@
-"""The union of several sources, in the order of the configuration. Each source has a quota."""
+"""Unites the candidates of several sources, in the order of the configuration. Each source has a quota."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from storage.feature_spec import USER_KEY
 
 
 def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:
-    """(user_key, candidates, excluded null, sources): the lists one after the other, without repeated items.
+    """Unites the candidates that several sources propose for each user, without repeated items.
 
-    An item that several sources propose counts only for the first of these sources. The other sources do not
-    get another item in its place. A user who has no row in any of the lists gets an empty list.
+    The candidates of the first source come first. If several sources propose an item, it counts only for the
+    first of these sources. The other sources do not get another item in its place. If no source has a row for
+    a user, the user gets an empty list.
 
     Args:
-        users: user_key. The result has one row for each of these users.
-        lists: (user_key, candidates array<int> without repeats), already cut to the quota of their source.
+        users: a frame with the column user_key. The result has one row for each of these users.
+        lists: one frame per source, with the columns user_key and candidates (array<int> without repeats).
+            Each list is already cut to the quota of its source.
         most: maximum length of a user's list; None for no limit.
 
     Returns:
-        `sources` is an array<tinyint> as long as `candidates`: the index of each item's source in `lists`.
+        A frame with the columns user_key, candidates, excluded and sources. `excluded` is null. `sources` is
+        an array<tinyint> as long as `candidates`: for each candidate, the index of its source in `lists`.
     """
     no_items = F.array().cast("array<int>")
     joined = users.select(USER_KEY)

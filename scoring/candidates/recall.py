@@ -1,4 +1,4 @@
-"""Recall of the candidates: of the items that a user clicked later, the share that were candidates."""
+"""Measures the recall of the candidates: the share of the items clicked later that were candidates."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _EXACT = "decimal(18,15)"
 class Recall:
     """Recall@n of one group of users, where n is the length of each user's list of candidates.
 
+    A positive of a user is an item that the user clicked later.
+
     Attributes:
-        users: number of users with a row in the candidates table and at least one positive.
-        positives: number of positives (items clicked later) of these users.
-        recall: the share of a user's positives that are candidates, averaged over these users; None if there
+        users: number of users with a row in the candidates table and at least one positive. The other
+            attributes are about these users.
+        positives: number of positives of all these users together.
+        recall: the share of a user's positives that are candidates, averaged over the users; None if there
             are no users.
-        by_source: maps the name of each source to the recall from candidates of this source. These values add
-            up to `recall`. Empty if all items are candidates.
-        mean_candidates: mean number of candidates of these users.
+        by_source: maps the name of each source to the recall that its candidates reach alone. The values of
+            all sources add up to `recall`. Empty if all items are candidates.
+        mean_candidates: mean number of candidates per user.
     """
 
     users: int
@@ -41,13 +44,14 @@ def measure_recall(
 ) -> dict[bool, Recall]:
     """Returns the recall of the candidates for warm users (key True) and for cold users (key False).
 
-    A positive whose item is not in `items` counts as missed.
+    If the item of a positive is not in `items`, the positive counts as missed.
 
     Args:
-        candidates: (user_key, candidates, excluded, sources), one row per user.
-        items: (item_index, item_key).
-        positives: distinct (user_key, item_key) of the items that users clicked later.
-        warm: distinct user_key of the warm users. All other users are cold.
+        candidates: a frame with the columns user_key, candidates, excluded and sources, one row per user.
+        items: a frame with the columns item_index and item_key, one row per item.
+        positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
+            later.
+        warm: a frame with the distinct user_key of the warm users. All other users are cold.
         sources: the names of the sources. The column `sources` has indices into this sequence; it is null for
             the source `all_items`.
     """
@@ -79,11 +83,19 @@ def measure_recall(
 
 
 def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
-    """(user_key, length, hit, source): one row for each positive of each user who has candidates.
+    """Returns a frame with one row for each positive of each user who has candidates.
 
     Args:
-        pairs: user_key, item_index (null for an unknown item), candidates, excluded, sources.
+        pairs: a frame with the columns user_key, item_index, candidates, excluded and sources: one row per
+            positive. item_index is null for an unknown item.
         num_items: the total number of items.
+
+    Returns:
+        A frame with these columns:
+        - `user_key`
+        - `length`: the number of candidates of the user
+        - `hit`: whether the positive is a candidate
+        - `source`: the index of the source that proposed the positive; null if no source did
     """
     position = F.call_function("array_position", F.col(CANDIDATES), F.col(ITEM_INDEX))
     all_items = F.col(CANDIDATES).isNull()
@@ -103,12 +115,17 @@ def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
 
 
 def _share(hits: Column, name: str) -> Column:
-    """A column `name` with the share of hits among a user's positives."""
+    """Returns a column with this name: the share of a user's positives that are hits."""
     return (hits / F.count(F.lit(1))).cast(_EXACT).alias(name)
 
 
 def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, Recall]:
-    """Computes the recall of each group, warm (True) and cold (False) users, from the group's sums."""
+    """Returns the recall of warm users (key True) and of cold users (key False).
+
+    Args:
+        sums: one row for each group that has users, with the sums over the users of the group.
+        sources: the names of the sources.
+    """
     recalls = {}
     for row in sums:
         users, by_source = row["users"], {}

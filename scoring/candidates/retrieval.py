@@ -1,6 +1,6 @@
 """The source `retrieval` in Spark: sends batches of users to workers, which run nearest_items.py.
 
-This module runs on the driver, without torch.
+Only the workers import torch. The driver imports this module.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ LISTED = T.StructType(
 
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
-    """(user_key, candidates): the n items with the largest dot products, ties by item index.
+    """Returns, for each user, the n items with the largest dot products that are not excluded.
 
-    Excluded items are left out.
+    The result has the columns user_key and candidates. If dot products are equal, the smaller item index
+    comes first.
 
     Args:
-        users: user_key, the columns `features`, and excluded (array<int>, null for none).
-        features: names of those features of the model that have scope `user`.
-        request: names the model and the items, and gives n.
+        users: a frame with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
+            excludes nothing.
+        features: names of the features of the model that have scope `user`.
+        request: names the model and the files of the items, and has the number n.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a dot product is NaN, or excluded indices are out of range. The message names the user.
-        ConfigError: the requested device does not exist, a context value is missing, or the model has no
-            towers.
+        DataError: a dot product is NaN, or an index in `excluded` is out of range. The message names the
+            user.
+        ConfigError: the requested device does not exist, a context value is missing, or the model is not a
+            two-tower model.
     """
     rows = users.select(USER_KEY, *features, EXCLUDED)
     return map_batches(rows, _retriever(request), LISTED, SCORING_IMPORTS)

@@ -1,1 +1,4 @@
-"""Limits that hold lists back, and delivery to sinks outside the lake: JSON lines and a PostgreSQL table."""
+"""Delivers lists to sinks outside the lake: JSON lines, or a PostgreSQL table.
+
+The package also checks the limits of changes; lists that exceed a limit are not published.
+"""

@@ -1,7 +1,7 @@
 """The JDBC sink: delivers the lists of a run date to a PostgreSQL table.
 
-Each attempt has its own staging table, which Spark workers fill. Then one transaction replaces the rows of
-the run date.
+Spark workers write the lists to a staging table, which belongs to this attempt alone. Then one transaction
+replaces the rows of the run date in the served table.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _STAMP = "%Y%m%d%H%M%S"
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a delivery.
+    """The names of the two tables of a delivery.
 
     Attributes:
-        target: the table that the website or app reads (the served table).
-        staging: the temporary table of this attempt; no other process reads it.
+        target: the served table, which the website or app reads.
+        staging: the staging table, a temporary table of this attempt. No other process reads it.
     """
 
     target: str
@@ -58,11 +58,13 @@ class Tables:
 def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
     """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 
-    One transaction does both; only the newest `sink.keep_dates` dates remain. The table has the columns dt,
-    user_id, position, item_id, score, reason and model_version; its primary key is (dt, user_id, position).
-    Rows that have not changed are not written. If the date is older than all dates to keep, nothing is
-    delivered. If the process is killed, the table has either all old rows or all new rows. The staging table
-    of a killed process remains until a delivery more than a day later drops it.
+    One transaction does both. Only the newest `sink.keep_dates` dates remain. If the date of the lists is not
+    one of these dates, nothing is delivered. If the process is killed, the table has either all old rows or
+    all new rows. The staging table of a killed process remains; the first delivery more than a day later
+    drops it.
+
+    The table has the columns dt, user_id, position, item_id, score, reason and model_version. Its primary key
+    is (dt, user_id, position). Rows that have not changed are not written.
 
     Args:
         sink: the sink from the configuration.
@@ -71,7 +73,7 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
     Raises:
         ConfigError: the driver or the credentials are missing, or PostgreSQL rejects the user, the database
             or the table.
-        DataError: the table cannot hold a value of the lists.
+        DataError: the table cannot store a value of the lists.
         InfrastructureError: PostgreSQL cannot be reached, or rows in the staging table are missing or
             repeated.
     """
@@ -112,7 +114,10 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _dates(database: Connection, target: str) -> list[str]:
-    """The dates of a table, newest first. Finding each date takes one lookup in the primary key's index."""
+    """Returns the dates of a table, newest first.
+
+    The query finds each date by one lookup in the index of the primary key.
+    """
     dates = database.rows(
         f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
         f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
@@ -122,7 +127,10 @@ def _dates(database: Connection, target: str) -> list[str]:
 
 
 def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: str) -> None:
-    """Fills the staging table with Spark's JDBC writer; each task has one connection and one transaction."""
+    """Fills the staging table with Spark's JDBC writer.
+
+    Each task has one connection and one transaction.
+    """
     options: dict[str, Any] = {
         "url": sink.url,
         "dbtable": staging,
@@ -151,21 +159,25 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
 
 
 def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:
-    """Checks that the staging table has each row once: a task that ran twice may write its rows twice."""
+    """Checks that the staging table has each row exactly once.
+
+    If Spark runs a task twice, the rows of this task may be written twice.
+    """
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
         raise InfrastructureError(
             f"sink {sink.name}: the staging table has {rows} rows with {keys} distinct keys, "
             f"but the lists have {expected} rows",
-            "rerun the job: a task ran twice, or rows were lost. The served rows are unchanged",
+            "run the job again: a task ran twice, or rows were lost. The served rows are unchanged",
         )
 
 
 def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: int) -> tuple[int, int]:
-    """In one transaction, replaces the rows of the date with those of the staging table.
+    """Replaces the rows of the date by the rows of the staging table, in one transaction.
 
     Returns:
-        The number of rows inserted or changed, and the number of rows deleted.
+        Two numbers: the number of rows that were inserted or changed, and the number of rows that were
+        deleted.
     """
     target, staging = tables.target, tables.staging
     values = ", ".join(_VALUES)
@@ -198,7 +210,7 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
 
 
 def _drop(database: Connection, staging: str) -> None:
-    """Drops the staging table after a failure. If dropping fails too, the error is only logged."""
+    """Drops the staging table after a failure. If dropping fails too, that error is only logged."""
     try:
         database.execute(f"DROP TABLE IF EXISTS {staging}")
     except Py4JJavaError as error:
@@ -208,7 +220,10 @@ def _drop(database: Connection, staging: str) -> None:
 
 
 def _drop_abandoned(database: Connection, target: str) -> None:
-    """Drops staging tables that killed attempts left more than a day ago. A newer table may be in use."""
+    """Drops the staging tables that killed attempts left behind more than a day ago.
+
+    Newer staging tables may still be in use.
+    """
     schema, _, name = target.rpartition(".")
     tables = database.rows(
         "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",

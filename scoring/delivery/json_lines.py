@@ -1,4 +1,4 @@
-"""The JSON lines sink: writes one JSON object per user to files, and publishes the files by a manifest."""
+"""The JSON lines sink: writes one JSON object per user to files, and publishes the files with a manifest."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _ENTRY = ("item_id", "position", "score", "reason")
 
 
 def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> Delivered:
-    """Publishes the folder `<path>/dt=<date>`. If it is complete and has the same lists, nothing changes.
+    """Publishes the lists of a date in the folder `<path>/dt=<date>`.
 
-    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items ordered by
-    position. Users are sorted across files, in the order in which the manifest lists them. If the process is
-    killed, the manifest names either the old files or the new ones.
+    If this folder already contains the same lists in the same layout, nothing changes. Each line is an object
+    {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items ordered by position.
+    The lines are sorted by user. This order continues across files, in the order in which the manifest names
+    the files. If the process is killed, the manifest names either the old files or the new files.
 
     Args:
         sink: the sink from the configuration.
@@ -57,7 +58,7 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
 
 
 def lines(lists: PublishedLists) -> DataFrame:
-    """(user_id, date, items): the columns of a line, one row per user."""
+    """Returns the lines to write: a frame with the columns user_id, date and items, one row per user."""
     items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
     users = lists.rows.groupBy("user_id").agg(items.alias("items"))
     ordered = F.transform("items", lambda item: F.struct(*(item[name].alias(name) for name in _ENTRY)))
@@ -65,7 +66,7 @@ def lines(lists: PublishedLists) -> DataFrame:
 
 
 def _write(sink: JsonLinesSink, lists: PublishedLists, folder: str) -> None:
-    """Writes the files. Rows are sorted by user across all files."""
+    """Writes the files. The rows are sorted by user across all files."""
     files = max(1, -(-lists.users // sink.users_per_file))
     rows = lines(lists)
     partitioned = rows.repartitionByRange(files, "user_id") if files > 1 else rows.repartition(1)
@@ -80,7 +81,7 @@ def _publish(
     inputs: dict[str, str],
     grace_hours: float,
 ) -> Manifest:
-    """Reads the written files back to count their lines, and publishes the files."""
+    """Counts the lines of the written files by reading them back, and publishes the files."""
     folder = partition.file(attempt)
     ending = _ENDINGS[sink.compression]
     sizes = {

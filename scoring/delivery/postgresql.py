@@ -1,4 +1,4 @@
-"""A connection from Spark's driver to PostgreSQL, through the JDBC driver that the workers use too."""
+"""Connects Spark's driver to PostgreSQL, through the JDBC driver that the workers also use."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CANNOT_HOLD = (
 
 
 class Connection:
-    """Runs statements on one java.sql.Connection. Values are parameters, never part of a statement's text."""
+    """A connection to PostgreSQL. Values are passed as parameters, never inserted into the statement text."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def execute(self, statement: str, values: Sequence[str | int] = ()) -> int:
-        """Runs a statement and returns the number of rows it changed."""
+        """Runs a statement, and returns the number of rows that the statement changed."""
         prepared = self._prepared(statement, values)
         try:
             prepared.execute()
@@ -39,7 +39,7 @@ class Connection:
             prepared.close()
 
     def rows(self, statement: str, values: Sequence[str | int] = ()) -> list[tuple[str | None, ...]]:
-        """The rows of a query. All values are text."""
+        """Runs a query, and returns its rows. All values are text."""
         prepared = self._prepared(statement, values)
         try:
             result, rows = prepared.executeQuery(), []
@@ -52,7 +52,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all statements of the block together, or none if the block raises an error."""
+        """Commits all statements of the block together. If the block raises an error, all are rolled back."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -64,7 +64,7 @@ class Connection:
             self._connection.setAutoCommit(True)
 
     def _prepared(self, statement: str, values: Sequence[str | int]) -> Any:
-        """A prepared statement with its parameters."""
+        """Returns a prepared statement with its parameters set."""
         prepared = self._connection.prepareStatement(statement)
         for index, value in enumerate(values, start=1):
             prepared.setObject(index, value)
@@ -73,11 +73,12 @@ class Connection:
 
 @contextmanager
 def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> Iterator[Connection]:
-    """Opens a connection and closes it at the end of the block. PostgreSQL's errors become NightrankErrors.
+    """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
 
     Raises:
-        ConfigError: the driver is not on the class path, or PostgreSQL rejects the user or the password.
-        DataError: PostgreSQL cannot hold a value.
+        ConfigError: the JDBC driver is not on the class path. Or PostgreSQL rejects the user, the password,
+            the database or the table.
+        DataError: the table cannot store a value.
         InfrastructureError: any other error of PostgreSQL or the network.
     """
     jvm: Any = spark._jvm
@@ -100,7 +101,10 @@ def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> It
 
 
 def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
-    """The NightrankError for a failed statement, chosen by its SQLSTATE (PostgreSQL's manual, appendix A)."""
+    """Returns the NightrankError for a failed statement.
+
+    The SQLSTATE of the error determines the class (PostgreSQL's manual, appendix A).
+    """
     cause = error.java_exception
     while cause is not None and "SQLException" not in cause.getClass().getName():
         cause = cause.getCause()
@@ -131,7 +135,7 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
 
 
 def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
-    """Registers the JDBC driver. If the sink names `driver_jar`, the driver is loaded from this file."""
+    """Registers the JDBC driver. If the sink sets `driver_jar`, the driver is loaded from this file."""
     jvm: Any = spark._jvm
     if sink.driver_jar is not None:
         path = os.path.expanduser(sink.driver_jar)
@@ -149,7 +153,7 @@ def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
 
 
 def _driver_advice() -> str:
-    """The remedy text for a missing driver."""
+    """Returns the remedy to show if the JDBC driver is missing."""
     return (
         "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or pass it as "
         "--packages), or run `make jars` and set driver_jar of the sink to "

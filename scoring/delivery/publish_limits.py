@@ -1,6 +1,6 @@
-"""Compares new lists with the last published ones. If a limit is exceeded, the new lists are not published.
+"""Compares new lists with the last published lists. If a limit is exceeded, the new lists are not published.
 
-The comparison is published in any case, as the table `list_changes`.
+The result of the comparison is always published, as the table `list_changes`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from storage.run_context import RunContext
 
 @dataclass(frozen=True)
 class Excess:
-    """A figure that is above its maximum or below its minimum.
+    """A figure of the table `list_changes` that is above its maximum or below its minimum.
 
     Attributes:
-        figure: name of a figure of list_changes.
-        setting: the key of the section score.stop that sets the limit.
+        figure: name of the figure.
+        setting: key of the section `score.stop` that sets the limit.
         value, limit: the value of the figure, and its limit.
     """
 
@@ -45,7 +45,7 @@ class Excess:
 
     @property
     def message(self) -> str:
-        """One phrase for error messages: the figure, its value and its limit."""
+        """Returns a phrase for error messages, with the figure, its value and its limit."""
         side = "below" if self.setting.startswith("min_") else "above"
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
@@ -74,9 +74,9 @@ def publish_changes(
         context: the context of the run.
         dataset: the dataset of the run date.
         lists: the new lists, with user_id, item_id and score.
-        facts: the result of summarize_lists. `coverage` is copied from it.
-        rows: number of entries of the lists.
-        made_of: maps the name of each input that the lists were computed from to its digest.
+        facts: the facts of the new lists, as summarize_lists returns them. Their `coverage` is copied.
+        rows: number of entries of the new lists.
+        made_of: maps the name of each input of the lists to the digest (hash) of the input.
 
     Raises:
         DataError: a figure exceeds its limit in `score.stop`. The table list_changes is published even then,
@@ -117,7 +117,10 @@ def publish_changes(
 
 
 def last_published(lake: Lake, run_date: str) -> Partition | None:
-    """The published lists of the latest date before the run date; None if there are none."""
+    """Returns the partition with the published lists of the latest date before the run date.
+
+    Returns None if there are no earlier lists.
+    """
     names = (
         Path(entry.path).name.removeprefix("dt=") for entry in file_io.list_files(lake.recommendations.path)
     )
@@ -129,7 +132,7 @@ def last_published(lake: Lake, run_date: str) -> Partition | None:
 
 
 def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
-    """The figures that exceed their limits. Figures whose value is None are not checked."""
+    """Returns the figures that exceed their limits. A figure without a value or limit is not checked."""
     excesses = []
     for figure, setting in _LIMITS.items():
         value, limit = changes.get(figure), getattr(stop, setting)
@@ -141,7 +144,7 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
 
 
 def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
-    """The figures that compare the new lists with `before`, the last published lists of an earlier date."""
+    """Computes the figures that compare the new lists with the earlier lists in the partition `before`."""
     earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))

@@ -1,4 +1,4 @@
-"""The argument and the result of every sink: the published lists, and a summary of their delivery."""
+"""The argument and the result of every sink: the published lists, and a summary of the delivery."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PublishedLists:
     """The published lists of a date.
 
     Attributes:
-        rows: the list entries, with the columns COLUMNS, model_version and workflow_version.
-        manifest: the manifest of the lists' partition.
-        recorder: records the tables that are published from these lists, for lineage.
+        rows: a frame with one row per list entry and the columns COLUMNS, model_version and workflow_version.
+        manifest: the manifest of the partition that contains the lists.
+        recorder: records, for lineage, the tables that are published from these lists.
     """
 
     rows: DataFrame
@@ -28,12 +28,12 @@ class PublishedLists:
 
     @property
     def run_date(self) -> str:
-        """The date of the lists."""
+        """Returns the date of the lists."""
         return self.manifest.partition
 
     @property
     def users(self) -> int:
-        """Number of users with a list."""
+        """Returns the number of users who have a list."""
         return int(self.manifest.facts["users"]) - int(self.manifest.facts["users_without"])
 
 
@@ -43,9 +43,9 @@ class Delivered:
 
     Attributes:
         target: the address of the sink, without a password.
-        rows: number of list entries that the sink has for the date; 0 if nothing was delivered.
-        written, deleted: number of entries inserted or changed, and number of entries deleted; None if the
-            sink does not count them.
+        rows: number of list entries of the date that the sink contains; 0 if nothing was delivered.
+        written, deleted: number of list entries that were inserted or changed, and number of list entries
+            that were deleted; None if the sink does not count them.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""Reads user names and passwords from environment variables or files. User and password are never logged."""
+"""Reads user names and passwords from environment variables or files. They are never logged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from conf.types import JdbcSink, Secret
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user and a password; `repr` shows neither."""
+    """A user name and a password. `repr` shows neither."""
 
     user: str = field(repr=False)
     password: str = field(repr=False)
 
 
 def read_credentials(sink: JdbcSink) -> Credentials:
-    """Reads user and password of a sink.
+    """Reads the user name and the password of a sink.
 
     Raises:
         ConfigError: the user or the password is not in the environment variable or file that the
@@ -28,7 +28,7 @@ def read_credentials(sink: JdbcSink) -> Credentials:
 
 
 def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
-    """One secret from its environment variable or file."""
+    """Reads one secret from its environment variable or file."""
     where = f"deliver.sinks: the {which} of {sink.name}"
     if secret.env is not None:
         value = os.environ.get(secret.env)

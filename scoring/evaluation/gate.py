@@ -1,15 +1,16 @@
-"""The gate's rules: decide whether a challenger (a new model) replaces the champion (the model that serves).
+"""The rules that decide whether a challenger (a new model) replaces the champion (the model that serves).
 
-An evaluation has four steps, each in one file; gate_run.py calls them in this order:
+An evaluation has four steps, each in one file. gate_run.py runs these steps in order:
 
-1. gate_measures.py measures both models on the same test rows and compares them.
-2. gate_drift.py checks how far scores and data moved.
-3. This file decides. It uses only the measures and the checks, and reads no table.
+1. gate_measures.py measures both models on the same test rows and compares the measures.
+2. gate_drift.py checks how far scores and data have drifted.
+3. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
 4. gate_record.py formats the result for the report and for the registry.
 
-The challenger is promoted if the test shows, with a configured confidence, that it is not worse than the
-champion by more than a margin. Equal quality is enough, because the challenger has seen newer data. AUC
-values of one day cannot show that two models are equally good, so the gate uses a confidence interval.
+The challenger is promoted if the test shows, with a configured confidence, that the challenger is not worse
+than the champion by more than a margin. Equal quality is enough, because the challenger was trained on newer
+data. The AUC values of one day cannot show that two models are equally good, so the gate uses a confidence
+interval.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _SHORT = {"auc": "AUC", "log_loss": "log loss"}
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures that the gate compares, computed for one model on the test rows.
+    """The figures of one model on the test rows that the gate compares.
 
     Attributes:
         auc: area under the ROC curve.
-        log_loss: the mean log loss of a row, in nats.
+        log_loss: the mean log loss over the rows, in nats.
         calibration: the sum of the predicted probabilities divided by the number of clicks.
     """
 
@@ -50,9 +51,9 @@ class Comparison:
     """The comparison of challenger and champion on the same test rows.
 
     Attributes:
-        champion: the champion's figures.
-        auc, log_loss: confidence intervals of the challenger's value minus the champion's; None if there
-            are too few clicks or non-clicks to resample.
+        champion: the figures of the champion.
+        auc, log_loss: confidence intervals of the differences in AUC and in log loss, challenger minus
+            champion; None if there are too few clicks or non-clicks to resample.
         rows, users: number of rows and number of users of the test split. If the log has no user column,
             `users` is the number of distinct row ids.
     """
@@ -70,10 +71,10 @@ class Check:
 
     Attributes:
         name: the name of the checked figure.
-        level: `hold` prevents the promotion; `warn` only writes a warning to the log.
+        level: `hold` prevents the promotion; `warn` only logs a warning; `ok` does nothing.
         message: the result as a sentence.
-        value, limit: the value of the figure, and the limit that it was compared with.
-        setting: configuration key of the limit.
+        value, limit: the value of the figure, and the limit that the value was compared with.
+        setting: configuration key that sets the limit.
     """
 
     name: str
@@ -90,8 +91,8 @@ class Verdict:
 
     Attributes:
         promoted: whether the challenger becomes the champion.
-        reason: why, as a sentence.
-        checks: all checks. The checks that compare the two models come first.
+        reason: the reason for the decision, as a sentence.
+        checks: the results of all checks. The checks that compare the two models come first.
     """
 
     promoted: bool
@@ -102,11 +103,11 @@ class Verdict:
 def decide(
     gate: Gate, challenger: Figures, comparison: Comparison | None, other_checks: Sequence[Check] = ()
 ) -> Verdict:
-    """Promotes the challenger unless a check is at level `hold`.
+    """Promotes the challenger unless a check has the level `hold`.
 
     A first model is promoted even if checks of quality or drift fail, because no other model could serve.
-    Checks that would prevent the promotion become warnings. A first model is not promoted if its AUC is not
-    finite, or if a person decided against it.
+    Then checks that would prevent the promotion become warnings. There are two exceptions: a first model is
+    not promoted if its AUC is not finite, or if a person decided against the promotion.
 
     Args:
         gate: the section `gate` of the configuration.
@@ -126,7 +127,10 @@ def decide(
 
 
 def level_of(value: float | None, warn: float | None, hold: float | None) -> tuple[Level, float | None]:
-    """The level of a figure, and the limit that it exceeds; `ok` and None if it exceeds no limit."""
+    """Returns the level of a figure, and the limit that the figure exceeds.
+
+    If the figure exceeds no limit, the result is `ok` and None.
+    """
     if value is not None and hold is not None and value > hold:
         return "hold", hold
     if value is not None and warn is not None and value > warn:
@@ -135,10 +139,10 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[Check]) -> Verdict:
-    """The verdict for these checks: promoted unless a check is at level `hold`.
+    """Returns the verdict for these checks. The challenger is promoted unless a check has the level `hold`.
 
-    The reason begins with `lead` or, if `lead` is empty, with the message of the check of the AUC. The
-    messages of the other checks at level `hold` follow.
+    The reason begins with `lead`. If `lead` is empty, the reason begins with the message of the check of the
+    AUC. The messages of the other checks with the level `hold` follow.
     """
     first = [] if lead else [check.message for check in checks if check.name == "auc"][:1]
     holding = [check.message for check in checks if check.level == "hold"]
@@ -147,12 +151,12 @@ def _verdict(lead: str, checks: list[Check]) -> Verdict:
 
 
 def _as_warning(check: Check) -> Check:
-    """Returns a check of a first model with `warn` instead of `hold`. Manual decisions keep their level."""
+    """Replaces the level `hold` by `warn` in a check of a first model. Manual decisions keep their level."""
     return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
 def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | None) -> Iterator[Check]:
-    """The checks of the challenger's quality. Without a champion, only the calibration is checked."""
+    """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked."""
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
         yield _margin_check("auc", challenger.auc, champion.auc, comparison.auc, gate.margin)
@@ -177,9 +181,10 @@ def _margin_check(
 ) -> Check:
     """Checks that the challenger is not worse than the champion by more than the margin.
 
-    The gain is the challenger's value minus the champion's. The level is `hold` if the confidence interval of
-    the gain begins below -margin, or if there is no interval. Without a margin, the level is always `ok`.
-    Log loss is passed with its sign changed, so that a larger value is better for both measures.
+    The gain is the challenger's value minus the champion's value. The level is `hold` if the confidence
+    interval of the gain begins below -margin, or if there is no interval. Without a margin, the level is
+    always `ok`. Callers pass the log loss with its sign changed, so that a larger value is better for both
+    measures.
     """
     sign = 1 if name == "auc" else -1
     setting = "gate.margin" if name == "auc" else "gate.log_loss_margin"
@@ -211,7 +216,7 @@ def _margin_check(
 
 
 def _negated(interval: Interval | None) -> Interval | None:
-    """The interval of the difference with its sign changed."""
+    """Returns the interval of the difference with the opposite sign."""
     if interval is None:
         return None
     return Interval(
@@ -220,7 +225,10 @@ def _negated(interval: Interval | None) -> Interval | None:
 
 
 def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> Check:
-    """Checks the size of the test split. The level is `hold` if `count` is less than `minimum`."""
+    """Checks the number of rows or users in the test split.
+
+    The level is `hold` if this number is less than `minimum`.
+    """
     setting = f"gate.min_{name}"
     if count >= minimum:
         return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
@@ -229,10 +237,10 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
 
 
 def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
-    """Checks the challenger's ratio of predicted to observed clicks.
+    """Checks the challenger's calibration: the ratio of predicted clicks to observed clicks.
 
-    The level is `hold` if the ratio is out of the configured range. It is only `warn` if the champion's ratio
-    is further from 1.
+    The level is `hold` if the ratio is outside the configured range. But if the champion's ratio is further
+    from 1, the level is only `warn`.
     """
     low, high, ratio = gate.calibration_low, gate.calibration_high, challenger.calibration
     message = f"predicted clicks are {ratio:.3f} times the observed ones"
@@ -247,5 +255,5 @@ def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None
 
 
 def _distance(ratio: float) -> float:
-    """The distance of a ratio from 1 on a log scale, so that 1/2 and 2 are equally far."""
+    """Returns the distance of a ratio from 1 on a log scale, so that 1/2 and 2 have the same distance."""
     return abs(math.log(ratio)) if ratio > 0 else math.inf

@@ -1,7 +1,7 @@
-"""Second step of the gate: checks whether the challenger's scores or the test day's data drifted.
+"""Second step of the gate: checks the challenger's scores and the test day's data for drift.
 
-The figures about the data are not computed again. They come from the data report that build_features
-published (etl.quality).
+This step does not compute the figures about the data again. It reads them from the data report that
+build_features published (etl.quality).
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ NamedValue = tuple[str, float]
 def drift_checks(
     context: RunContext, challenger: ModelMeasures, champion: ModelMeasures | None
 ) -> tuple[list[Check], dict[str, Any]]:
-    """The checks that the section `gate.drift` configures, and their figures for the evaluation's facts."""
+    """Returns the results of the drift checks, and the figures that were checked.
+
+    The section `gate.drift` of the configuration sets the limits. The figures are a dictionary of JSON values
+    for the facts of the evaluation.
+    """
     report = data_report(context)
     exempt = set(context.config.quality.exempt)
     scores = score_drift(challenger, champion) if champion else None
@@ -52,13 +56,17 @@ def drift_checks(
 
 
 def data_report(context: RunContext) -> DataReport | None:
-    """The data report of the run date; None if build_features published none."""
+    """Returns the data report of the run date, or None if build_features published no data report."""
     partition = context.lake.quality(context.config.name).partition(context.run_date)
     return DataReport.from_facts(read_manifest(partition).facts) if is_published(partition) else None
 
 
 def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> Drift | None:
-    """PSI of both models' scores. About ten bins each have an equal share of the champion's (metrics.psi)."""
+    """Returns the drift (PSI) between the scores of the champion and the scores of the challenger.
+
+    The scores are divided into about ten bins. Each bin has an equal share of the champion's scores
+    (metrics.psi).
+    """
     return drift_of(bin_numbers(champion.quality.score_bins, challenger.quality.score_bins, 0, 0))
 
 
@@ -68,14 +76,17 @@ def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """Yields (name, PSI) of the raw columns whose PSI is larger than chance explains, without `exempt`."""
+    """Yields (name, PSI) for each raw column whose PSI is larger than chance explains.
+
+    Columns in `exempt` are skipped.
+    """
     for column in report.columns:
         if column.name not in exempt and column.psi_above_noise:
             yield column.name, column.psi_above_noise
 
 
 def _limit_check(context: RunContext, name: str, value: float | None, message: str) -> Check:
-    """Compares a figure with `gate.drift.<name>_warn` and `gate.drift.<name>_hold`."""
+    """Compares `value` with the limits `gate.drift.<name>_warn` and `gate.drift.<name>_hold`."""
     limits = context.config.gate.drift
     level, limit = level_of(value, getattr(limits, f"{name}_warn"), getattr(limits, f"{name}_hold"))
     setting = None if level == "ok" else f"gate.drift.{name}_{level}"
@@ -85,7 +96,7 @@ def _limit_check(context: RunContext, name: str, value: float | None, message: s
 
 
 def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
-    """Checks the drift of the challenger's scores from the champion's; None without a champion."""
+    """Checks how far the challenger's scores drifted from the champion's. Returns None without a champion."""
     if scores is None:
         return None
     message = f"scores moved by PSI {scores.psi:.3f} from the champion's"
@@ -99,7 +110,7 @@ def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
 
 
 def _column_check(context: RunContext, report: DataReport | None, columns: list[NamedValue]) -> Check:
-    """Checks the drift of the raw columns of the test day from the train days."""
+    """Checks how far the raw columns of the test day drifted from the train days."""
     if report is None:
         message = (
             f"there is no data report of {context.run_date}, so the drift of the log was not checked: "
@@ -117,10 +128,10 @@ def _column_check(context: RunContext, report: DataReport | None, columns: list[
 def _click_rate_check(
     context: RunContext, report: DataReport | None, click_rates: ClickRates | None
 ) -> Check | None:
-    """Checks how far the click rate of the test rows is from that of the train rows.
+    """Checks how far the click rate of the test rows is from the click rate of the train rows.
 
-    Returns None if a rate is unknown, or if split.by is `leave_last_out`, which chooses the rows of the
-    splits by their clicks.
+    Returns None if one of the click rates is unknown. Also returns None if split.by is `leave_last_out`,
+    because this split chooses the rows of test and train by their clicks.
     """
     if report is None or click_rates is None or context.config.split.by == "leave_last_out":
         return None
@@ -131,7 +142,7 @@ def _click_rate_check(
 
 
 def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> Check | None:
-    """Checks the feature with the largest share of unknown ids; None if no feature has ids."""
+    """Checks the feature with the largest share of unknown ids. Returns None if no feature has ids."""
     if not oov_shares:
         return None
     name, value = oov_shares[0]

@@ -1,6 +1,6 @@
-"""First step of the gate: measures of both models on the same raw test rows.
+"""First step of the gate: measures both models on the same raw test rows.
 
-Each model scores the rows in the encoding of its own workflow.
+For each model, the test rows are encoded with the workflow of this model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.build import encode_split
-from etl.workflow.fitted_workflow import load_workflow
 from metrics.bootstrap import Interval, Resample, interval
+from scoring.evaluation.encoded_test_rows import encoded_test_rows
 from scoring.evaluation.gate import Comparison, Figures
 from scoring.evaluation.group_ranking import measure_groups
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
-from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
 from storage.dataset import Dataset, read_spec
@@ -29,14 +27,14 @@ from storage.run_context import RunContext
 
 @dataclass(frozen=True)
 class ModelMeasures:
-    """Measures of one model on the test rows.
+    """The measures of one model on the test rows.
 
     Attributes:
         version: version of the model.
-        workflow_version: version of the workflow that encoded the rows.
+        workflow_version: version of the workflow that encoded the test rows.
         quality: the quality of the predicted probabilities.
-        oov_shares: maps each id feature to the share of its ids in the test rows that are not in the
-            workflow's vocabulary.
+        oov_shares: maps each id feature to a share: of the feature's ids in the test rows, the share that the
+            vocabulary of the workflow does not contain.
         ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty if
             keys.group is not configured.
     """
@@ -49,12 +47,12 @@ class ModelMeasures:
 
     @property
     def figures(self) -> Figures:
-        """The figures that the gate compares."""
+        """Returns the figures that the gate compares."""
         facts = self.quality.facts
         return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
 
     def to_facts(self) -> dict[str, Any]:
-        """The measures as JSON values, for the facts of the evaluation."""
+        """Returns the measures as JSON values for the facts of the evaluation."""
         return {
             "version": self.version,
             "workflow_version": self.workflow_version,
@@ -66,12 +64,12 @@ class ModelMeasures:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measures of several models on the same rows.
+    """The measures of one or two models on the same rows.
 
     Attributes:
         models: maps the version of each model to its measures.
-        users: number of users that were resampled, or number of distinct row ids if the log has no user
-            column; 0 if only one model was measured.
+        users: number of users that were resampled. If the log has no user column, this is the number of
+            distinct row ids. If only one model was measured, this is 0.
     """
 
     models: Mapping[str, ModelMeasures]
@@ -83,8 +81,8 @@ def measure_models(
 ) -> Measurement:
     """Measures each model on the test rows.
 
-    Two models are also measured on bootstrap resamples of the users, the same for both models. The test rows
-    are encoded once for each workflow version.
+    If there are two models, both are also measured on the same bootstrap resamples of the users. The test
+    rows are encoded once for each workflow version.
 
     Raises:
         DataError: the models were measured on different numbers of rows or clicks, so the raw log has
@@ -100,7 +98,7 @@ def measure_models(
         model.require_spec(read_spec(context.lake, version))
         if version not in rows:
             with context.phase("encode"):
-                rows[version] = _with_unit(rows_to_judge(spark, context, dataset, version), model.spec)
+                rows[version] = _with_unit(encoded_test_rows(spark, context, dataset, version), model.spec)
                 oov[version] = oov_shares(rows[version], model.spec)
         with context.phase("score"):
             grouped = GROUP_KEY in model.spec.key_columns
@@ -124,7 +122,10 @@ def measure_models(
 
 
 def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int) -> Comparison:
-    """The differences challenger minus champion, each with its confidence interval."""
+    """Compares two models: computes the differences of their measures, challenger minus champion.
+
+    Each difference has a confidence interval.
+    """
 
     def difference(name: str) -> Interval | None:
         ours, theirs = challenger.quality, champion.quality
@@ -136,22 +137,12 @@ def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasure
     return Comparison(champion.figures, difference("auc"), difference("log_loss"), rows, users)
 
 
-def rows_to_judge(
-    spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
-) -> DataFrame:
-    """The test split of the run date, encoded by this workflow.
-
-    If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
-    encoded.
-    """
-    if workflow_version == dataset.workflow_version:
-        return read_split(spark, context.lake, dataset, ["test"])
-    workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
-    return encode_split(spark, context.config, workflow, context.run_date, "test", context.recorder).persist()
-
-
 def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
-    """Maps each id feature to the share of its ids that stand for unknown or rare values. One Spark job."""
+    """Returns the share of out-of-vocabulary ids of each id feature.
+
+    The result maps the name of the feature to this share. An id is out of vocabulary if it stands for an
+    unknown or rare value. The function runs one Spark job.
+    """
     if not spec.embedded:
         return {}
     sums = []
@@ -174,9 +165,9 @@ def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
 
 
 def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
-    """Adds the column UNIT: the hash of the user, or of the row id if the log has no user column.
+    """Adds the column UNIT: the hash of the user, or the hash of the row id if the log has no user column.
 
-    Rows with the same UNIT are resampled together. Row ids count from 0 on each day, so this includes rows of
-    different test days that have the same row id.
+    Rows with equal UNIT are resampled together. Row ids count from 0 on each day. So without a user column,
+    rows of different test days with equal row ids are also resampled together.
     """
     return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))

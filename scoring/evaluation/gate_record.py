@@ -29,12 +29,12 @@ _WORST_FIRST = ("hold", "warn", "ok")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of a challenger.
+    """The evaluation of a challenger against the champion.
 
     Attributes:
         info: the challenger's model.json.
-        challenger, champion: measures of both models; `champion` is None if there is no champion.
-        comparison: the comparison of both models; None if there is no champion.
+        challenger, champion: the measures of each model; `champion` is None if there is no champion.
+        comparison: the comparison of challenger and champion; None if there is no champion.
         drift: the figures that `drift_checks` returns.
         verdict: the decision and all checks.
     """
@@ -48,14 +48,17 @@ class Evaluation:
 
     @property
     def champion_after(self) -> str | None:
-        """Version of the champion after this decision."""
+        """Returns the version of the champion after this decision; None if there is no champion."""
         if self.verdict.promoted:
             return self.challenger.version
         return self.champion.version if self.champion else None
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Maps auc and log_loss to the interval of the difference between the models, if it is known."""
+        """Returns the confidence intervals of the differences in AUC and log loss, challenger minus champion.
+
+        The keys are `auc` and `log_loss`. A key is missing if its interval is unknown.
+        """
         if self.comparison is None:
             return {}
         intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
@@ -63,12 +66,12 @@ class Evaluation:
 
     @property
     def checks(self) -> list[dict[str, Any]]:
-        """The checks as JSON values. The most severe levels come first."""
+        """Returns the results of all checks as JSON values, ordered by severity: `hold`, `warn`, `ok`."""
         ordered = sorted(self.verdict.checks, key=lambda check: _WORST_FIRST.index(check.level))
         return [_check_facts(check) for check in ordered]
 
     def facts(self, context: RunContext, dataset: Dataset) -> dict[str, Any]:
-        """The facts that evaluate_model publishes in the table `evaluations`, as JSON values."""
+        """Returns the facts that evaluate_model publishes in the table `evaluations`, as JSON values."""
         resampled_by = "user" if context.config.keys else "row"
         return {
             "challenger": self.challenger.to_facts(),
@@ -85,7 +88,11 @@ class Evaluation:
         }
 
     def decision(self) -> ChampionDecision:
-        """The registry's record: headline figures, and the lineage needed to train the model again."""
+        """Returns the decision as a record for the model registry.
+
+        The record contains the headline figures of both models. It also contains the lineage that is needed
+        to train the challenger again.
+        """
         return ChampionDecision(
             self.challenger.version,
             self.champion.version if self.champion else None,
@@ -103,9 +110,10 @@ class Evaluation:
 
 
 def best_auc(context: RunContext, dataset: Dataset) -> float | None:
-    """The AUC of the true click probabilities on the test day, which is the best possible AUC.
+    """Returns the AUC of the true click probabilities on the test day: the best AUC that a model can reach.
 
-    Only a generated log has this fact. None for other logs, and if there are several test days.
+    Only generated logs record the true click probabilities. The result is None for other logs, and if there
+    are several test days.
     """
     days = [member.dt for member in dataset.splits["test"]]
     raw = context.lake.raw.partition(days[0]) if len(days) == 1 else None
@@ -113,11 +121,11 @@ def best_auc(context: RunContext, dataset: Dataset) -> float | None:
 
 
 def _headline(measures: ModelMeasures) -> dict[str, Any]:
-    """The figures of a model that are recorded in the registry."""
+    """Returns those figures of a model that the registry records."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking}
 
 
 def _check_facts(check: Check) -> dict[str, Any]:
-    """A check with the keys of the published format, which calls the message `said`."""
+    """Returns a check as JSON values. The published format calls the message `said`."""
     return {"said" if name == "message" else name: value for name, value in asdict(check).items()}

@@ -1,4 +1,4 @@
-"""Runs all steps of the gate in order: measure both models, compare them, check drift, decide."""
+"""Runs all steps of the gate in order: measures both models, compares them, checks for drift, and decides."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ def run_gate(
     champion: ModelInfo | None,
     barred_because: str | None = None,
 ) -> Evaluation:
-    """Evaluates a challenger on the test rows of a dataset. Nothing is published.
+    """Evaluates a challenger on the test rows of a dataset. This function publishes nothing.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         challenger: the model to decide on.
         champion: the model that serves before the decision; None if there is none.
-        barred_because: why a person decided that the challenger must not be promoted; None if nobody did.
+        barred_because: the reason that a person gave against promoting the challenger; None if nobody decided
+            against the challenger.
 
     Raises:
-        DataError: the models were not measured on the same rows, or the test split lacks clicks or
-            non-clicks.
+        DataError: the champion and the challenger were not measured on the same rows, or the test split lacks
+            clicks or non-clicks.
     """
     models = [challenger] if champion is None else [challenger, champion]
     measurement = measure_models(context.spark, context, dataset, models)

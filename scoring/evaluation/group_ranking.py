@@ -1,8 +1,8 @@
-"""MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
+"""Measures MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
 
-All rows of a group are in one Spark task. Each task reduces its groups to one row of sums. The driver adds
-these integer sums. So the result does not depend on the order of the tasks, and the driver's memory does not
-grow with the number of groups.
+All rows of a group are in one Spark task. Each task reduces its groups to one row of integer sums, and the
+driver adds the rows of all tasks. So the result does not depend on the order of the tasks, and the driver's
+memory does not grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _SUMS_DDL = "groups long, map_units long, ndcg_units long"
 
 
 def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
-    """Measures how well descending probability ranks the rows of each group.
+    """Measures MAP@k and NDCG@k of the rows of each group, ranked by descending probability.
 
     Args:
-        predictions: (group_key, label, probability); the label is 0 or 1.
+        predictions: a frame with the columns group_key, label and probability. The label is 0 or 1.
         k: number of top positions that are measured.
 
     Returns:
-        `k`; `groups`, the number of groups with a click (other groups do not count); `map` and `ndcg`, the
-        means of AP@k and NDCG@k over these groups, defined in metrics.ranking.
+        A dictionary with the keys `k`, `groups`, `map` and `ndcg`. `groups` is the number of groups with a
+        click; all other groups are ignored. `map` and `ndcg` are the means of AP@k and NDCG@k over the groups
+        with a click (metrics.ranking).
 
     Raises:
         DataError: no group has a click.
@@ -53,7 +54,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
 
 
 def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that reduces the groups of one task to sums."""
+    """Returns a function for mapInArrow that reduces the groups of one task to one row of sums."""
 
     def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
@@ -65,9 +66,14 @@ def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordB
 
 
 def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
-    """The sums over the groups in `rows`, a table (group_key, label, probability) with at least one row.
+    """Returns the number of groups with a click, and the sums of AP@k and of NDCG@k over these groups.
 
-    All rows of a group must be in this table.
+    The sums are integers in units of 2⁻³².
+
+    Args:
+        rows: a table with the columns group_key, label and probability, and at least one row. If it has one
+            row of a group, it must have all rows of this group.
+        k: number of top positions that are measured.
     """
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     label = rows.column(LABEL).to_numpy()

@@ -1,4 +1,4 @@
-"""Relevance of top-k lists, measured by what users clicked afterwards: hit rate, NDCG, coverage."""
+"""Measures the relevance of top-k lists by what users clicked afterwards: hit rate, NDCG and coverage."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class Relevance:
-    """Relevance of the lists of one group of users.
+    """The relevance of the lists of one group of users.
+
+    A positive of a user is an item that the user clicked after the list was made.
 
     Attributes:
-        users: number of users with a list and at least one positive (an item that the user clicked later).
-        hit_rate: share of these users who have at least one positive in their list; None if there are no
+        users: number of users who have a list and at least one positive. The other attributes are about these
             users.
-        ndcg: mean NDCG of these users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list
-            has min(k, positives) hits. None if there are no users.
+        hit_rate: share of the users who have at least one positive in their list; None if there are no users.
+        ndcg: mean NDCG of the users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list has
+            min(k, number of positives) hits. None if there are no users.
     """
 
     users: int
@@ -35,9 +37,11 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
     """Returns the relevance of top-k lists for warm users (key True) and for cold users (key False).
 
     Args:
-        lists: (user_key, position from 1, item_key), one row per list entry.
-        positives: distinct (user_key, item_key) of the items that users clicked later.
-        warm: distinct user_key of the warm users. All other users are cold.
+        lists: a frame with the columns user_key, position and item_key, one row per list entry. Positions
+            count from 1.
+        positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
+            later.
+        warm: a frame with the distinct user_key of the warm users. All other users are cold.
         k: maximum length of a list.
     """
     gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
@@ -69,7 +73,7 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
 
 
 def ideal_gains(k: int) -> list[float]:
-    """Element n - 1 of the k elements is the discounted gain of a list whose first n entries are hits."""
+    """Returns k numbers. Element n - 1 is the discounted gain of a list whose first n entries are hits."""
     gains, total = [], 0.0
     for position in range(1, k + 1):
         total += 1 / math.log2(position + 1)
@@ -78,6 +82,6 @@ def ideal_gains(k: int) -> list[float]:
 
 
 def coverage(lists: DataFrame, items: int) -> float:
-    """Share of the items that are in at least one list; 0 if there are no items."""
+    """Returns the share of the items that are in at least one list; 0 if there are no items."""
     listed = lists.agg(F.countDistinct(ITEM_KEY).alias("listed")).collect()[0]["listed"]
     return listed / items if items else 0.0

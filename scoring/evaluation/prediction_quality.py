@@ -1,9 +1,11 @@
-"""Quality of predictions: exact AUC, log loss, normalised entropy and calibration.
+"""Measures the quality of predictions: exact AUC, log loss, normalised entropy and calibration.
 
-Spark partitions the rows by ranges of their probability. Each task reduces its range to one row of sums, and
-the driver adds these sums, so the driver's memory does not grow with the data. The AUC is exact. It counts
-the pairs of a click and a non-click that are in the right order. Each task counts the pairs within its range.
-If the two rows of a pair are in different ranges, the order of the ranges decides.
+Spark partitions the rows by ranges of the probability. Each task reduces the rows of one range to one row of
+sums. The driver combines the rows of sums, so the driver's memory does not grow with the data.
+
+The AUC is the share of the pairs of a click and a non-click in which the click has the higher probability.
+This computation is exact. Each task counts such pairs within its range. If the two rows of a pair are in
+different ranges, the order of the ranges decides.
 """
 
 from __future__ import annotations
@@ -50,18 +52,25 @@ _PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kin
 
 @dataclass(frozen=True)
 class PredictionQuality:
-    """Quality of one model's predictions.
+    """The quality of one model's predictions.
 
     Attributes:
-        facts: JSON values: auc; log_loss in nats; normalized_entropy, the log loss divided by the log loss of
-            always predicting the click rate (He et al. 2014, section 3); rows; positives;
-            predicted_over_observed, the sum of the probabilities divided by the number of clicks; calibration
-            [{low, high, rows, mean_probability, click_rate}], one entry for each bin with rows; histogram
-            {edges, counts}.
+        facts: JSON values by name, as listed below.
         score_bins: maps the key of each bin of the probability to the number of rows in this bin. The bins
             are those of metrics.histogram: 16 bins between a probability and its double.
-        replicates: maps `auc` and `log_loss` to their values in each bootstrap replicate; empty
+        replicates: maps `auc` and `log_loss` to an array with one value for each bootstrap replicate; empty
             without a bootstrap.
+
+    The keys of `facts` are:
+
+    - auc
+    - log_loss, in nats
+    - normalized_entropy: the log loss divided by the log loss of always predicting the click rate (He et al.
+      2014, section 3)
+    - rows, positives: number of rows and number of clicks
+    - predicted_over_observed: the sum of the probabilities divided by the number of clicks
+    - calibration: one entry {low, high, rows, mean_probability, click_rate} for each bin with rows
+    - histogram: {edges, counts}
     """
 
     facts: Mapping[str, Any]
@@ -70,14 +79,14 @@ class PredictionQuality:
 
 
 def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> PredictionQuality:
-    """The quality of predictions; each row has a label (0 or 1) and a probability (float32).
+    """Measures the quality of predictions.
 
-    Spark evaluates `predictions` twice: first to find the ranges of probabilities by which it partitions the
-    rows, then to measure the rows. Persist the frame if computing it is expensive.
+    Spark evaluates `predictions` twice. The first evaluation finds the ranges of probabilities by which the
+    rows are partitioned, and the second measures the rows. Persist the frame if computing it is expensive.
 
     Args:
-        predictions: label, probability and, for resampling, UNIT (long). Rows with the same UNIT, a hash, are
-            resampled together.
+        predictions: a frame with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
+            (long). UNIT is a hash; rows with equal UNIT are resampled together.
         resample: how to resample; with None, no replicates are computed.
 
     Raises:
@@ -89,7 +98,10 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
 
 
 def combine(partials: Iterable[Row]) -> PredictionQuality:
-    """Computes the quality from `partials`, which has the sums of each range of probabilities, in any order.
+    """Computes the quality from the sums of all ranges of probabilities.
+
+    Args:
+        partials: one row of sums for each range, in any order.
 
     Raises:
         DataError: there are no clicks or no non-clicks.
@@ -103,7 +115,8 @@ def combine(partials: Iterable[Row]) -> PredictionQuality:
             "measuring quality needs clicks and non-clicks",
             "choose a run date whose test days have both, or set more test days (split.test_days)",
         )
-    doubled, below = 0, 0  # twice the number of (click, non-click) pairs in the right order; a tie counts 1/2
+    # `doubled` is twice the number of pairs (click, non-click) in the right order. A tie counts 1/2.
+    doubled, below = 0, 0
     for sums in ranges:
         doubled += sums["doubled_wins"] + 2 * sums["positives"] * below
         below += sums["rows"] - sums["positives"]
@@ -132,12 +145,12 @@ def reduce_rows(
     units: NDArray[np.int64] | None = None,
     resample: Resample | None = None,
 ) -> dict[str, Any]:
-    """The sums over the rows of one range of probabilities. There is at least one row.
+    """Returns the sums over the rows of one range of probabilities. There must be at least one row.
 
     Args:
         label: (n,) 1 for clicks, 0 for non-clicks.
-        probability: (n,) float32 values.
-        units: (n,) rows with equal units are resampled together; None without a bootstrap.
+        probability: (n,) float32 predicted probabilities.
+        units: (n,) int64 hashes; rows with equal hashes are resampled together. None without a bootstrap.
         resample: how to resample; None without a bootstrap.
     """
     score = probability.astype(np.float64)
@@ -172,7 +185,7 @@ def reduce_rows(
 
 
 def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The values in units of 2⁻³², rounded to integers."""
+    """Returns `values` as integer multiples of 2⁻³², rounded."""
     return np.rint(values * _UNITS).astype(np.int64)
 
 
@@ -195,7 +208,7 @@ def _range_reducer(
 
 
 def _bins(ranges: list[Row]) -> dict[str, Any]:
-    """The values for the keys `calibration` and `histogram` of PredictionQuality.facts."""
+    """Returns the entries `calibration` and `histogram` of PredictionQuality.facts."""
     edges = histogram_edges()
     columns = zip(
         *(

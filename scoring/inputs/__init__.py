@@ -1,1 +1,1 @@
-"""Inputs of scoring: requests from the driver to the workers, and the feature rows of a split."""
+"""The inputs of scoring: requests that the driver sends to the workers, and the feature rows of a split."""

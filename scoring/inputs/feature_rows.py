@@ -1,4 +1,4 @@
-"""Reads the feature rows of some splits of a dataset from its published partitions."""
+"""Reads the feature rows of some splits of a dataset from published partitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def read_split(
     splits: Sequence[Split],
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The feature rows of some splits: `columns` (None for all) and features_dt, the date of the partition.
+    """Returns the feature rows of some splits.
+
+    The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
+    None, it has all columns.
 
     Raises:
         DataError: a partition is missing or was replaced after the dataset was published, or none of the

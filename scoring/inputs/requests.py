@@ -1,6 +1,7 @@
 """What the driver and the workers of scoring share: column names, requests, and checks of the features.
 
-This module imports neither Spark nor torch, so that a driver does not load torch.
+A request tells a worker what to compute. This module imports neither Spark nor torch, so a driver that
+imports it does not load torch.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ EmbeddingForm = Literal["stored", "int8"]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which model to run and how. It can be pickled and hashed, because it holds only paths and numbers.
+    """A request to load a model. It names the model, and has the settings to run it with.
+
+    The request contains only paths and settings, so it can be pickled and hashed.
 
     Attributes:
         path: the model's folder.
         device: the device to run the model on.
-        step_rows: number of rows that go through the model at once; None chooses a number that suits the
+        step_rows: number of rows that go through the model in one call; None chooses a number that suits the
             device.
         precision: precision of the matrix products.
-        embeddings: `int8` quantizes the embedding tables when the model is loaded.
+        embeddings: `int8` quantizes the embedding tables when the model is loaded; `stored` loads them
+            unchanged.
         kernels: the value of `score.kernels`.
     """
 
@@ -52,13 +56,13 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ListRequest:
-    """What a worker needs to compute top-k lists.
+    """A request to compute top-k lists.
 
     Attributes:
         model: the model that scores.
-        item_files: Parquet files of candidate_items, in the order of their manifest.
-        context: (name, encoded value) of each feature of scope `context`.
-        k: largest number of items in a list.
+        item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
+        context: pairs of name and encoded value: one pair for each feature of scope `context`.
+        k: maximum number of items in a list.
         rules: business rules that change the ranking; None applies none.
     """
 
@@ -71,12 +75,12 @@ class ListRequest:
 
 @dataclass(frozen=True)
 class RetrievalRequest:
-    """What a worker needs to retrieve items.
+    """A request to retrieve candidates of users.
 
     Attributes:
         model: a two-tower model.
-        item_files: Parquet files of candidate_items, in the order of their manifest.
-        context: (name, encoded value) of each feature of scope `context`.
+        item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
+        context: pairs of name and encoded value: one pair for each feature of scope `context`.
         n: maximum number of items per user.
     """
 
@@ -114,7 +118,12 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
 
 
 def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless `values` has exactly `columns`, the raw columns of the context features."""
+    """Raises ConfigError unless the keys of `values` are exactly the names in `columns`.
+
+    Args:
+        columns: the raw columns that the features of scope `context` are computed from.
+        values: maps the name of a raw column to its value (score.context).
+    """
     expected = set(columns)
     missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
     if missing or unknown:

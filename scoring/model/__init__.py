@@ -1,1 +1,1 @@
-"""The model that scores: finds the champion, loads it onto a device, and runs it in micro-batches."""
+"""The model that scores: this package finds the champion, loads it onto a device, and runs it."""

@@ -1,4 +1,7 @@
-"""The champion of a run date, checked against the features of that date."""
+"""Finds the champion of a run date, and checks it against the features of this date.
+
+The champion is the model that serves.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from training.registry.versions import champion_as_of, model_path
 
 
 def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
-    """The champion on the run date, and the dataset of that date. Both must have the same workflow version.
+    """Returns the champion and the dataset of the run date. Both must have the same workflow version.
 
     Raises:
-        DataError: there is no champion, no dataset, or the dataset was made with another workflow version.
+        DataError: there is no champion or no dataset. Or the dataset was made with another workflow version
+            than the champion.
     """
     lake, name = context.lake, context.config.name
     version = champion_as_of(lake, name, context.run_date)
@@ -27,7 +31,7 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(
             f"champion {version} needs features of workflow {model.spec.workflow_version}, but "
-            f"the dataset of {context.run_date} was made with {dataset.workflow_version}",
+            f"the dataset of {context.run_date} was made with workflow {dataset.workflow_version}",
             f"run build_features --run-date {context.run_date} --set workflow.mode=apply, "
             "then build_candidates",
         )

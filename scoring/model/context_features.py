@@ -1,4 +1,4 @@
-"""The values of the features of scope `context`, encoded for one model."""
+"""Encodes the values of the context features (features of scope `context`) for one model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from storage.run_context import RunContext
 
 
 def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
-    """The values of score.context, encoded by the model's workflow. Lists of ids become tuples.
+    """Returns the values of score.context, encoded by the workflow of the model.
+
+    The result maps the name of each context feature to its encoded value. A list of ids becomes a tuple.
 
     Raises:
         ConfigError: score.context does not name exactly the raw columns of the model's context features.

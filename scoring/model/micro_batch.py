@@ -1,4 +1,7 @@
-"""Micro-batches: the number of rows or pairs that go through a model at once, halved when memory runs out."""
+"""Micro-batches: a micro-batch is the group of rows or pairs that go through a model in one call.
+
+Its size is halved when the device's memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class MicroBatch:
-    """The number of rows that go through a model at once. It is halved when memory runs out, never increased.
+    """The size of a micro-batch: how many rows go through a model in one call.
+
+    The size is halved when the device's memory runs out. It is never increased.
 
     Args:
         rows: initial number of rows, at least 1.
@@ -38,9 +43,10 @@ class MicroBatch:
         self.rows = rows
 
     def within_memory(self, work: Callable[[int], Result]) -> Result:
-        """Returns `work(self.rows)`. If memory runs out, calls `work` again with half the number of rows.
+        """Calls `work` with the number of rows of a micro-batch, and returns its result.
 
-        A repeated call must do the complete work again.
+        If memory runs out, this method halves the number of rows and calls `work` again. The repeated call
+        must do the complete work again.
 
         Raises:
             InfrastructureError: memory runs out even with one row at a time.
@@ -63,14 +69,13 @@ class MicroBatch:
             self._halve(reason)
 
     def over(self, total: int, work: Callable[[slice], None]) -> None:
-        """Calls `work` with consecutive slices of [0, total). A slice has at most `self.rows` rows.
+        """Calls `work` with consecutive slices of [0, total). Each slice has at most `self.rows` rows.
 
-        If memory runs out for a slice, `work` is called again with smaller slices, from the start of this
-        slice.
+        If memory runs out for a slice, `work` is called again with a smaller slice that has the same start.
 
         Args:
             total: number of rows.
-            work: called with a slice of the rows.
+            work: function that processes the rows of one slice.
 
         Raises:
             InfrastructureError: memory runs out even with one row at a time.
@@ -80,7 +85,7 @@ class MicroBatch:
             start = self.within_memory(partial(_step, work, start, total))
 
     def _halve(self, reason: str) -> None:
-        """Halves the number of rows, logs a warning, and frees cached memory of the GPU."""
+        """Halves the number of rows, logs a warning, and frees the GPU memory that torch has cached."""
         self.rows //= 2
         log.warning("out of memory on the device: from now on, %d rows at a time (%s)", self.rows, reason)
         if torch.cuda.is_available():
@@ -88,14 +93,18 @@ class MicroBatch:
 
 
 def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> int:
-    """Calls `work` with one slice, and returns the start of the next slice."""
+    """Calls `work` with the slice that begins at `start`, and returns the start of the next slice."""
     stop = min(start + rows, total)
     work(slice(start, stop))
     return stop
 
 
 def default_rows(model: nn.Module, device: torch.device) -> int:
-    """The initial `rows` of a MicroBatch: as many as fit a core's cache or 1/4 of a GPU's free memory."""
+    """Returns the initial number of rows of a micro-batch.
+
+    On a CPU, the number is constant: the activations of so many rows fit into the cache of a core. On a GPU,
+    the number of rows is chosen so that the rows fit into 1/4 of the free memory.
+    """
     if device.type != "cuda":
         return _CPU_ROWS
     free, _ = torch.cuda.mem_get_info(device)
@@ -103,18 +112,27 @@ def default_rows(model: nn.Module, device: torch.device) -> int:
 
 
 def rows_within(free_bytes: int, bytes_a_row: int) -> int:
-    """The largest power of two of rows that fit into `free_bytes`; at least 8,192 and at most 1,048,576."""
+    """Returns the number of rows that fit into `free_bytes`, rounded down to a power of two.
+
+    The result is at least 8,192 and at most 1,048,576.
+    """
     fitting = max(free_bytes // max(bytes_a_row, 1), 1)
     return min(max(1 << (fitting.bit_length() - 1), _GPU_LEAST_ROWS), _GPU_MOST_ROWS)
 
 
 def row_bytes(model: nn.Module) -> int:
-    """An estimate of the memory for one row in bytes: inputs and outputs of all layers, embedding vectors."""
+    """Estimates how many bytes of memory one row needs.
+
+    The estimate counts the inputs and outputs of all linear layers, and the embedding vectors.
+    """
     return sum(_widths(model)) * 4
 
 
 def _widths(model: nn.Module) -> Iterator[int]:
-    """Yields, for each layer, how many float32 numbers one row needs."""
+    """Yields the number of float32 values that one row needs in a layer.
+
+    There is one number for each linear layer and each embedding table.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             yield module.in_features + module.out_features

@@ -1,4 +1,4 @@
-"""The model.json of a trained model, read without torch."""
+"""Reads the file model.json of a trained model, without importing torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A trained model.
+    """A trained model, as its file model.json describes it.
 
     Attributes:
         path: folder of the model.
         version: version of the model.
         spec: the features that the model was trained on.
-        description: all values of model.json.
+        description: the content of model.json.
     """
 
     path: str
@@ -31,7 +31,10 @@ class ModelInfo:
     description: Mapping[str, Any]
 
     def request(self, score: Score) -> ModelRequest:
-        """The request with which workers load this model, with the settings of the section `score`."""
+        """Returns a request to load this model with the settings of the section `score`.
+
+        The driver sends the request to the workers.
+        """
         return ModelRequest(
             self.path,
             score.device,
@@ -42,7 +45,7 @@ class ModelInfo:
         )
 
     def require_spec(self, features: FeatureSpec) -> None:
-        """Checks that features were made with the workflow version that this model was trained on.
+        """Checks that `features` were made with the workflow version that this model was trained on.
 
         Raises:
             DataError: `features` has another workflow version or other features.
@@ -51,7 +54,11 @@ class ModelInfo:
 
 
 def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> ModelInfo:
-    """Reads the model.json in the folder `path`. `recorder` records the model as an input of the run.
+    """Reads the file model.json in the folder `path`.
+
+    Args:
+        path: folder of the model.
+        recorder: records the model as an input of the run, for lineage.
 
     Raises:
         DataError: the folder has no model.json, so the model is not complete.

@@ -1,4 +1,4 @@
-"""A loaded model on its device. In scoring, only this module calls torch modules. It does not use Spark."""
+"""The predictor: a loaded model on its device. In scoring, only this file calls a torch model directly."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Predictor:
     Attributes:
         model: the torch module, in evaluation mode, on the device.
         spec: the features that the model was trained on.
-        multi_hot: how lists of ids are padded and pooled.
+        multi_hot: how lists of ids are padded to equal length, and whether their vectors are summed or
+            averaged.
         version: version of the model.
         device: the device that the model is on.
-        micro_batch: number of rows that go through the model at once.
+        micro_batch: the number of rows that go through the model in one call.
         precision: precision of the matrix products. Logits are always float32.
     """
 
@@ -48,13 +49,14 @@ class Predictor:
 
     @torch.inference_mode()
     def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """The click probabilities of P rows: (P,) float32 on the predictor's device.
+        """Returns the click probabilities of P rows, shape (P,), float32, on the predictor's device.
 
-        Rows go through the model in micro-batches, which get smaller if memory runs out.
+        The rows go through the model in micro-batches, which get smaller if memory runs out.
 
         Args:
-            dense: (P, D) float32, columns in the order of `spec.dense`.
-            categorical: (P, W) int64 ids in the W columns that training/models/inputs.py lays out.
+            dense: (P, D) float32. The columns have the order of `spec.dense`.
+            categorical: (P, W) int64 ids. W is the number of id columns of the model;
+                training/models/inputs.py defines their order.
 
         Raises:
             InfrastructureError: the device has too little memory even for one row.
@@ -69,7 +71,7 @@ class Predictor:
         return scored
 
     def logits(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(P,) float32 logits of P rows on the device, computed in one call of the model."""
+        """Returns the float32 logits of P rows, shape (P,), computed in one call of the model."""
         with mixed_precision(self.precision, self.device):
             return self.model(dense, categorical).float()
 
@@ -78,7 +80,7 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     """Loads a model onto its device and sets torch's number of CPU threads.
 
     Args:
-        request: the model and how to run it.
+        request: the model to load, and the settings to run it with.
         gpu: index of the GPU that Spark assigned to the caller; None for the first GPU.
         threads: number of CPU threads that torch may use: the number of cores of the caller's task.
 
@@ -100,18 +102,18 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
 def model_inputs(
     columns: Mapping[str, Any], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Builds the model inputs on the CPU from named columns. The inputs of missing columns are zeros.
+    """Builds the inputs of a model on the CPU from named columns. Inputs of missing columns are zeros.
 
     Args:
-        columns: maps the name of a feature to an Arrow column of length `rows`, or to one value for all rows:
-            a number or a list of ids.
+        columns: maps the name of a feature to an Arrow column of length `rows`, or to one value for all rows.
+            Such a value is a number or a list of ids.
         spec: the model's features.
         multi_hot: how lists of ids are padded.
         rows: number of rows.
 
     Returns:
-        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 in the layout of
-        training/models/inputs.py.
+        Two tensors. The dense inputs are (rows, D) float32, in the order of the spec. The categorical inputs
+        are (rows, W) int64; training/models/inputs.py defines the order of these W columns.
     """
     dense = np.zeros((rows, len(spec.dense)), dtype=np.float32)
     for index, feature in enumerate(spec.dense):
@@ -128,10 +130,10 @@ def model_inputs(
 
 
 def _values(column: Any) -> Any:
-    """A column of numbers as a NumPy array; a single number is returned unchanged."""
+    """Returns an Arrow column of numbers as a NumPy array. A single number is returned unchanged."""
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _lists(column: Any) -> pa.ListArray:
-    """A column of lists as one array; a single list as an array of length 1."""
+    """Returns an Arrow column of lists as one array. A single list becomes an array of length 1."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array([column], _LIST)

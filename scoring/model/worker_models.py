@@ -1,4 +1,4 @@
-"""Models that a Python worker process keeps loaded from one Spark task to the next."""
+"""Keeps loaded models in a Python worker process, from one Spark task to the next."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A request that names the model it needs: ListRequest or RetrievalRequest. It is hashable."""
+    """A hashable request that names the model it needs. Examples are ListRequest and RetrievalRequest."""
 
     @property
     def model(self) -> ModelRequest:
-        """The model to load."""
+        """Returns the model to load."""
 
 
 Request = TypeVar("Request", bound=RequestWithModel)
@@ -26,10 +26,11 @@ Loaded = TypeVar("Loaded")
 
 
 class WorkerModels:
-    """Loads models on demand and keeps the latest ones.
+    """Loads models when they are needed, and keeps the most recently used models in memory.
 
-    A Spark task uses `models_of_process()`, whose models stay loaded as long as the Python worker process
-    runs. Other callers create their own instance. Its models are freed together with the instance.
+    A Spark task uses the instance that `models_of_process()` returns. This instance exists as long as the
+    Python worker process runs. Other callers create an instance. When an instance is freed, its models are
+    freed too.
     """
 
     def __init__(self) -> None:
@@ -37,16 +38,23 @@ class WorkerModels:
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-        """The predictor of a request. Keeps the latest two. The arguments are those of `load_predictor`."""
+        """Returns the predictor of a request, and loads it if necessary.
+
+        The two most recently used predictors stay loaded. The arguments are those of `load_predictor`.
+        """
         return self._load_predictor(request, gpu, threads)
 
     def latest(
         self, load: Callable[[Request, Predictor], Loaded], request: Request, gpu: int | None, threads: int
     ) -> Loaded:
-        """The result of `load` for a request and its predictor. Keeps only the latest result of each `load`.
+        """Returns the result of `load` for a request and the predictor of this request.
+
+        For each function `load`, only the latest result stays in memory.
 
         Args:
             load: `load_recommender` or `load_retriever`.
+            request: the argument of `load`. It names the model to load.
+            gpu, threads: the arguments of `load_predictor`.
         """
         key = (request, gpu, threads)
         kept = self._latest.get(load)
@@ -58,5 +66,5 @@ class WorkerModels:
 
 @cache
 def models_of_process() -> WorkerModels:
-    """The models of this Python worker process. All tasks that run in the process share them."""
+    """Returns the instance of WorkerModels that all tasks of this Python worker process share."""
     return WorkerModels()

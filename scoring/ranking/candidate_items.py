@@ -1,4 +1,4 @@
-"""The candidate items that a worker ranks, read from the Parquet files of the table candidate_items."""
+"""Reads the items that a worker ranks from the Parquet files of the table candidate_items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Items:
     """The candidate items.
 
     Attributes:
-        keys: (N,) strings by item index.
+        keys: (N,) the keys of the items, strings. The index of an item in this array is its item index.
         side: the model inputs of the items, with the context features filled in.
     """
 
@@ -31,12 +31,12 @@ class Items:
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
-    """Reads the candidate items, in the order of their index, into the CPU's memory.
+    """Reads the candidate items into the CPU's memory, in the order of their index.
 
     Args:
-        files: Parquet files of candidate_items, in order.
+        files: paths of the Parquet files of candidate_items, in the order of the manifest.
         predictor: the loaded model. Only the features of this model are read.
-        context: encoded values of the features of scope `context`.
+        context: maps the name of each feature of scope `context` to its encoded value.
 
     Raises:
         DataError: the item indices are not 0, 1, 2, …
@@ -55,6 +55,6 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
 
 
 def _read_parquet(path: str, columns: list[str]) -> pa.Table:
-    """The given columns of one Parquet file."""
+    """Reads the columns `columns` of one Parquet file."""
     files, inner = file_io.filesystem(path)
     return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

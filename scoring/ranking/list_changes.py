@@ -1,4 +1,4 @@
-"""Differences between the new lists of a run and the lists that were published before."""
+"""Compares the new lists of a run with the lists that were published before."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class ListChanges:
-    """Differences between two sets of lists.
+    """The differences between the earlier lists and the new lists.
 
     Attributes:
-        users_in_both, users_lost, users_gained: number of users with a list in both sets, only in the earlier
-            set, and only in the new set.
-        churn: the share of items in a user's new list that were not in the earlier list, averaged over the
-            users in both sets; None if there are no such users.
-        jaccard: |intersection| / |union| of a user's two lists, averaged over the users in both sets; None if
-            there are no such users.
+        users_in_both: number of users with an earlier list and a new list.
+        users_lost: number of users with an earlier list, but without a new list.
+        users_gained: number of users with a new list, but without an earlier list.
+        churn: the share of items in a user's new list that are not in the user's earlier list, averaged over
+            the users with both lists; None if there are no such users.
+        jaccard: |intersection| / |union| of a user's two lists, averaged over the users with both lists; None
+            if there are no such users.
     """
 
     users_in_both: int
@@ -39,16 +40,23 @@ class ListChanges:
 
     @property
     def users_lost_share(self) -> float | None:
-        """Share of the users of the earlier lists who have no new list; None if there were no users."""
+        """Returns the share of users without a new list among the users with an earlier list.
+
+        Returns None if no user has an earlier list.
+        """
         before = self.users_in_both + self.users_lost
         return self.users_lost / before if before else None
 
 
 def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
-    """Compares the items of two sets of lists; positions and scores are not compared.
+    """Compares the items of the new lists with the items of the earlier lists.
+
+    Positions and scores are not compared.
 
     Args:
-        today, before: (user_id, item_id) of the new and of the earlier lists, without repeated rows.
+        today: a frame with the columns user_id and item_id: one row per entry of the new lists, without
+            repeated rows.
+        before: the same columns of the earlier lists.
     """
     flagged = [
         rows.select("user_id", "item_id", F.lit(is_today).alias("today"), F.lit(1 - is_today).alias("before"))
@@ -83,11 +91,11 @@ def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
 
 
 def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
-    """The number of list entries whose item nobody clicked.
+    """Returns the number of list entries whose item nobody clicked.
 
     Args:
-        lists: a frame with item_id, one row per list entry.
-        clicked: item_key, one row per click.
+        lists: a frame with the column item_id, one row per list entry.
+        clicked: a frame with the column item_key, one row per click.
     """
     entries = lists.groupBy(F.col("item_id").alias(ITEM_KEY)).agg(F.count(F.lit(1)).alias("entries"))
     cold = entries.join(clicked.select(ITEM_KEY).distinct(), ITEM_KEY, "left_anti")
@@ -95,7 +103,11 @@ def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
 
 
 def score_bins(lists: DataFrame) -> Counter[int]:
-    """Maps each bin of the score (metrics.histogram) to the number of list entries in it."""
+    """Returns the histogram of the scores in some lists.
+
+    The result maps the key of each bin (metrics.histogram) to the number of list entries whose score is in
+    this bin.
+    """
     counted = lists.select("score").mapInArrow(_count_bins, "bin long, entries long")
     return Counter(
         {
@@ -106,7 +118,7 @@ def score_bins(lists: DataFrame) -> Counter[int]:
 
 
 def _count_bins(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow: counts how many scores of each batch are in each bin."""
+    """Counts, for each batch, how many scores are in each bin. The function is passed to mapInArrow."""
     for batch in batches:
         scores = batch.column(0).to_numpy(zero_copy_only=False).astype(np.float64)
         keys, counts = np.unique(bin_keys(scores), return_counts=True)

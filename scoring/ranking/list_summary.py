@@ -1,4 +1,4 @@
-"""Facts of a run's lists, in one pass over them."""
+"""Computes the facts of the lists of a run: counts, coverage and a histogram of the scores."""
 
 from __future__ import annotations
 
@@ -11,31 +11,39 @@ HISTOGRAM_BINS = 20
 
 
 def histogram_edges() -> list[float]:
-    """The edges of bins of equal width over [0, 1]. The last bin includes 1."""
+    """Returns the edges of the bins of the histogram, from 0 to 1.
+
+    All bins have equal width. The last bin includes 1.
+    """
     return [bin_ / HISTOGRAM_BINS for bin_ in range(HISTOGRAM_BINS + 1)]
 
 
 def histogram_bin(probability: Column) -> Column:
-    """The bin (int, 0..HISTOGRAM_BINS-1) of a probability."""
+    """Returns the index of the bin that contains a probability: an int from 0 to HISTOGRAM_BINS - 1."""
     return F.least(F.floor(probability.cast("double") * HISTOGRAM_BINS), F.lit(HISTOGRAM_BINS - 1)).cast(
         "int"
     )
 
 
 def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[str, Any]:
-    """Facts of top-k lists.
+    """Computes facts of top-k lists, in one pass over the list entries.
 
     Args:
-        lists: (user_id, position, item_id, score), as score_lists returns them.
+        lists: a frame with the columns user_id, position, item_id and score, as score_lists returns it. It
+            has one row per list entry.
         k: length of a full list.
         users: number of users, including users without candidates.
         items: number of items that could be recommended.
 
     Returns:
-        `rows`, the number of list entries; `k`, `users` and `items`; `users_with_fewer`, the number of users
-        with fewer than k entries (also those with none); `users_without`, the number of users without an
-        entry; `items_recommended`, the number of items in at least one list; `coverage`, items_recommended /
-        items; `score_histogram` {edges, counts}.
+        A dictionary with these keys:
+        - `rows`: number of list entries
+        - `k`, `users`, `items`: the arguments
+        - `users_with_fewer`: number of users with fewer than k entries, including users without an entry
+        - `users_without`: number of users without an entry
+        - `items_recommended`: number of items in at least one list
+        - `coverage`: items_recommended / items
+        - `score_histogram`: the dictionary {edges, counts}
     """
     bin_ = histogram_bin(F.col("score"))
     counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]

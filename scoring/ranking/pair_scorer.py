@@ -1,6 +1,8 @@
-"""Scores users against items: user and item parts run once each, and only interactions run per pair.
+"""Scores pairs of user and item. User parts and item parts are computed once each.
 
-If a model has no factorization (training/models/factorization.py), the complete model runs on the joined row
+The user part is what the model computes from the user alone, and the item part is what the model computes
+from the item and the context. Only the interaction of both parts is computed for each pair. If a model has no
+factorization into parts (training/models/factorization.py), the complete model runs on the joined input row
 of each pair.
 """
 
@@ -23,34 +25,39 @@ log = logging.getLogger("nightrank.scoring")
 # for all these users, and the data of the step still fit into a cache.
 _TILE_USERS = 16
 
-# The computed parts of all items are kept if they take at most this many bytes on a CPU, or at most
-# 1 / _GPU_KEPT_SHARE of a GPU's free memory.
+# The item parts of all items stay in memory if they need at most this many bytes on a CPU, or at most
+# 1 / _GPU_KEPT_SHARE of the free memory of a GPU.
 _CPU_KEPT_BYTES = 2**30
 _GPU_KEPT_SHARE = 2
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """Replaces the factorization of a model that has none.
+    """A substitute for the factorization of a model that has none.
 
-    The part of a user or an item is only its input row. The sum of both rows is the input of the pair.
+    In a factorization, the part of a user or item is what the model computes from this user or item alone.
+    Here the part is the unchanged input row. The input of a pair is the sum of the user's row and the item's
+    row.
     """
 
     predictor: Predictor
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """Returns (dense, categorical) unchanged."""
+        """Returns the inputs (dense, categorical) of users or items unchanged."""
         return dense, categorical
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """Runs the complete model on the input of each pair; shapes as in `Factorization.pair_logits`."""
+        """Runs the complete model on the input of each pair, and returns the logits.
+
+        The shapes are those of `Factorization.pair_logits`.
+        """
         dense, categorical = (user.unsqueeze(1) + item for user, item in zip(users, items, strict=True))
         logits = self.predictor.logits(dense.flatten(0, 1), categorical.flatten(0, 1))
         return logits.view(dense.shape[:2])
 
 
 def factorization_of(predictor: Predictor) -> Factorization:
-    """The model's factorization, or JoinedRows if it has none."""
+    """Returns the factorization of the model. If the model has none, returns JoinedRows."""
     model = predictor.model
     if isinstance(model, Factorizable):
         dtype = HALVES.get(predictor.precision, torch.float32)
@@ -59,16 +66,16 @@ def factorization_of(predictor: Predictor) -> Factorization:
 
 
 class ItemParts:
-    """The parts of the items. The part of an item is what the model computes from this item alone.
+    """The item parts: what the model computes from each item and the context, without the user.
 
-    Parts are computed once and kept if the parts of all items fit into memory. Otherwise they are computed at
-    each use.
+    If the parts of all items need at most `kept_bytes` bytes, they are computed once and stay in memory.
+    Otherwise they are computed again each time they are used.
 
     Args:
         factorization: the factorization of the predictor's model.
         inputs: the model inputs of N items, on the device.
         predictor: the loaded model. Its micro-batch keeps computations within the device's memory.
-        kept_bytes: the parts of all items are kept if they take at most this many bytes.
+        kept_bytes: maximum number of bytes of stored parts.
     """
 
     def __init__(
@@ -83,15 +90,20 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "the computed parts of %d items have %d bytes each, in all more than the limit of %d bytes: "
-                "they are computed again for each block of users",
+                "what the model computes from each item alone needs too much memory to be stored (%d items, "
+                "%d bytes each, limit %d bytes): it is computed again for each block of users",
                 self.count,
                 item_bytes,
                 kept_bytes,
             )
 
     def _compute_all(self, sample: Part, predictor: Predictor) -> Part:
-        """Computes the parts of all items. `sample` has the parts of a few items, for widths and dtypes."""
+        """Computes the parts of all items.
+
+        Args:
+            sample: the part of one item, which shows the widths and dtypes of the tensors.
+            predictor: the loaded model.
+        """
         parts = tuple(tensor.new_empty(self.count, *tensor.shape[1:]) for tensor in sample)
 
         def fill(rows: slice) -> None:
@@ -106,17 +118,17 @@ class ItemParts:
 
     @property
     def kept(self) -> bool:
-        """Whether the parts of all items are kept."""
+        """Returns whether the parts of all items stay in memory."""
         return self._kept is not None
 
     def consecutive(self, items: slice) -> Part:
-        """The parts of I consecutive items: tensors (1, I, …)."""
+        """Returns the parts of I consecutive items: a tuple of tensors of shape (1, I, …)."""
         if self._kept is None:
             return tuple(tensor.unsqueeze(0) for tensor in self._compute(self._inputs.part(items)))
         return tuple(tensor[items].unsqueeze(0) for tensor in self._kept)
 
     def gather(self, items: Tensor) -> Part:
-        """The parts of the items with these indices (T, I): tensors (T, I, …)."""
+        """Returns the parts of the items with the indices (T, I): a tuple of tensors of shape (T, I, …)."""
         flat = items.flatten()
         if self._kept is None:
             parts = self._compute(self._inputs.rows(flat))
@@ -126,13 +138,13 @@ class ItemParts:
 
 
 class PairScorer:
-    """Computes the click probabilities of users × items.
+    """Computes the click probabilities of pairs of user and item.
 
     Args:
         predictor: the model and its device.
         items: the model inputs of the items, on the device, with the context features filled in.
-        kept_bytes: the parts of all items are kept if they take at most this many bytes. None chooses a limit
-            that suits the device.
+        kept_bytes: maximum number of bytes of item parts that stay in memory (see ItemParts). None chooses a
+            limit that suits the device.
     """
 
     @torch.inference_mode()
@@ -144,12 +156,15 @@ class PairScorer:
 
     @property
     def keeps_items(self) -> bool:
-        """Whether the parts of all items are kept. If not, they are computed at each use."""
+        """Returns whether the parts of all items stay in memory. If not, each use computes them again."""
         return self._items.kept
 
     @torch.inference_mode()
     def user_parts(self, inputs: SideInputs) -> Part:
-        """The parts of U users, which the model computes from each user alone: tensors (U, …)."""
+        """Returns the user parts: what the model computes from each user, without the items.
+
+        The result is a tuple of tensors of shape (U, …).
+        """
         return self._predictor.micro_batch.within_memory(lambda rows: self._user_parts(inputs, rows))
 
     def _user_parts(self, inputs: SideInputs, rows: int) -> Part:
@@ -159,7 +174,7 @@ class PairScorer:
 
     @torch.inference_mode()
     def score_consecutive(self, users: Part, items: slice) -> Tensor:
-        """(U, I) float32 probabilities of U users with each of I consecutive items."""
+        """Returns the float32 probabilities of U users with I consecutive items, shape (U, I)."""
         return self._predictor.micro_batch.within_memory(
             lambda rows: self._score_consecutive(users, items, rows)
         )
@@ -180,12 +195,12 @@ class PairScorer:
 
     @torch.inference_mode()
     def score_lists(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
-        """(T, I) float32 probabilities of T lists of I items each.
+        """Returns the float32 probabilities of T lists of I items each, shape (T, I).
 
         Args:
-            users: the parts of the users, as user_parts() returns them.
-            which: (T,) the index in `users` of each list's user.
-            items: (T, I) indices of items.
+            users: the user parts, as user_parts() returns them.
+            which: (T,) for each list, the index of its user in `users`.
+            items: (T, I) item indices.
         """
         return self._predictor.micro_batch.within_memory(
             lambda rows: self._score_lists(users, which, items, rows)
@@ -206,7 +221,10 @@ class PairScorer:
 
 
 def kept_limit(device: torch.device) -> int:
-    """The maximum size of kept item parts in bytes: 1 GiB on a CPU, half of a GPU's free memory."""
+    """Returns the maximum number of bytes of item parts that stay in memory.
+
+    The maximum is 1 GiB on a CPU, and half of the free memory on a GPU.
+    """
     if device.type != "cuda":
         return _CPU_KEPT_BYTES
     return torch.cuda.mem_get_info(device)[0] // _GPU_KEPT_SHARE

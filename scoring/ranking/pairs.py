@@ -1,8 +1,9 @@
-"""Pairs of user and item: which pairs to score for a batch of users, and the model inputs of both sides.
+"""Pairs of user and item: decides which pairs to score, and builds the model inputs of users and of items.
 
-A side is either the users or the items. The inputs of a side are matrices in the model's column order. These
-matrices have the features of this side, and zeros in the columns of the other side. The sum of a user's row
-and an item's row is the input of the pair. Adding zero does not change a number, so the sum is exact.
+The users and the items are called the two sides. The inputs of a side are matrices in the column order of the
+model. These matrices contain the features of this side; the columns of the other side are zero. So the input
+of a pair is the sum of the user's row and the item's row. The sum is exact, because adding zero does not
+change a number.
 """
 
 from __future__ import annotations
@@ -28,41 +29,51 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Side:
-    """The inputs of one side for R users or items.
+    """The model inputs of R users, or of R items.
+
+    The users and the items are called the two sides. The columns of the features of the other side are zero.
 
     Attributes:
-        dense: (R, D) float32, zero in the columns of the other side.
-        categorical: (R, W) int64, zero in the columns of the other side.
+        dense: (R, D) float32, the dense features.
+        categorical: (R, W) int64, the ids. W is the number of id columns of the model.
     """
 
     dense: Tensor
     categorical: Tensor
 
     def part(self, rows: slice) -> Side:
-        """The side with only these consecutive rows."""
+        """Returns a Side with some consecutive rows of this one."""
         return Side(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> Side:
-        """The side with only the rows that have these indices."""
+        """Returns a Side with the rows that have these indices."""
         return Side(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
     def plus(self, other: Side) -> Side:
-        """The sum with another side, which has the same shape or one row."""
+        """Returns the sum of this Side and `other`.
+
+        `other` has the same shape. Or it has one row, which is added to each row.
+        """
         return Side(self.dense + other.dense, self.categorical + other.categorical)
 
     def to(self, device: torch.device) -> Side:
-        """A copy of this side on the device."""
+        """Returns a copy on the device."""
         return Side(self.dense.to(device), self.categorical.to(device))
 
 
 def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> Side:
-    """The features of one scope, from a table with one column per feature and one row per user or item."""
+    """Builds the model inputs of users or items from the features of one scope, such as `user` or `item`.
+
+    `rows` has one column per feature, and one row per user or item.
+    """
     columns = {feature.name: rows.column(feature.name) for feature in spec.scoped(scope)}
     return Side(*model_inputs(columns, spec, multi_hot, rows.num_rows))
 
 
 def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> Side:
-    """A side of one row, with the encoded values of the features of scope `context`.
+    """Builds model inputs of one row from the encoded values of the features of scope `context`.
+
+    All other columns are zero.
 
     Raises:
         ConfigError: a context feature has no value, or a value belongs to no context feature.
@@ -71,22 +82,24 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
     return Side(*model_inputs(values, spec, multi_hot, 1))
 
 
-# On a CPU, gathering the part of an item costs about half as much as scoring the item. So if a list has at
-# least this share of all items, all items are scored, and scores of items that are not in the list are
+# On a CPU, gathering the item part of an item takes about half as long as scoring the item. So if a list has
+# at least this share of all items, all items are scored, and scores of items that are not in the list are
 # dropped.
 _NEARLY_ALL = 2 / 3
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The candidates of some consecutive users of a batch. Index 0 is the first of these users.
+    """The candidates of some consecutive users of a batch.
+
+    In `everyone` and `listed`, a user is named by an index. Index 0 is the first of the consecutive users.
 
     Attributes:
-        everyone: (A,) indices of the users who are scored against all items except the excluded ones.
-        excluded: X excluded pairs as (user, item), both of shape (X,): an index into `everyone` and an item
-            index.
+        everyone: (A,) indices of the users who are scored against all items except the excluded items.
+        excluded: two arrays of shape (X,), which describe X excluded pairs. The first array has indices into
+            `everyone`, the second array has item indices.
         listed: (L,) indices of the users who are scored against a list of items.
-        lengths: (L,) lengths of these lists.
+        lengths: (L,) number of items in the list of each user in `listed`.
         items: (Σ lengths,) item indices of these lists, one list after the other.
     """
 
@@ -102,9 +115,10 @@ class CandidateLists:
 
     Args:
         users: the keys of the users, as strings.
-        candidates: one list<int32> per user: item indices without repeats; null means all items except
-            `excluded`.
-        excluded: one list<int32> per user, used only if `candidates` is null; null excludes nothing.
+        candidates: for each user, a list<int32> of item indices without repeats. Null means all items except
+            those in `excluded`.
+        excluded: for each user, a list<int32> of item indices. It is used only if `candidates` is null; if
+            both are null, no item is excluded.
         num_items: N, the number of items. Item indices are in [0, N).
     """
 
@@ -116,18 +130,22 @@ class CandidateLists:
         self._position = np.zeros(num_items, dtype=np.int64)
 
     def most(self) -> Indices:
-        """(U,) an upper bound for each user's number of candidates, computed from the list lengths."""
+        """Returns an upper bound for the number of candidates of each user, shape (U,).
+
+        The bound is the length of the user's list, or the number of items if the user has no list.
+        """
         lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def of(self, users: slice) -> Lists:
-        """The candidates of some consecutive users of the batch.
+        """Returns the candidates of the users in a range of the batch.
 
         If a user's list has at least two thirds of all items, the user is scored against all items, because
-        this is faster. Scores of items that are not in the list are dropped.
+        this is faster. The scores of items that are not in the list are dropped.
 
         Raises:
-            DataError: an index is outside [0, N), or a list has an item twice. The message names the user.
+            DataError: an item index is outside [0, N), or a list has an item twice. The message names the
+                user.
         """
         everyone: list[int] = []
         excluded: list[Indices] = []
@@ -156,7 +174,10 @@ class CandidateLists:
         )
 
     def _read(self, user: int, listed: pa.ListScalar, *, distinct: bool) -> Indices:
-        """Checks the item indices of one list and returns them."""
+        """Checks the item indices of one list and returns them. A null list is read as an empty list.
+
+        With `distinct`, an item that occurs twice is an error.
+        """
         if not listed.is_valid:
             return np.zeros(0, dtype=np.int64)
         indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -164,23 +185,24 @@ class CandidateLists:
             raise DataError(
                 f"candidate indices of user {self.users[user]} are in [{indices.min()}, {indices.max()}], "
                 f"but there are {self._num_items} candidate items",
-                "candidates and candidate_items belong to different runs: run build_candidates again",
+                "the tables `candidates` and `candidate_items` belong to different runs: "
+                "run build_candidates again",
             )
         if distinct:
             self._require_distinct(user, indices)
         return indices
 
     def _others(self, items: Indices) -> Indices:
-        """The indices of all items that are not in `items`, ascending."""
+        """Returns the indices of all items that are not in `items`, in ascending order."""
         kept = np.ones(self._num_items, dtype=bool)
         kept[items] = False
         return np.flatnonzero(kept)
 
     def _require_distinct(self, user: int, indices: Indices) -> None:
-        """Raises DataError if a list holds an item twice.
+        """Raises DataError if a list contains an item twice.
 
-        The check writes the position of each item into an array, at the item's index. If an item is repeated,
-        its second position overwrites the first.
+        An array has one element per item. The check writes the position of each entry of the list into the
+        element of its item. If an item occurs twice, the second position overwrites the first.
         """
         positions = np.arange(len(indices))
         self._position[indices] = positions
@@ -191,20 +213,21 @@ class CandidateLists:
 
 
 def _joined(parts: list[Indices]) -> Indices:
-    """Concatenates arrays. Without arrays, the result is empty."""
+    """Concatenates arrays. If there are no arrays, the result is an empty array."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def blocks(most: Indices, max_places: int, least_users: int, most_users: int) -> Iterator[slice]:
-    """Divides a batch of users into blocks of consecutive users.
+    """Divides a batch of users into blocks. A block is a range of consecutive users.
 
-    In a block, the number of users times the length of the longest list is at most `max_places`. But each
-    block except the last one has at least `least_users` users, even if this exceeds `max_places`. No block
-    has more than `most_users`. Long lists are divided later, when they are scored.
+    A block is a matrix of cells: it has one row per user, and as many columns as the longest candidate list.
+    A block has at most `max_places` cells. But each block except the last one has at least `least_users`
+    users, even if the number of cells then exceeds `max_places`. No block has more than `most_users` users.
+    Long lists are divided later, when they are scored.
 
     Args:
-        most: (U,) upper bound for each user's number of candidates.
-        max_places: maximum number of (user, item) cells of a block.
+        most: (U,) an upper bound for each user's number of candidates.
+        max_places: maximum number of cells of a block.
         least_users: minimum number of users of a block.
         most_users: maximum number of users of a block.
     """
@@ -219,13 +242,15 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
 
 @dataclass(frozen=True)
 class Pieces:
-    """Several lists, cut into pieces of equal width. The last piece of a list may have empty cells.
+    """Several lists of items, cut into pieces of equal width. A piece contains consecutive items of one list.
+
+    T is the number of pieces. The last piece of a list may have empty cells.
 
     Attributes:
-        list: (T,) for each piece, the index of its list.
-        place: (T,) for each piece, its index among the pieces of its list.
+        list: (T,) for each piece, the index of the list that it comes from.
+        place: (T,) for each piece, its position among the pieces of the same list, from 0.
         items: (T, width) item indices; 0 in empty cells.
-        filled: (T, width) whether a cell holds an item.
+        filled: (T, width) bool, whether the cell contains an item.
     """
 
     list: Indices
@@ -235,7 +260,13 @@ class Pieces:
 
     @classmethod
     def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
-        """Cuts the lists items[start : start + length] into pieces. piece_width() chooses the width."""
+        """Cuts lists of items into pieces of equal width. The function piece_width() chooses the width.
+
+        Args:
+            lengths: (L,) the length of each list.
+            starts: (L,) the index in `items` at which each list starts.
+            items: the item indices of all lists.
+        """
         width = piece_width(lengths)
         counts = -(-lengths // width)
         of_list = np.repeat(np.arange(len(lengths)), counts)
@@ -256,7 +287,12 @@ _EMPTY_SHARE = 0.125
 
 
 def piece_width(lengths: Indices) -> int:
-    """The largest width (a power of two, at most 256) with at most one empty cell per eight filled cells."""
+    """Returns the width of the pieces into which lists of these lengths are cut.
+
+    A piece has `width` cells, which contain consecutive items of one list; the last piece of a list may have
+    empty cells. The width is a power of two and at most 256. It is the largest width for which there is at
+    most one empty cell per eight filled cells. If no larger width satisfies this rule, the width is 1.
+    """
     total = int(lengths.sum())
     for width in _PIECE_WIDTHS:
         if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:

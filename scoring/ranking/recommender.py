@@ -1,4 +1,4 @@
-"""Scores batches of users against their candidates and keeps the k best of each user."""
+"""Scores batches of users against their candidates, and chooses the k best candidates of each user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=
 # pairs.
 _MIN_PLACES = 131_072
 # Minimum number of users per pass over the items. The second number applies if each pass must compute the
-# items' parts again.
+# item parts again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
 # Maximum number of users per pass. It limits the memory for their rankings.
 _MOST_USERS = 1_024
@@ -46,13 +46,13 @@ _MOST_USERS = 1_024
 
 @dataclass(frozen=True)
 class Recommender:
-    """A predictor and the candidate items on its device.
+    """A loaded model and the candidate items, which makes the lists of users.
 
     Attributes:
         predictor: the loaded model.
-        items: the candidate items.
+        items: the candidate items, on the device of the predictor.
         k: maximum length of a list.
-        pair_scorer: scores users against the items.
+        pair_scorer: computes the probabilities of pairs of user and item.
         rules: the business rules; None if there are none.
     """
 
@@ -64,18 +64,19 @@ class Recommender:
 
     @classmethod
     def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
-        """A recommender for these items, whose inputs may be on any device."""
+        """Returns a recommender for these items. The inputs of the items may be on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
         return cls(predictor, items, k, PairScorer(predictor, items.side), rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yields the k best candidates of each user, as batches with the schema RECOMMENDATIONS.
 
-        Users keep their order. The items of a user are sorted by score descending, then by item key
-        ascending. A user without candidates has no row.
+        The users keep their order. The items of a user are sorted by score descending, then by item key
+        ascending. A user without candidates has no row in the result.
 
         Args:
-            users: user_key, candidates, excluded and the user features; one row per user.
+            users: a batch with one row per user. The columns are user_key, candidates, excluded and the user
+                features.
 
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
@@ -100,17 +101,22 @@ class Recommender:
 
     @property
     def _places(self) -> int:
-        """Number of (user, item) cells that are ranked together."""
+        """Returns the maximum number of cells (pairs of user and item) that are ranked together."""
         return max(self.predictor.micro_batch.rows, _MIN_PLACES)
 
     @property
     def _pool(self) -> int:
-        """How many of a user's best candidates are kept before the list is chosen from them."""
+        """Returns how many of a user's best candidates are stored before the list is chosen from them."""
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
     def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
-        """The lists without rules: the first `k` cells of the rankings (U, W) that `_ranked` returns."""
+        """Returns the lists without business rules: the first `k` candidates of each ranking.
+
+        Args:
+            keys: (U, W) ranking keys, as `_ranked` returns them.
+            users: the keys of the U users.
+        """
         best = keys[:, : self.k].cpu()
         filled = best != NO_CANDIDATE
         score, index = split_keys(best[filled])
@@ -118,7 +124,14 @@ class Recommender:
 
     @torch.inference_mode()
     def _by_rules(self, rules: ItemRules, keys: Tensor, parts: Part, users: pa.Array) -> pa.RecordBatch:
-        """The lists that the business rules choose from the rankings (U, W)."""
+        """Returns the lists that the business rules choose from the rankings.
+
+        Args:
+            rules: the business rules.
+            keys: (U, W) ranking keys, as `_ranked` returns them.
+            parts: the user parts that PairScorer.user_parts() returns.
+            users: the keys of the U users.
+        """
         valid = keys != NO_CANDIDATE
         scores, index = split_keys(keys)
         items = torch.where(valid, index, 0)
@@ -135,9 +148,15 @@ class Recommender:
 
     @torch.inference_mode()
     def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
-        """(U, W) ranking keys of the best candidates of some users, best first, then NO_CANDIDATE as padding.
+        """Returns the ranking keys of the best candidates of some users, shape (U, W).
 
-        W is at most `_pool`. A ranking key combines ranking score and item index (scoring/ranking/top_k.py).
+        Each row is sorted, best candidate first, and NO_CANDIDATE fills the end of the row. W is at most
+        `_pool`. A ranking key combines ranking score and item index (scoring/ranking/top_k.py).
+
+        Args:
+            asked: the candidates of the users.
+            parts: the user parts that PairScorer.user_parts() returns.
+            names: the keys of the users, for error messages.
         """
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
@@ -153,7 +172,10 @@ class Recommender:
         return best
 
     def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Yields ranking keys (A, W) of the A users who are scored against all items, W items at a time."""
+        """Yields ranking keys (A, W) of the A users who are scored against all items.
+
+        Each matrix has the keys of W consecutive items.
+        """
         if not len(asked.everyone):
             return
         device = self.predictor.device
@@ -169,7 +191,10 @@ class Recommender:
             )
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
-        """(A, W) bool: which of these consecutive items are candidates of each user; None if all are."""
+        """Returns a matrix (A, W) of bools: which of W consecutive items are candidates of each of A users.
+
+        Returns None if all these items are candidates of all these users.
+        """
         user, item = asked.excluded
         in_range = (item >= items.start) & (item < items.stop)
         if not in_range.any():
@@ -179,7 +204,11 @@ class Recommender:
         return torch.from_numpy(kept).to(self.predictor.device)
 
     def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Yields ranking keys (L, W) of the L users who have a list, some items of the lists at a time."""
+        """Yields ranking keys (L, W) of the L users who are scored against a list of items.
+
+        Each matrix has the keys of a range of positions in the lists. NO_CANDIDATE fills the cells without an
+        item.
+        """
         device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
         starts = np.cumsum(asked.lengths) - asked.lengths
         width = max(self._places // max(len(asked.listed), 1), 1)
@@ -201,12 +230,14 @@ class Recommender:
     def _keys(
         self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
     ) -> Tensor:
-        """Ranking keys of scores (R, W); NO_CANDIDATE for items that are not candidates.
+        """Returns the ranking keys of R users and W items, shape (R, W).
+
+        The key of an item that is not a candidate of the user is NO_CANDIDATE.
 
         Args:
-            scores: probabilities.
-            items: (W,) or (R, W) item indices.
-            candidate: (R, W) bool; None if all are candidates.
+            scores: (R, W) probabilities.
+            items: (W,) item indices that all users share, or (R, W) item indices.
+            candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
 
@@ -230,9 +261,14 @@ class Recommender:
     def _rows(
         self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
     ) -> pa.RecordBatch:
-        """A batch of RECOMMENDATIONS with one row per filled cell of (U, K), in row order.
+        """Returns list entries as a batch with the schema RECOMMENDATIONS.
 
-        `score`, `index` and `reasons` have one value per filled cell.
+        Args:
+            filled: (U, K) bool. There is one list entry for each true cell, in row order.
+            score: the score of each list entry.
+            index: the item index of each list entry.
+            reasons: the reason of each list entry.
+            users: the keys of the U users.
         """
         row, position = filled.nonzero(as_tuple=True)
         return pa.RecordBatch.from_arrays(
@@ -251,11 +287,11 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     """Reads the items and the tables of the business rules, and puts them on the predictor's device.
 
     Args:
-        request: names the items, the tables of the rules, and k.
+        request: names the files of the items and the tables of the rules, and has the number k.
         predictor: the loaded model `request.model`.
 
     Raises:
-        ConfigError, DataError: see `read_items` and `load_rules`.
+        ConfigError, DataError: the errors that `read_items` and `load_rules` raise.
     """
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None

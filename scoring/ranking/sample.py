@@ -1,4 +1,7 @@
-"""Probabilities of a sample of (user, item) pairs, from the tables that lists are computed from."""
+"""Computes the probabilities of a sample of (user, item) pairs.
+
+The features come from the same tables that the lists are computed from.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,19 @@ from scoring.ranking.pairs import side_of
 def score_sample(
     predictor: Predictor, users: pa.Table, request: ListRequest, items: int
 ) -> NDArray[np.float32]:
-    """The probabilities of each user with the same `items` items, whose indices are equally spaced.
+    """Returns the probabilities of pairs: each user is paired with the same items.
+
+    The indices of these items are equally spaced between the first and the last item.
 
     Args:
         predictor: the loaded model.
         users: the features of scope `user`, one row per user.
-        request: names the items and the context.
+        request: names the files of the items, and has the values of the context features.
         items: number of items for each user. If there are fewer candidate items (N), all N are used.
 
     Returns:
-        (U * min(items, N),) float32, the probabilities of one user after the other.
+        A float32 array of shape (U * min(items, N),). It has all probabilities of the first user, then those
+        of the second user, and so on.
     """
     all_items = read_items(request.item_files, predictor, dict(request.context))
     count = min(items, len(all_items.keys))

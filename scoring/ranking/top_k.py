@@ -1,7 +1,8 @@
 """Finds the k best items of each row, in a total order: score descending, then item index ascending.
 
-`torch.topk` does not define the order of equal scores. So score and index are combined into one int64 key,
-and all keys of a row are distinct. The result does not depend on the device or the batch size.
+`torch.topk` does not define the order of equal scores. Therefore score and item index are combined into one
+int64, the ranking key. All ranking keys of a row are distinct, so the result does not depend on the device or
+the batch size.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ _MAGNITUDE = 0x7FFF_FFFF
 
 
 def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
-    """int64 keys whose descending order is (score descending, index ascending).
+    """Returns one int64 ranking key per score.
 
-    The upper half of a key comes from the bits of the score. Read as integers, the bits of IEEE 754 floats
-    have the order of the floats, if the bits of negative floats are flipped except for the sign. The lower
-    half of a key is the complement of the index.
+    A key is larger if the score is higher. If scores are equal, the key with the smaller item index is
+    larger.
+
+    The upper half of a key is computed from the bits of the score. If the bits of a nonnegative IEEE 754
+    float are read as an integer, the integers have the same order as the floats. For a negative float, all
+    bits except the sign must be flipped first. The lower half of a key is the complement of the item index.
 
     Args:
         scores: (P,) float32 without NaN; -0.0 equals 0.0.
@@ -34,12 +38,19 @@ def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
 
 
 def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """(scores float32, item_index int64) of keys of any shape; the inverse of ranking_keys."""
+    """Returns the float32 scores and the int64 item indices of ranking keys. Inverts `ranking_keys`.
+
+    The keys may have any shape. Both results have the same shape as the keys.
+    """
     ordered = (keys >> _INDEX_BITS).to(torch.int32)
     bits = ordered ^ ((ordered >> 31) & _MAGNITUDE)
     return bits.view(torch.float32), _INDEX_MASK - (keys & _INDEX_MASK)
 
 
 def top_keys(keys: Tensor, k: int) -> Tensor:
-    """The k highest keys of each row, highest first, then NO_CANDIDATE: (U, W) to (U, min(k, W))."""
+    """Returns the k highest keys of each row in descending order.
+
+    A matrix of shape (U, W) becomes a matrix of shape (U, min(k, W)). If a row has fewer candidates,
+    NO_CANDIDATE fills the end of the row.
+    """
     return torch.topk(keys, min(k, keys.shape[1]), dim=1, sorted=True).values

@@ -1,1 +1,1 @@
-"""Probabilities of feature rows: divides the rows among tasks; reads, scores and writes them."""
+"""Computes probabilities of feature rows: divides the rows among tasks; reads, scores and writes them."""

@@ -1,4 +1,4 @@
-"""Computes the click probabilities of the feature rows of one Arrow batch."""
+"""Computes the click probabilities of the feature rows in one Arrow batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from training.models.inputs import id_columns, pad_lists
 
 @torch.inference_mode()
 def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]) -> pa.RecordBatch:
-    """The columns `keep` of a batch, then the click probability of each row, in the order of the rows.
+    """Scores the rows of a batch. Returns the columns `keep` and the click probability of each row.
+
+    The rows keep their order.
 
     Raises:
-        DataError: a probability is NaN. The message names the row by the values of its columns `keep`.
+        DataError: a probability is NaN. The message shows the row's values in the columns `keep`.
     """
     table = pa.Table.from_batches([batch])
     columns = {feature.name: table.column(feature.name) for feature in predictor.spec.features}
@@ -47,14 +49,14 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
 def inputs_by_column(
     columns: Mapping[str, pa.ChunkedArray], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Builds the model inputs in column-major order, for a GPU.
+    """Builds the inputs of a model in column-major order, for a GPU.
 
-    Columns are copied unchanged, ids stay int32, and the GPU transposes the matrices. This is faster than
+    The columns are copied unchanged, ids stay int32, and the GPU transposes the matrices. This is faster than
     `model_inputs`, which transposes the columns on one CPU core.
 
     Returns:
-        dense (rows, D) float32 and categorical (rows, W) int32 on the CPU: transposed views of contiguous
-        memory.
+        Two tensors on the CPU: the dense inputs (rows, D) float32, and the categorical inputs (rows, W)
+        int32. Both are transposed views of contiguous memory.
     """
     layout = id_columns(spec, multi_hot)
     dense = np.empty((len(spec.dense), rows), dtype=np.float32)

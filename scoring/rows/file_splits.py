@@ -1,7 +1,7 @@
-"""Which rows each task of score_rows reads: complete row groups of a split, or parts of large row groups.
+"""Decides which rows each task of score_rows reads: complete row groups of a split, or parts of row groups.
 
-The driver sends only paths and numbers to the workers, not rows. No data file is read
-to divide the rows, because manifests have the number of rows of each row group.
+The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
+each row group, so the driver divides the rows without reading a data file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class RowGroup:
 
     Attributes:
         path: path of the file.
-        index, count: index of the row group in its file, and the number of row groups in the file.
+        index: index of the row group in its file.
+        count: number of row groups in this file.
         rows: number of rows in the row group.
-        dt: the date of the partition.
+        dt: the date of the partition that contains the file.
     """
 
     path: str
@@ -41,7 +42,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of a row group."""
+    """A range of rows of one row group: the rows with the indices [start, stop)."""
 
     group: RowGroup
     start: int
@@ -49,16 +50,18 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return self.stop - self.start
 
 
 def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
-    """The row groups of a split that are not empty, by date, in the order of the manifests.
+    """Returns the row groups of a split, ordered by date and then as the manifests name them.
+
+    Empty row groups are left out.
 
     Raises:
         DataError: a partition is missing or was replaced after the dataset was published, or the dataset has
-        no partition for this split.
+            no partition for this split.
     """
     partitions = split_partitions(lake, dataset, split)
     if not partitions:
@@ -79,8 +82,8 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
 def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[tuple[Piece, ...]]:
     """Divides all rows, in order, among tasks with about equal numbers of rows.
 
-    The result has the pieces of each task; a piece is a range of rows of one row group. Every row is in
-    exactly one piece. A task has at most `max_rows` rows, or up to an eighth more if its end was moved to the
+    Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
+    piece. A task has at most `max_rows` rows. It may have up to an eighth more if its end was moved to the
     end of a row group. If there are no rows, the result is one task without pieces.
 
     Args:
@@ -98,14 +101,23 @@ def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[t
 
 
 def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
-    """Moves the end of a task to the nearest end of a row group, if that is near enough (_MOVED_SHARE)."""
+    """Moves the end of a task to the nearest end of a row group, if this end is near (_MOVED_SHARE).
+
+    Args:
+        cut: the end of the task, as a row index over all row groups.
+        ends: the end of each row group, as a row index over all row groups.
+        task_rows: mean number of rows of a task.
+    """
     at = bisect_left(ends, cut)
     nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
     return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
 
 
 def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: int) -> tuple[Piece, ...]:
-    """The pieces with rows [first, last), where rows are counted over all row groups."""
+    """Returns the pieces that contain the rows [first, last). Row indices count over all row groups.
+
+    A piece is a range of rows of one row group.
+    """
     pieces = []
     at = bisect_left(ends, first + 1)
     while at < len(groups) and ends[at] - groups[at].rows < last:

@@ -1,4 +1,7 @@
-"""Reads a task's feature rows from Parquet in batches, and checks them against the manifest and the spec."""
+"""Reads the feature rows of a task from Parquet in batches.
+
+The rows are checked against the manifest and against the spec of the features.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,14 @@ _REBUILD = "run build_features again for the day of this file"
 def read_piece(
     piece: Piece, spec: FeatureSpec, keep: Sequence[str], batch_rows: int, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece in order, in batches with the columns `keep` and the features.
+    """Yields the rows of a piece in order, in batches. A piece is a range of rows of one row group.
 
-    At any time, memory holds the encoded columns of one row group and one batch of `batch_rows` rows.
+    A batch has the columns `keep` and the features.
+
+    At any time, memory contains the encoded columns of one row group, and one batch.
 
     Args:
-        piece: the rows of one row group to read.
+        piece: the range of rows of one row group to read.
         spec: the features to read.
         keep: the names of other columns to read.
         batch_rows: maximum number of rows of a batch.
@@ -35,8 +40,8 @@ def read_piece(
 
     Raises:
         DataError: the file is missing or damaged, or its row groups differ from the manifest. Or a column is
-            missing, has the wrong type, or has nulls or ids outside its cardinality. (A null list counts as
-            an empty list.)
+            missing, has the wrong type, or has nulls or ids outside its cardinality. A null list is not an
+            error: it is an empty list.
         InfrastructureError: the file could not be read.
     """
     group = piece.group
@@ -71,7 +76,7 @@ def read_piece(
 
 
 def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the batches. A thread reads the next batch while the caller works on the current one."""
+    """Yields the batches. A thread reads the next batch while the caller processes the current batch."""
     with ThreadPoolExecutor(1) as reader:
         next_batch = reader.submit(next, batches, None)
         while (batch := next_batch.result()) is not None:
@@ -80,7 +85,7 @@ def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, keep: Sequence[str]) -> None:
-    """Checks the file's row groups against the manifest, and its columns against the spec."""
+    """Checks a file by its footer: its row groups against the manifest, and its columns against the spec."""
     footer, schema = parquet.metadata, parquet.schema_arrow
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
@@ -105,8 +110,8 @@ def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, k
 def _check_values(path: str, feature: Feature, column: pa.Array) -> None:
     """Checks that a column has no nulls and no ids out of range.
 
-    Several features share one embedding table. So the lookup of an id out of range would return a row of
-    another feature, without any error.
+    Several features share one embedding table. So the lookup of an id that is out of range would return a
+    vector of another feature, without any error.
     """
     values = column.flatten() if feature.kind == "multi_hot" else column
     if values.null_count:

@@ -1,4 +1,4 @@
-"""One task of score_rows: reads its rows, scores them, and writes one Parquet file of the table `scores`."""
+"""One task of score_rows: reads and scores its rows, and writes one Parquet file of the table `scores`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
 def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) -> Iterator[pa.RecordBatch]:
-    """Yields batches with the schema SCORES: one row for each row of the pieces, in the same order.
+    """Yields the scores of some rows as batches with the schema SCORES, in the order of the rows.
+
+    Args:
+        predictor: the loaded model.
+        pieces: the rows to score. A piece is a range of rows of one row group.
+        threads: number of CPU threads for reading.
 
     Raises:
-        DataError: see `read_piece`; or a probability is NaN (the message names the row).
+        DataError: an error of `read_piece`, or a probability is NaN. In the second case, the message names
+            the row.
     """
     batch_rows = min(max(predictor.micro_batch.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
@@ -41,19 +47,19 @@ def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) ->
 
 
 def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, threads: int) -> str:
-    """Writes the scores of the pieces to a new file with one row group, and returns its name.
+    """Scores some rows, writes the scores to a new file with one row group, and returns the name of the file.
 
-    The file is not published. Each call writes a new file, so a task that Spark repeats or runs twice does
+    The file is not published. Each call writes a new file. So a task that Spark repeats or runs twice does
     not overwrite a file.
 
     Args:
-        predictor: the model.
-        pieces: the rows to score.
+        predictor: the loaded model.
+        pieces: the rows to score. A piece is a range of rows of one row group.
         folder: the folder of a partition of the table `scores`.
         threads: number of CPU threads for reading.
 
     Raises:
-        DataError: see `score_pieces`.
+        DataError: an error of `score_pieces`.
         InfrastructureError: the file could not be written.
     """
     name = f"part-{uuid.uuid4().hex[:16]}.parquet"
@@ -81,6 +87,6 @@ def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, thr
 
 
 def _dated(batch: pa.RecordBatch, dt: str) -> pa.RecordBatch:
-    """Adds the column FEATURES_DT."""
+    """Adds the column FEATURES_DT with the date `dt` in each row."""
     columns = [*batch.columns, pa.repeat(pa.scalar(dt), batch.num_rows)]
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, FEATURES_DT])

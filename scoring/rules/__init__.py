@@ -1,5 +1,6 @@
-"""Business rules that change a ranking: boost, maximum per category, exploration. One rule per file.
+"""Business rules that change a ranking: boost, maximum per category, exploration. Each rule has one file.
 
-Notation: U users, W length of the longest candidate list, N items, k length of a recommended list. A row of a
-(U, W) matrix has one user's candidates by descending ranking key. Cells without a candidate come last.
+Notation: U is the number of users, W the length of the longest candidate list, N the number of items, and k
+the length of a recommended list. A row of a (U, W) matrix has the candidates of one user in descending order
+of the ranking key. Cells without a candidate come last.
 """

@@ -1,4 +1,4 @@
-"""Applies all rules: chooses which positions of a ranking form the list, and gives a reason for each."""
+"""Applies the business rules: chooses which candidates of a ranking form the list, and gives the reasons."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _FIRST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Chosen:
-    """The lists chosen for some users.
+    """The lists that the business rules chose for U users.
+
+    Each row of the matrices is the list of one user.
 
     Attributes:
-        positions: (U, min(k, W)) int64 positions in the ranking, in the order of the list; undefined in cells
-            that are not filled.
-        filled: (U, min(k, W)) bool: which cells have an item. Rows are filled from the left.
-        reasons: (U, min(k, W)) int64 indices into ItemRules.reasons.
+        positions: (U, min(k, W)) int64: for each list entry, the position of its item in the ranking.
+            Undefined in cells without an entry.
+        filled: (U, min(k, W)) bool: whether the cell has a list entry. Rows are filled from the left.
+        reasons: (U, min(k, W)) int64: for each list entry, the index of its reason in ItemRules.reasons.
     """
 
     positions: Tensor
@@ -40,17 +42,18 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ItemRules:
-    """The rules and the items' attributes that they need, on the device.
+    """The business rules, and the attributes of the items that the rules need, on the device.
 
     Attributes:
         boost: the boost of the items; None if there is no boost.
-        boost_reason: (N,) int64 reason code that an item gets if it is ranked (not drawn at random).
-        categories: (N,) int64 category codes; None if there is no maximum per category.
+        boost_reason: (N,) int64: the reason code of each item for entries that are ranked, not drawn at
+            random.
+        categories: (N,) int64: the category code of each item; None if there is no maximum per category.
         most: maximum number of items of one category in a list.
         explore: how many of the k positions get items drawn at random.
-        item_hashes: (N,) int64 hashes of the item keys; empty if `explore` is 0.
+        item_hashes: (N,) int64: the hash of each item key; empty if `explore` is 0.
         salt: the salt of the hashes of user keys.
-        reasons: reason texts, indexed by reason code.
+        reasons: the texts of the reasons, indexed by reason code.
     """
 
     boost: Boosted | None
@@ -64,18 +67,24 @@ class ItemRules:
 
     @property
     def need_whole_rankings(self) -> bool:
-        """Whether a list may have items that are not among the k best by ranking key.
+        """Returns whether a list may contain items that are not among the k best items by ranking key.
 
-        A boost alone does not need whole rankings, because it changes the ranking keys themselves.
+        This is so with a maximum per category and with exploration. A boost changes the ranking keys
+        themselves, so it does not need more than the k best items.
         """
         return self.categories is not None or self.explore > 0
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
-        """The ranking scores of items, float32, computed from `scores` (probabilities) of the same shape."""
+        """Returns the ranking scores of items, float32.
+
+        Args:
+            scores: the probabilities of the items.
+            items: item indices, in the shape of `scores`.
+        """
         return scores if self.boost is None else self.boost.keys(scores, items)
 
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
-        """Chooses the list of each user.
+        """Chooses the list of each user from the user's ranking.
 
         The first k − explore positions get the best items that the maximum per category allows. The other
         positions get remaining items in a random order. The maximum per category applies to the complete
@@ -107,7 +116,7 @@ class ItemRules:
         return Chosen(positions, filled, torch.where(ranked.gather(1, positions), reasons, _EXPLORE_CODE))
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """(U, W) bool: which cells are candidates within the maximum of their category."""
+        """Returns which cells have a candidate that the maximum per category allows, shape (U, W), bool."""
         if self.categories is None:
             return valid
         # Cells without a candidate come last, so they cannot use up the maximum before a candidate.
@@ -115,7 +124,15 @@ class ItemRules:
 
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(positions, filled), both (U, min(k, W)): the first allowed positions of each row, in order."""
+    """Returns the positions of the first k allowed cells of each row, in order.
+
+    Args:
+        allowed: (U, W) bool.
+        k: maximum number of positions per row.
+
+    Returns:
+        Two matrices of shape (U, min(k, W)): the positions, and whether the cell has a position.
+    """
     users, width = allowed.shape
     nth = allowed.cumsum(1)  # (U, W) from 1
     user, position = (allowed & (nth <= k)).nonzero(as_tuple=True)
@@ -127,7 +144,7 @@ def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> ItemRules:
-    """Reads the tables of the rules and returns the rules.
+    """Reads the tables that the business rules need, and returns the rules.
 
     Args:
         request: names the rules and their tables.
@@ -135,7 +152,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         device: the device for the tensors of the result.
 
     Raises:
-        ConfigError, DataError: see read_attribute and align.
+        ConfigError, DataError: the errors that read_attribute and align raise.
     """
     reasons, boost = [RANKED, EXPLORE], None
     boost_reason = torch.full((len(items),), _RANKED_CODE)
@@ -160,7 +177,10 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
 
 
 def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, list[str]]:
-    """The boost, the (N,) reason code of each item, and the texts of the added reason codes."""
+    """Returns the boost, the reason code of each item, and the texts of the new reason codes.
+
+    The reason codes have the shape (N,).
+    """
     attribute: ItemAttribute = align(request.table, read_attribute(request.table), items)
     neutral = 1.0 if request.by == "factor" else 0.0
     amounts, codes_of_values, texts = list[float](), list[int](), list[str]()

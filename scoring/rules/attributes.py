@@ -1,4 +1,7 @@
-"""Reads an item attribute from a configured table, as codes in the order of the candidate items."""
+"""Reads an item attribute from a configured table.
+
+The result has one value code per candidate item, in the order of the candidate items.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,9 @@ class ItemAttribute:
     """The values of one attribute of all items.
 
     Attributes:
-        codes: (N,) int64 by item index, indices into `values`; NO_VALUE for an item without a value.
-        values: the distinct values.
+        codes: (N,) int64: for each item index, the index of the item's value in `values`; NO_VALUE for an
+            item without a value.
+        values: the distinct attribute values.
     """
 
     codes: NDArray[np.int64]
@@ -35,7 +39,9 @@ class ItemAttribute:
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:
-    """(key string, value string) of every row that has both. Columns of other types are cast to strings.
+    """Reads the rows of a table that have both a key and a value.
+
+    Returns a table with the columns key and value. Both are strings; other types are cast to strings.
 
     Raises:
         ConfigError: there is no file at the path of the table, or a file lacks a column.
@@ -55,16 +61,16 @@ def read_attribute(table: AttributeTable) -> pa.Table:
 
 
 def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribute:
-    """The attribute values of the candidate items, in the order of the items.
+    """Returns the attribute values of the candidate items, in the order of these items.
 
     Args:
-        table: the table, for error messages.
+        table: the table that the rows come from, for error messages.
         rows: the result of read_attribute.
-        items: (N,) item keys.
+        items: (N,) keys of the candidate items.
 
     Raises:
-        DataError: none of the items has a value, so the table's keys are probably not the item ids of the
-        log.
+        DataError: none of the items has a value, so the keys of the table are probably not the item ids of
+            the log.
     """
     row_of_item = pc.index_in(items, value_set=rows.column("key").combine_chunks())
     encoded = rows.column("value").combine_chunks().dictionary_encode()
@@ -82,13 +88,13 @@ def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribu
 
 
 def digest_of_table(rows: pa.Table) -> str:
-    """A digest of the rows. It does not depend on the order of the rows."""
+    """Returns a digest (hash) of the keys and values in `rows`. It does not depend on the order of `rows`."""
     ordered = rows.sort_by("key")
     return digest_of([ordered.column("key").to_pylist(), ordered.column("value").to_pylist()])
 
 
 def files_of(table: AttributeTable) -> list[str]:
-    """The paths of a table's files.
+    """Returns the paths of a table's files.
 
     Raises:
         ConfigError: there is no file.
@@ -107,12 +113,15 @@ def files_of(table: AttributeTable) -> list[str]:
 
 
 def _hidden(path: str) -> bool:
-    """Whether Spark ignores a file with this name."""
+    """Returns whether Spark ignores a file because of its name."""
     return path.rsplit("/", 1)[1].startswith((".", "_"))
 
 
 def _columns(table: AttributeTable, path: str) -> pa.Table:
-    """(key string, value string) of the rows of one file, including nulls."""
+    """Reads the key column and the attribute column of one file.
+
+    Returns a table with the string columns key and value, including nulls.
+    """
     source = file_io.filesystem(table.path)[0]
     names = [table.key, table.column]
     try:

@@ -1,4 +1,4 @@
-"""Maximum per category: goes through a ranking from the best item and skips items of full categories."""
+"""Maximum per category: goes through a ranking from the best item, and skips items of full categories."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from scoring.rules.attributes import NO_VALUE
 
 
 def within_maximum(categories: Tensor, most: int) -> Tensor:
-    """(U, W) bool: whether an item is among the first `most` items of its category in its row.
+    """Returns which items of a ranking the maximum per category allows, shape (U, W), bool.
 
-    The result is that of a greedy choice from the left, because only earlier items of the same category
-    matter. The result is true for every item without a category (NO_VALUE).
+    An item is allowed if it is among the first `most` items of its category in its row. This is the same as a
+    greedy choice from the left, because only earlier items of the same category matter. Every item without a
+    category (NO_VALUE) is allowed.
 
     Args:
-        categories: (U, W) int64 codes in the order of the ranking.
+        categories: (U, W) int64 category codes, in the order of the ranking.
         most: maximum number of items per category.
     """
     grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W), stable within a category

@@ -1,4 +1,4 @@
-"""Exploration: puts candidates in a random order. The sort key is a hash of salt, user and item."""
+"""Exploration: draws candidates in a random order. The sort key is a hash of salt, user and item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _SHIFTS = (30, 27, 31)
 
 
 def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
-    """(n,) int64: the first 8 bytes of BLAKE2b of `salt`, a zero byte and each text."""
+    """Returns an int64 hash of each text, shape (n,).
+
+    The hash consists of the first 8 bytes of BLAKE2b of three strings: `salt`, a zero byte, and the text.
+    """
     start = blake2b(salt.encode() + b"\0", digest_size=8)
     digests = []
     for text in texts:
@@ -25,13 +28,14 @@ def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
 
 
 def draw_keys(users: Tensor, items: Tensor) -> Tensor:
-    """(U, W) int64, uniform in [-2**62, 2**62): the upper 63 bits of SplitMix64's finaliser.
+    """Returns a random sort key for each pair of user and item, shape (U, W), int64, in [-2**62, 2**62).
 
-    See G. Steele, D. Lea and C. Flood 2014, section 3.
+    The keys are uniformly distributed. A key is a hash of the user's hash and the item's hash: the upper 63
+    bits of the last step (the finaliser) of SplitMix64. See G. Steele, D. Lea and C. Flood 2014, section 3.
 
     Args:
-        users: (U,) hashes of users with the salt.
-        items: (U, W) hashes of items.
+        users: (U,) int64 hashes of the users, which include the salt.
+        items: (U, W) int64 hashes of the items.
     """
     mixed = users[:, None] ^ items
     for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
@@ -40,5 +44,5 @@ def draw_keys(users: Tensor, items: Tensor) -> Tensor:
 
 
 def _logical_shift(values: Tensor, by: int) -> Tensor:
-    """Shifts int64 values to the right as if they were unsigned."""
+    """Shifts int64 numbers to the right by `by` bits, as if they were unsigned."""
     return (values >> by) & ((1 << (64 - by)) - 1)

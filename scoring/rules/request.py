@@ -1,4 +1,7 @@
-"""The request for business rules. It has only paths and numbers, so it can be pickled and hashed."""
+"""The request that describes the business rules to the workers.
+
+A request contains only paths and settings, so it can be pickled and hashed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from conf.types import ListRules
 
 @dataclass(frozen=True)
 class AttributeTable:
-    """Where to read an attribute of the items.
+    """A table with an attribute of the items, and how to read it.
 
     Attributes:
         path: path of a file, or of a folder of files.
@@ -29,12 +32,12 @@ class AttributeTable:
 
 @dataclass(frozen=True)
 class BoostRequest:
-    """The request for a boost.
+    """The settings of a boost.
 
     Attributes:
         table: the table with the attribute.
         by: whether the numbers in `values` are factors or log-odds.
-        values: pairs of an attribute value and its factor or log-odds.
+        values: pairs of an attribute value and the factor or log-odds of this value.
     """
 
     table: AttributeTable
@@ -44,7 +47,12 @@ class BoostRequest:
 
 @dataclass(frozen=True)
 class CapRequest:
-    """A maximum per category: at most `most` items of a list have the same value of the attribute."""
+    """The settings of a maximum per category.
+
+    Attributes:
+        table: the table with the attribute. Items with the same value of this attribute form a category.
+        most: maximum number of items of one category in a list.
+    """
 
     table: AttributeTable
     most: int
@@ -52,13 +60,13 @@ class CapRequest:
 
 @dataclass(frozen=True)
 class RulesRequest:
-    """The rules of one run.
+    """The business rules of one run.
 
     Attributes:
-        boost: the request for the boost; None if there is no boost.
-        cap: the request for the maximum per category; None if there is no maximum.
+        boost: the settings of the boost; None if there is no boost.
+        cap: the settings of the maximum per category; None if there is no maximum.
         explore: how many of the k positions get items drawn at random.
-        salt: seed and date of the random draw.
+        salt: the seed and the date that the random draw depends on.
     """
 
     boost: BoostRequest | None
@@ -70,13 +78,13 @@ class RulesRequest:
 def rules_request(
     rules: ListRules | None, k: int, run_date: str, folders: Mapping[str, str]
 ) -> RulesRequest | None:
-    """The request for the rules of a configuration; None if no rule is configured.
+    """Returns the request for the business rules of a configuration; None if no rule is configured.
 
     Args:
         rules: the section `score.rules`.
         k: length of the lists.
-        run_date: the date that replaces `{date}` in a path.
-        folders: maps a name, such as `lake`, to the folder that replaces `{name}` in a path.
+        run_date: the date that replaces the placeholder {date} in a path.
+        folders: maps the name of a placeholder, such as `lake`, to the folder that replaces it in a path.
     """
     if rules is None:
         return None
@@ -98,5 +106,9 @@ def rules_request(
 
 
 def positions_to_explore(share: float, k: int) -> int:
-    """ceil(share × k), corrected for floating-point error: a share of 0.1 of k = 30 gives 3, not 4."""
+    """Returns ceil(share × k): how many of the k positions of a list get items drawn at random.
+
+    The product is rounded before ceil to remove floating-point errors. So a share of 0.1 and k = 30 give 3,
+    not 4.
+    """
     return math.ceil(round(share * k, 9))

@@ -1,4 +1,4 @@
-"""Reads the business rules of a run, and checks their tables before a worker starts."""
+"""Reads the business rules of a run. Their tables are checked before a worker starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ log = logging.getLogger("nightrank")
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
-    """The request for the rules, and {"rules": digest of the tables that it names}; (None, {}) without rules.
+    """Returns the request for the business rules, and the digest (hash) of their tables.
 
-    The dictionary is empty if the rules read no table.
+    The request is None if no rules are configured. The digest is in a dictionary, under the key `rules`. The
+    dictionary is empty if the rules read no table.
 
     Raises:
-        ConfigError, DataError: see read_attribute.
+        ConfigError, DataError: the errors that read_attribute raises.
     """
     config = context.config
     request = rules_request(
@@ -34,7 +35,10 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
 
 
 def _digest(table: AttributeTable, request: RulesRequest) -> str:
-    """The digest of a table. Logs a warning for boosted values that no item has."""
+    """Returns the digest of a table of attributes.
+
+    Logs a warning if the configuration boosts attribute values that no item has.
+    """
     rows = read_attribute(table)
     if request.boost is not None and request.boost.table == table:
         known = set(rows.column("value").to_pylist())

@@ -1,1 +1,1 @@
-"""Scoring as Spark jobs: takes frames of users or rows, and returns lists or probabilities."""
+"""Runs scoring as Spark jobs: computes lists from frames of users, and probabilities from frames of rows."""

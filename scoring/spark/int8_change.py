@@ -1,7 +1,7 @@
 """Measures how much int8 embeddings change probabilities, by scoring a sample with and without them.
 
-Both models run on the CPU of one task, one after the other. So the probabilities differ only by the rounding
-to int8, and the model without int8 does not have to fit on the device.
+Both forms of the model run on the CPU of one task, one after the other. So the rounding to int8 is the only
+cause of differences, and the model without int8 does not have to fit on the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMA = "compared long, largest double, mean double, stored_bytes long, int8_b
 
 
 def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
-    """The pieces that contain the first SAMPLE_ROWS rows of the row groups."""
+    """Returns pieces (ranges of rows of one row group) that contain the first SAMPLE_ROWS rows."""
     pieces, left = [], SAMPLE_ROWS
     for group in groups:
         if left:
@@ -37,7 +37,16 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
 
 
 def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
-    """How much int8 embeddings change the probabilities of the rows of `pieces`; see `_facts`."""
+    """Measures how much int8 embeddings change the probabilities of some rows.
+
+    Args:
+        spark: the Spark session.
+        pieces: the rows to score. A piece is a range of rows of one row group.
+        model: the model, which is scored with and without int8 embeddings.
+
+    Returns:
+        The facts that `_facts` describes.
+    """
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
         from scoring.rows.task import score_pieces  # torch: only in the workers
@@ -51,15 +60,18 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
-    """How much int8 embeddings change the probabilities of a sample of (user, item) pairs.
+    """Measures how much int8 embeddings change the probabilities of a sample of (user, item) pairs.
 
-    The sample has the pairs of SAMPLE_USERS users and SAMPLE_ITEMS items with equally spaced indices. The
-    keys of the result are those of `_facts`.
+    The sample has all pairs of SAMPLE_USERS users and SAMPLE_ITEMS items. The sample contains the users that
+    come first in the order of user_key. The indices of the items are equally spaced.
 
     Args:
-        users: user_key and the features of scope `user`.
+        users: a frame with user_key and the features of scope `user`, one row per user.
         spec: the model's features.
-        request: names the model, the items and the context.
+        request: names the model and the files of the items, and has the values of the context features.
+
+    Returns:
+        The facts that `_facts` describes.
     """
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
     chosen = users.select(*names).orderBy(USER_KEY).limit(SAMPLE_USERS)
@@ -80,12 +92,13 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
 def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
     """Scores the sample with and without int8 embeddings, and returns the comparison as one row.
 
-    The row has the number of probabilities, their largest and mean absolute change, and the bytes of both
-    models.
+    The row has the number of probabilities, the largest and the mean absolute change of a probability, and
+    the size in bytes of each form of the model.
 
     Args:
-        model: the model to compare.
-        score: takes a predictor, and returns arrays with its probabilities for the sample.
+        model: the model, which is scored in both forms.
+        score: function that is called with a predictor, and returns arrays with the probabilities of the
+            sample.
     """
     import numpy as np
 
@@ -114,10 +127,11 @@ def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) ->
 
 
 def _facts(comparison: DataFrame) -> dict[str, Any]:
-    """The comparison as facts: only `compared`, which is 0, if there is no sample; otherwise five values.
+    """Returns the comparison as facts.
 
-    These are `compared` (number of probabilities), `largest_change`, `mean_change`, `stored_bytes` and
-    `int8_bytes` (the bytes of both models).
+    The keys are `compared` (number of probabilities), `largest_change`, `mean_change`, `stored_bytes` and
+    `int8_bytes` (the size in bytes of each form of the model). If the sample is empty, the only key is
+    `compared`, with the value 0.
     """
     rows = comparison.collect()
     if not rows:
@@ -133,6 +147,6 @@ def _facts(comparison: DataFrame) -> dict[str, Any]:
 
 
 def _threads() -> int:
-    """Number of CPU threads of the running task."""
+    """Returns the number of CPU threads of the running task."""
     task = TaskContext.get()
     return task.cpus() if task else 1

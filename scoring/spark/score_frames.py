@@ -1,8 +1,8 @@
-"""Scoring in Spark: top-k lists of users, and probabilities of rows.
+"""Scoring in Spark: computes top-k lists of users, and probabilities of rows.
 
-For published partitions, workers read and write the files themselves (`score_split`). The rows of a frame go
-through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and the items only
-once. Spark never has a table of all (user, item) pairs.
+If the rows are in published partitions, the workers read and write the files themselves (`score_split`). The
+rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and
+the items only once. Spark never has a table of all (user, item) pairs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ LISTS = T.StructType(
 
 
 def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
-    """The k best candidates of each user: (user_id, position from 1, item_id, score, reason).
+    """Returns the k best candidates of each user.
 
-    Users keep their order. The score is the click probability. A user's items are sorted by descending score,
-    ties by item id, and the reason is "ranked". Business rules in the request may change this order; then the
-    reason may also be "boost:<value>" or "explore". A user without candidates has no row.
+    The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
+    reason. The score is the click probability. A user's items are sorted by descending score; if scores are
+    equal, the smaller item id comes first. The reason is "ranked". If the request contains business rules,
+    the rules may change the order, and the reason may also be "boost:<value>" or "explore". The users keep
+    their order. A user without candidates has no row.
 
     Args:
-        users: user_key, the features of scope `user`, candidates and excluded (array<int> of item indices;
-            null candidates mean all items except `excluded`).
-        spec: the model's features. None of them may have scope `pair` (requests.require_listable).
-        request: the model, the items, k and the rules.
+        users: a frame with user_key, the features of scope `user`, candidates and excluded. The last two are
+            array<int> of item indices. If `candidates` is null, all items except those in `excluded` are
+            candidates.
+        spec: the model's features. None of the features may have scope `pair` (requests.require_listable).
+        request: the model, the items, k and the business rules.
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
@@ -55,10 +58,10 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
 
 
 def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
-    """The columns `keep` of every row, then its click probability (float32).
+    """Returns the columns `keep` of every row, and the row's click probability (float32) as the last column.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a probability is NaN. The message names the row by the values of its columns `keep`.
+        DataError: a probability is NaN. The message shows the row's values in the columns `keep`.
         ConfigError: the requested device does not exist.
     """
     names = [feature.name for feature in spec.features]
@@ -70,10 +73,16 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
 def score_split(
     spark: SparkSession, tasks: Sequence[tuple[Piece, ...]], model: ModelRequest, folder: str
 ) -> list[str]:
-    """Scores the rows of each task, and returns the names of the written Parquet files, one file per task.
+    """Scores the rows of each task, writes one Parquet file per task, and returns the names of these files.
 
-    The driver sends only paths to the workers, not rows. Nothing is published. Files of failed attempts are
-    not deleted here, but no manifest names them.
+    The driver sends only paths and row ranges to the workers, not rows. Nothing is published. Failed attempts
+    may leave files behind, but no manifest names these files.
+
+    Args:
+        spark: the Spark session.
+        tasks: the rows of each task, as pieces. A piece is a range of rows of one row group.
+        model: the model to run.
+        folder: the folder of a partition of the table `scores`.
 
     Raises (in the workers):
         DataError: a file differs from its manifest, or a probability is NaN.
@@ -123,7 +132,10 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
 
 
 def task_slot() -> tuple[int | None, int]:
-    """(index of the GPU, number of CPU threads) that Spark assigned to the running task."""
+    """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
+
+    The index is None if the task has no GPU.
+    """
     task = TaskContext.get()
     if task is None:
         return None, 1

@@ -143,7 +143,7 @@ def test_normalize_needs_a_value() -> None:
     "entry, problem",
     [
         ("sqrt", "unknown operator 'sqrt'"),
-        ({"clip": {}}, "neither min nor max"),
+        ({"clip": {}}, "neither `min` nor `max`"),
         ({"clip": {"min": 2, "max": 1}}, "min=2 is above max=1"),
         ({"clip": {"low": 1}}, "does not take"),
         ({"categorify": {"min_count": 0}}, "min_count=0"),

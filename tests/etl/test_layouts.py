@@ -244,7 +244,7 @@ def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSess
     (tmp_path / "raw/users.csv").write_text("who;age;city\n" + "".join(f"{n};;\n" for n in range(14)))
     with pytest.raises(DataError, match="normalize cannot be fitted on age") as caught:
         cases.run_build(spark, config, RUN_DATE)
-    assert "add fill before normalize" in caught.value.remedy
+    assert "add `fill` before `normalize`" in caught.value.remedy
 
 
 def test_the_terabyte_log_by_day_as_the_configuration_documents_it(

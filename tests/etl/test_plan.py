@@ -18,7 +18,7 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
 @pytest.mark.parametrize(
     "changes, problem",
     [
-        ({"scopes": {"user": ["I9"]}}, r"scopes lists \['I9'\], which are not features"),
+        ({"scopes": {"user": ["I9"]}}, r"the section `scopes` lists \['I9'\], which are not features"),
         (
             {"features": [{"columns": ["label"], "kind": "dense", "ops": ["fill"]}], "scopes": {}},
             r"features are computed from \['label'\], which is the label",
@@ -33,7 +33,7 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         ),
         (
             {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},
-            r"prepare drops the key columns \['item'\]",
+            r"`prepare` drops the key columns \['item'\]",
         ),
     ],
 )

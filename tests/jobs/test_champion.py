@@ -128,7 +128,7 @@ def test_to_belongs_to_a_rollback(lake: Lake, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         call(lake, "2026-01-08", "--to", "v1aaaa")
     assert ended.value.code == 2
-    assert "--to belongs to --rollback" in capsys.readouterr().err
+    assert "--to can be given only with --rollback" in capsys.readouterr().err
 
 
 def test_reasons_and_names_reach_the_terminal_without_control_characters(

@@ -62,12 +62,12 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
         {"candidates": {"sources": [{"source": "popular", "segment": "land"}]}},
         r"segment='land' is neither a feature of scope user nor a column of candidates\.user_attributes",
     ),
-    ({"scopes": {"user": ["I99"]}}, r"scopes lists \['I99'\], which are not features"),
+    ({"scopes": {"user": ["I99"]}}, r"the section `scopes` lists \['I99'\], which are not features"),
     ({"prepare": ["sqrt"]}, r"prepare contains an unknown operator 'sqrt'"),
     ({"prepare": [{"filter": {"keep": "I99 > 0"}}]}, r"I99"),
     (
         {"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]},
-        r"prepare drops the key columns",
+        r"`prepare` drops the key columns",
     ),
     (
         {"features": [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"mim": 0}}]}]},

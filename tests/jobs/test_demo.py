@@ -31,7 +31,7 @@ def test_first_run_has_a_full_window_behind_it_and_the_last_a_day_before_it() ->
     [
         ([], 4, "generate.days=12"),
         ([], 0, "--nights 0"),
-        (["generate=null"], 3, "section generate"),
+        (["generate=null"], 3, "section `generate`"),
     ],
 )
 def test_impossible_numbers_of_runs_are_refused(overrides: list[str], num_runs: int, named: str) -> None:

@@ -25,7 +25,7 @@ from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
-from scoring.evaluation import gate_measures
+from scoring.evaluation import encoded_test_rows
 from scoring.model import context_features
 from scoring.spark import int8_change
 from storage import file_io
@@ -436,8 +436,8 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[2:5])
         return encoded
 
-    monkeypatch.setattr(gate_measures, "load_workflow", lambda _, version, __: version)
-    monkeypatch.setattr(gate_measures, "encode_split", encode_split)
+    monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, __: version)
+    monkeypatch.setattr(encoded_test_rows, "encode_split", encode_split)
     job = job_of(spark, fresh, DAY_AFTER)
     if lost_rows:
         with pytest.raises(DataError, match=r"measured on different rows[\s\S]*build_features"):
@@ -477,7 +477,7 @@ def test_features_of_another_workflow_are_refused(
     publish_dataset(lake, Dataset(other, "w2", dataset.splits, "extend"), "")
     with pytest.raises(
         DataError,
-        match=r"features of workflow w1, but the dataset of 2026-01-09 was made with w2[\s\S]*apply",
+        match=r"features of workflow w1, but the dataset of 2026-01-09 was made with workflow w2[\s\S]*apply",
     ):
         score_daily(job_of(spark, scored_run.config, other))
     changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))

@@ -1,4 +1,7 @@
-"""Blocks of table rows in files, and their intersections with the blocks of rows on a rank."""
+"""Finds the rows that a block of table rows in a file and a block on a rank have in common.
+
+A block is a set of evenly spaced rows of one feature (`RowBlock`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from training.embeddings.rows import RowBlock
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Rows of one feature in a file. They are consecutive rows of a tensor, from its row `block.place` on."""
+    """A block of table rows in a file.
+
+    In the file, the rows of the block are consecutive rows of a tensor. The first of these rows is row
+    `block.place` of the tensor.
+    """
 
     file: str
     block: RowBlock
@@ -46,16 +53,16 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The rows that two blocks have in common. They are evenly spaced in both blocks.
+    """The rows that two blocks have in common. The common rows are evenly spaced in both blocks.
 
     Positions are counted from the first row of a block.
 
     Attributes:
         rows: number of common rows.
         target_first: position of the first common row in the target block.
-        target_step: distance between common rows in the target block.
+        target_step: distance between neighbouring common rows in the target block.
         source_first: position of the first common row in the source block.
-        source_step: distance between common rows in the source block.
+        source_step: distance between neighbouring common rows in the source block.
     """
 
     rows: int
@@ -68,7 +75,7 @@ class Overlap:
 def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     """Returns the common rows of two blocks; None if the blocks have no common rows.
 
-    A block has the rows first, first + step, … of a feature. The common rows are the solutions of two
+    A block contains the rows first, first + step, … of a feature. The common rows are the solutions of two
     congruences (Chinese remainder theorem). The distance between them is the least common multiple of both
     steps.
     """
@@ -103,8 +110,10 @@ class OwnedState:
     Attributes:
         equal: tensors that are equal on all ranks. Only rank 0 writes them; on other ranks this mapping is
             empty.
-        rows: for each tensor with one entry per table row, the slices of the tensor that this rank writes.
-        blocks: for each of these tensors, the blocks of rows that the slices contain, in the same order.
+        rows: maps the name of each tensor with one entry per table row to the slices of the tensor that this
+            rank writes.
+        blocks: maps the same names to the blocks of table rows that the slices contain, in the order of the
+            slices.
     """
 
     equal: dict[str, Tensor]
@@ -115,13 +124,13 @@ class OwnedState:
 def owned_state(
     state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
 ) -> OwnedState:
-    """Returns those tensors of a trainer's state that this rank writes to disk, as views.
+    """Returns views of those tensors of a trainer's state that this rank writes to disk.
 
     Args:
         state: all tensors by name.
         row_state: maps the name of each tensor with one entry per table row to the blocks of these rows on
             this rank.
-        leads: True on rank 0.
+        leads: whether this rank is rank 0.
     """
     equal = {name: value.detach() for name, value in state.items() if leads and name not in row_state}
     owned = OwnedState(equal, {}, {})

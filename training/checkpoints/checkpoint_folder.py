@@ -1,4 +1,4 @@
-"""The folder of a training's checkpoints: lists the checkpoints, and deletes checkpoints and old files."""
+"""Lists the checkpoints in the folder of a training, and deletes checkpoints and old files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _GRACE_S = 3600.0
 
 
 class CheckpointFolder:
-    """A folder of checkpoints. Several attempts at the same training may use it at the same time.
+    """A folder of checkpoints, which several attempts at the same training may use at the same time.
+
+    Each complete checkpoint has an index, a JSON file that lists the checkpoint's other files.
 
     Args:
         path: path or URI of the folder.
@@ -42,7 +44,7 @@ class CheckpointFolder:
         return f"{self.path}/step-{step:012d}.json"
 
     def index_text(self, step: int) -> str | None:
-        """Returns the text of a checkpoint's index; None if the file does not exist."""
+        """Returns the text of a checkpoint's index; None if the index does not exist."""
         try:
             return file_io.read_text(self.index_path(step))
         except FileNotFoundError:
@@ -51,7 +53,7 @@ class CheckpointFolder:
             return "not UTF-8"
 
     def delete_all_but(self, keep: int) -> None:
-        """Deletes all checkpoints except the `keep` newest ones."""
+        """Deletes all checkpoints except the `keep` newest checkpoints."""
         for step in self.steps()[keep:]:
             self._delete_checkpoint(step, self.index_text(step))
 
@@ -59,8 +61,8 @@ class CheckpointFolder:
         """Deletes damaged checkpoints, unless another attempt has replaced them.
 
         Args:
-            damaged: maps the step of each damaged checkpoint to the text of its index when the damage was
-                found.
+            damaged: maps the step of each damaged checkpoint to the text that the checkpoint's index had when
+                the damage was found.
         """
         for step, text in damaged.items():
             if self.index_text(step) == text:
@@ -77,7 +79,7 @@ class CheckpointFolder:
         """Deletes all checkpoints and the folder, but keeps files that another attempt is writing now.
 
         Args:
-            attempt: the name of this attempt, which is part of its file names.
+            attempt: the name of this attempt, which is part of the names of the attempt's files.
         """
         listed = self._listed_files()
         for info in file_io.list_files(self.path):
@@ -93,7 +95,7 @@ class CheckpointFolder:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}
 
     def _file_names(self, step: int, text: str | None) -> list[str]:
-        """Returns the names of a checkpoint's files.
+        """Returns the names of a checkpoint's files, in the order in which they must be deleted.
 
         The index comes first, because readers ignore the other files once the index is deleted.
         """

@@ -65,14 +65,15 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What one rank writes for a checkpoint.
+    """The tensors and values that one rank writes for a checkpoint.
 
     Attributes:
         step: number of steps done.
         tensors: this rank's tensors, in host memory.
         owned: says which of the tensors are equal on all ranks, and lists the row blocks of the other
             tensors.
-        index: values to store in the checkpoint's index, in addition to the list of files.
+        index: values to store in the checkpoint's index, the JSON file that also lists the checkpoint's
+            files.
         copy_s: duration of the copy to host memory, in seconds.
     """
 
@@ -90,7 +91,7 @@ class CheckpointWriter:
         folder: path or URI.
         stem: the start of this checkpoint's file names. No other attempt at this training uses the same stem.
         index: the name of the checkpoint's index file.
-        collectives: only their rank and size are used.
+        collectives: the collectives of the ranks. Only the properties `rank` and `size` are used.
         contents: the tensors of this rank.
         on_published: called on rank 0 when the checkpoint is complete.
     """
@@ -118,12 +119,15 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait_written(self) -> NightrankError | None:
-        """Waits until this rank's files are on disk or could not be written. Returns the error, or None."""
+        """Waits until this rank's files are on disk.
+
+        Returns the error if a file could not be written, and None otherwise.
+        """
         self._written.wait()
         return self._error
 
     def wait_published(self, timeout_s: float) -> NightrankError | None:
-        """Waits until the thread has ended. Returns its error, or None.
+        """Waits until the thread has ended. Returns the thread's error, or None.
 
         If the thread of rank 0 has ended without an error, the checkpoint is published.
 

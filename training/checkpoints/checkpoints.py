@@ -1,18 +1,18 @@
-"""The checkpoints of one training. All its ranks write them, and any number of ranks can read them.
+"""Saves and restores the checkpoints of a training. Any number of ranks can restore a checkpoint.
 
     step-<n>.json                               the index, written last: without it there is no checkpoint
     step-<n>.<attempt>.dense.safetensors        tensors that are equal on all ranks, written by rank 0
     step-<n>.<attempt>.rows-<rank>.safetensors  the table rows of a rank
-    step-<n>.<attempt>.part-<rank>.json         the files of a rank, until the index lists them
+    step-<n>.<attempt>.part-<rank>.json         lists the files of a rank, until the index lists them
 
-All ranks must be able to read and write the folder of these files, so it is on a shared disk or an object
-store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the tensors that
-it writes.
+All ranks must be able to read and write the folder of these files, so the folder must be on a shared disk or
+an object store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the
+tensors that it writes.
 
 Another attempt at the same training may run at the same time and use the same folder. All attempts share the
 checkpoints that have an index. Each attempt may resume from such a checkpoint, and may delete it when there
-are newer ones. A file that no index lists belongs to the attempt whose name is part of the file name. Other
-attempts delete such a file only if it is too old to be in use.
+are newer checkpoints. A file that no index lists belongs to the attempt whose name is part of the file name.
+Other attempts delete such a file only if it is too old to be in use.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _EXIT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training has come.
+    """The progress of a training when a checkpoint is saved.
 
     Attributes:
         step: number of steps done.
-        seconds: time spent in these steps.
+        seconds: time spent in these steps, in seconds.
         history: all history entries so far (loss, speed and metrics at some steps), oldest first.
     """
 
@@ -60,12 +60,14 @@ class Position:
 
 
 class Checkpoints:
-    """Saves and restores checkpoints. Every rank creates one and calls the same methods in the same order.
+    """Saves and restores checkpoints.
 
-    Use it as a context manager: on exit, it waits until the last checkpoint is on disk.
+    Every rank creates one object of this class. All ranks must call the same methods in the same order.
+
+    Use the object as a context manager: on exit, it waits until the last checkpoint is on disk.
 
     Args:
-        folder: path or URI of the folder, which is created when it is first needed.
+        folder: path or URI of the folder. The folder is created when it is first needed.
         collectives: the collectives of the training's ranks.
         keep: number of checkpoints to keep; older ones are deleted.
     """
@@ -185,7 +187,10 @@ class Checkpoints:
             self._folder.delete_all(self._attempt)
 
     def _newest_except(self, damaged: Collection[int]) -> tuple[int, str] | None:
-        """Returns (step, text of the index) of the newest checkpoint not in `damaged`; equal on all ranks."""
+        """Returns the step and the index text of the newest checkpoint whose step is not in `damaged`.
+
+        All ranks get the same result. The result is None if there is no such checkpoint.
+        """
         newest: tuple[int, str] | None = None
         while self._leads and newest is None:
             step = next((step for step in self._folder.steps() if step not in damaged), None)
@@ -206,7 +211,10 @@ class Checkpoints:
         return bool(gather_json(self._collectives, replaced)[0])
 
     def _version_error(self, step: int, text: str) -> DataError | None:
-        """Returns an error if a newer release wrote the checkpoint, which must not be deleted as damaged."""
+        """Returns an error if a newer release wrote the checkpoint.
+
+        Such a checkpoint is not damaged, so it must not be deleted.
+        """
         try:
             values = json.loads(text)
         except ValueError:  # damaged; `_examine` reports it
@@ -220,7 +228,7 @@ class Checkpoints:
         return None
 
     def _examine(self, step: int, text: str) -> str | None:
-        """Describes the damage of a checkpoint; returns None if this rank finds no damage.
+        """Returns a description of a checkpoint's damage; None if this rank finds no damage.
 
         Each rank reads only some of the checkpoint's files.
         """

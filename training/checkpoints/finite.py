@@ -15,7 +15,8 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
     """Checks that all numbers in some tensors are finite.
 
     Args:
-        tensors: maps the name of each tensor to its pieces, each of which is a tensor with some of the rows.
+        tensors: maps the name of each tensor to the tensor's pieces. A piece is a tensor with some of the
+            rows.
         when: the time of the check, for the error message, such as "after step 100".
 
     Raises:

@@ -37,9 +37,9 @@ class LoadedModel:
     Attributes:
         model: the model in evaluation mode.
         spec: the features of the model.
-        multi_hot: how many ids of each list feature the model uses, and how it pools them.
+        multi_hot: how many ids of each list the model uses, and how the vectors of these ids are pooled.
         version: the model's version.
-        description: the content of its model.json.
+        description: the content of the model's model.json.
     """
 
     model: nn.Module
@@ -50,7 +50,7 @@ class LoadedModel:
 
 
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
-    """Returns the stored state of a model; raises DataError if a file's length differs from model.json."""
+    """Returns the stored state of a model. Raises DataError if a file's length is not that in model.json."""
     for entry in entries_of(description):
         files, inner = file_io.filesystem(f"{path}/{entry.name}")
         size = files.get_file_info(inner).size
@@ -73,7 +73,10 @@ def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, opt
 def _checksum_error(
     path: str, description: Mapping[str, Any], names: Collection[str], rank: int = 0, ranks: int = 1
 ) -> DataError | None:
-    """Returns an error for the first damaged file, or None. Each rank checks only some of the named files."""
+    """Returns an error that describes the first damaged file; None if no file is damaged.
+
+    Each rank compares the lengths and checksums of only some of the files `names`.
+    """
     entries = [entry for entry in entries_of(description) if entry.name in names]
     for entry in entries[rank::ranks]:
         problem = damage(path, entry)

@@ -5,9 +5,9 @@ Each rank writes its table rows to `embeddings-<rank>-<attempt>` and their optim
 equal on all ranks. model.json lists the files and the blocks of rows in them.
 
 Two attempts may train the same version at the same time: if a scheduler loses contact with a worker, it
-starts another worker, while the first may still be running. Each attempt therefore writes files that have its
-name in their file names, and deletes no other files. model.json is created only once. The attempt that ends
-second uses the model of the first. Both models are the same, because training is deterministic.
+starts another worker, while the first may still be running. Each attempt therefore makes its own name part of
+the names of its files, and deletes no other files. model.json is created only once. The attempt that ends
+second uses the model of the first attempt. Both models are the same, because training is deterministic.
 `training.registry.training_leftovers` deletes old files that no model.json lists.
 """
 
@@ -103,9 +103,9 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
 
 
 def _files(owned: OwnedState, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
-    """Returns (kind, file name, tensors by name) for each file that this rank writes.
+    """Returns the kind, the name and the tensors of each file that this rank writes.
 
-    Files without tensors are left out.
+    The kind of a file is `weights` or `optimizer`. Files without tensors are left out.
     """
     equal = {name: [value] for name, value in owned.equal.items()}
     names = {
@@ -142,9 +142,10 @@ def _write(
 
 
 def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of model.json about files.
+    """Returns the entries of model.json that describe the model's files.
 
-    These are the file names by kind, the lengths and checksums of the files, and the blocks of rows.
+    The entries are the file names by kind, the lengths and checksums of the files, and the blocks of table
+    rows in the files.
     """
     rows: dict[str, list[Any]] = {}
     for file in files:

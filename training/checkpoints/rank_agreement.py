@@ -20,7 +20,7 @@ def gather_json(collectives: Collectives, value: Any) -> list[Any]:
 
 
 def raise_on_all_ranks(collectives: Collectives, error: NightrankError | None) -> None:
-    """If any rank has an error, raises the first one on all ranks, so that no rank waits for the others."""
+    """Raises the first error of any rank on all ranks, so that no rank waits for the others."""
     fields = None if error is None else [type(error).__name__, error.problem, error.remedy]
     for rank, fields_of_rank in enumerate(gather_json(collectives, fields)):
         if fields_of_rank is not None:

@@ -21,13 +21,13 @@ class Stateful(Protocol):
         ...
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Returns, for each tensor with one entry per table row, the blocks of these rows on this rank."""
+        """Maps the name of each tensor with one entry per table row to the blocks of rows on this rank."""
         ...
 
 
 @dataclass(frozen=True)
 class WeightsOnly:
-    """A model without optimizers, with all its rows in this process."""
+    """The state of a model without optimizers. All table rows of the model are in this process."""
 
     model: nn.Module
 

@@ -44,14 +44,16 @@ class _Files:
 
 
 class StoredState:
-    """The state of a training in the files of one folder. Tensors have the names of `Trainer.state()`.
+    """The state of a training in the files of one folder. The tensors are named as in `Trainer.state()`.
 
     Args:
         folder: path or URI.
-        prefixes: maps each file to the prefix that is added to the names of the tensors in the file.
+        prefixes: maps the name of each file to a prefix. The prefix is added to the names of the tensors in
+            this file.
         rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
-        cardinalities: the cardinalities of the features, in order. They are needed for models that early
-            versions of this code saved, whose tables are single tensors without blocks.
+        cardinalities: the cardinalities of the features, in order. Cardinalities are needed only to read
+            models that early versions of this code saved. In such a model, each table is one tensor, without
+            a list of blocks.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Returns, for each tensor, the files that contain it, and its shape in the first of these files."""
+        """Maps the name of each tensor to the files that contain it and its shape in the first of them."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
@@ -85,13 +87,13 @@ class StoredState:
         *,
         unread: tuple[str, ...] = (),
     ) -> None:
-        """Fills a rank's tensors in place. This needs extra memory only for one chunk of a table.
+        """Fills a rank's tensors in place. Extra memory is needed only for one chunk of a table.
 
         Args:
             state: the tensors by name.
             row_state: maps the name of each tensor with one entry per table row to the blocks of these rows
                 on this rank. Only the rows of these blocks are filled.
-            unread: prefixes of the names of stored tensors that may be missing in `state`.
+            unread: stored tensors may be missing in `state` if their names begin with one of these prefixes.
 
         Raises:
             StateMismatchError: the stored tensors do not fit `state`. If rows are missing in the files, some
@@ -154,7 +156,8 @@ class StoredState:
         surplus = sorted(name for name in unknown if not name.startswith(unread))
         if missing or surplus:
             raise StateMismatchError(
-                f"{self.folder} lacks tensors {missing or 'none'}; unexpected tensors: {surplus or 'none'}"
+                f"{self.folder}: missing tensors: {missing or 'none'}; "
+                f"unexpected tensors: {surplus or 'none'}"
             )
         for name, value in state.items():
             if name not in self._tensors:

@@ -146,7 +146,7 @@ class TensorFile:
             self._stream: pa.NativeFile = files.open_input_file(inner)
         except FileNotFoundError as error:
             raise DataError(
-                f"{path} is missing", "delete the folder it was in and run train_model again"
+                f"{path} is missing", "delete the folder of this file and run train_model again"
             ) from error
 
     def __enter__(self) -> TensorFile:
@@ -161,7 +161,10 @@ class TensorFile:
 
     @cached_property
     def header(self) -> dict[str, dict[str, Any]]:
-        """The dtype, shape and data_offsets of each tensor. The offsets count from the start of the file."""
+        """Maps the name of each tensor to its `dtype`, its `shape` and its `data_offsets`.
+
+        The offsets are counted from the start of the file.
+        """
         size = self._stream.size()
         length = int.from_bytes(self._stream.read_at(8, 0), "little") if size >= 8 else size
         try:
@@ -171,7 +174,7 @@ class TensorFile:
         except ValueError as error:
             raise DataError(
                 f"{self.path} is not a safetensors file, or was cut off at {size} bytes: {error}",
-                "delete the folder it is in and run train_model again",
+                "delete the folder of this file and run train_model again",
             ) from error
         header.pop("__metadata__", None)
         for entry in header.values():
@@ -206,11 +209,11 @@ class TensorFile:
             target.copy_(chunk[::step])
 
     def _fill(self, values: Tensor, offset: int) -> None:
-        """Fills a contiguous tensor with bytes of the file, starting at this offset of the file."""
+        """Fills a contiguous tensor with the bytes of the file that begin at position `offset`."""
         for chunk in values.detach().reshape(-1).split(max(CHUNK_BYTES // values.element_size(), 1)):
             self._stream.seek(offset)
             if self._stream.readinto(raw(chunk)) != chunk.nbytes:
                 raise DataError(
-                    f"{self.path} ends too early", "delete the folder it is in and run train_model again"
+                    f"{self.path} ends too early", "delete the folder of this file and run train_model again"
                 )
             offset += chunk.nbytes

@@ -22,8 +22,8 @@ class Pool:
         weights: (S, L) float32.
         dense: (S, L, D) float32.
         categorical: (S, L, W) int32.
-        memory: one int32 tensor that contains the other four tensors, which are views of it. It is copied to
-            a device in one transfer.
+        memory: one int32 tensor. The other four tensors are views of this tensor, so all are copied to a
+            device in one transfer.
     """
 
     labels: Tensor
@@ -77,7 +77,7 @@ class Pools:
 
     @property
     def pool_bytes(self) -> int:
-        """The size of one pool in bytes."""
+        """Returns the size of one pool in bytes."""
         *_, num_dense, id_width = self._shape
         return 4 * self.steps * self.rows * (2 + num_dense + id_width)
 

@@ -1,7 +1,7 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
-Petastorm reads all columns except lists of ids. Its batch reader supports only lists of equal length, so
-pyarrow reads those.
+Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
+so pyarrow reads the lists of ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Columns:
         dense: one float32 array of shape (rows,) per feature.
         categorical: one int32 array per feature of `spec.embedded`: shape (rows,) for single ids, (rows,
             length) for lists of ids.
-        cut: maps a feature to the number of its lists that were cut because they are longer than `length`.
+        cut: maps the name of a feature to the number of lists that were cut because they are longer than
+            `length`. Features without such lists are left out.
     """
 
     label: NDArray[np.float32]
@@ -45,7 +46,7 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all columns in bytes."""
+        """Returns the size of all columns in bytes."""
         return sum(column.nbytes for column in (self.label, *self.dense, *self.categorical))
 
 

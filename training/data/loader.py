@@ -6,9 +6,9 @@ seed and the epoch. So an epoch can begin at any step without reading the earlie
 same batches.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
-three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. Pools
-are so large that one pool on every rank adds up to `reading.pool_rows` rows, or to 4 global batches if that
-is more. A row takes 4 bytes for its label, and 4 bytes for each dense feature and each id. With row groups of
+three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. One
+pool of each rank, added up over the ranks, has `reading.pool_rows` rows, or 4 global batches if that is more.
+A row takes 4 bytes for its label, and 4 bytes for each dense feature and each id. With row groups of
 1,000,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 160 MB + 1 GiB + 4 × 21 MB.
 """
 
@@ -116,7 +116,7 @@ class Loader:
         return PoolWriter(pools, len(self.shards), arriving, torch.get_num_threads())
 
     def _pool_contents(self, epochs: int, first_epoch: int, first_window: int) -> Iterator[PoolContents]:
-        """Yields the contents of all pools in order, starting at one window (pool) of one epoch."""
+        """Yields the contents of all pools in order, from pool `first_window` of epoch `first_epoch` on."""
         rows = self._pool_steps * self.plan.shard_rows
         for epoch in range(first_epoch, epochs):
             order = RowOrder(self._seed, epoch)

@@ -1,7 +1,7 @@
 """The compiled transposition of columns to rows (native/transpose.cpp), which `make setup` builds.
 
-The library is installed below the interpreter's prefix, so that a packed environment contains it. If it is
-missing, transpose.py does the same with NumPy, which is slower, and a warning is logged.
+The library is installed below the interpreter's prefix, so that a packed environment contains it. If the
+library is missing, transpose.py does the same with NumPy, which is slower, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def target_rows(
 
 
 class CompiledTransposer:
-    """A `transpose.Transposer` in compiled code. It releases Python's global interpreter lock.
+    """A `transpose.Transposer` in compiled code. The compiled code releases Python's global interpreter lock.
 
     Raises:
         ValueError: the dtype of a column does not have 4 bytes.

@@ -20,13 +20,13 @@ from training.data.transpose import Transposer
 
 @dataclass(frozen=True)
 class PoolContents:
-    """The rows of one pool.
+    """Says which rows one pool contains.
 
     Attributes:
         order: the row order of the epoch.
-        window: the pool's number within the epoch.
+        window: the index of the pool within the epoch.
         shards: the rank's shards.
-        ranges: for each shard, the ranges of its rows that belong to this pool.
+        ranges: for each shard, the ranges of the shard's rows that belong to this pool.
     """
 
     order: RowOrder
@@ -36,7 +36,7 @@ class PoolContents:
 
     @property
     def groups(self) -> list[int]:
-        """The row groups of all ranges, in the order in which they are needed."""
+        """Returns the indices of the row groups that contain these rows, in the order of the ranges."""
         all_ranges = (rows for of_shard in self.ranges for rows in of_shard)
         return list(dict.fromkeys(rows.piece.group for rows in all_ranges))
 
@@ -45,10 +45,10 @@ class PoolWriter:
     """Writes pools. A row group stays in memory as long as consecutive pools need its rows.
 
     Args:
-        pools: lends pools of S steps with L rows each.
-        num_shards: number of this rank's shards. Each has L / num_shards rows in a step.
-        arriving: for each pool, the row groups that the previous pool did not need, in the order of
-            `PoolContents.groups`.
+        pools: lends pools. A pool contains the rows of S steps, L rows per step.
+        num_shards: number of this rank's shards. Each shard has L / num_shards rows in a step.
+        arriving: yields the columns of row groups. For each pool, these are the row groups that the previous
+            pool did not need, in the order of `PoolContents.groups`.
         threads: number of shards that are written in parallel.
     """
 
@@ -111,7 +111,7 @@ class PoolWriter:
                 target[empty_rows] = 0
 
     def _load_row_groups(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, and then reads the new ones that it needs."""
+        """Releases the row groups that this pool does not need, and adds those that are not yet in memory."""
         groups = contents.groups
         self._transposers = {group: kept for group, kept in self._transposers.items() if group in groups}
         for group in groups:

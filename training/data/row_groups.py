@@ -1,9 +1,9 @@
 """Reads one row group through Petastorm.
 
 Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
-worker calls `take` on every table, even if rows keep their order, and this call takes as long as decoding the
-table. `make_batch_reader` is not used, because it opens each file once more to check that it is plain
-Parquet, which the manifest already says.
+worker calls pyarrow's `take` on every table, even if rows keep their order, and this call needs as much time
+as decoding the table. Petastorm's `make_batch_reader` is not used. This function would open each file once
+more to check that the file is plain Parquet, but the manifest already says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.data.sharding import RowGroup
 
 
 class _Worker(ArrowReaderWorker):
-    """Reads a row group without changing the order of rows; several threads decode its columns."""
+    """A Petastorm worker that keeps the order of rows. Several threads decode the columns of a row group."""
 
     def _read_with_shuffle_row_drop(
         self, piece: Any, pq_file: pq.ParquetFile, column_names: Collection[str], _: object
@@ -37,9 +37,9 @@ class _Worker(ArrowReaderWorker):
 
 
 def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Reads some columns of a row group; columns that the file does not have are left out.
+    """Reads the columns `names` of a row group. Columns that the file does not have are left out.
 
-    The result maps each column's name to its values, shape (rows,), in the order of the rows.
+    The result maps the name of each column to the column's values, shape (rows,), in the order of the rows.
 
     Raises:
         DataError: the file is not a Parquet file, or it has fewer row groups than its manifest says.
@@ -68,7 +68,7 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
 
 
 def _open(group: RowGroup, names: Sequence[str]) -> Reader:
-    """Returns a reader of one row group that works in this thread.
+    """Returns a reader of one row group. The reader works in this thread.
 
     If `group.count` is 1, the reader reads the complete file.
 

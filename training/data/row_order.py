@@ -5,7 +5,7 @@ There are three shuffles:
 1. A shard consists of pieces, each of which is a range of rows of one row group. The order of the pieces is
    shuffled.
 2. Within a piece, blocks of `BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a
-   column, so reading the blocks of a column takes no longer than reading the column in order.
+   column, so reading the blocks in a shuffled order takes no longer than reading the column in order.
 3. Shuffles 1 and 2 result in a stream of rows, which is divided into *windows*. A window is the rows of the
    shard that one buffer pool contains. The rows of a window are shuffled one by one.
 
@@ -33,7 +33,7 @@ _PIECES, _BLOCKS, _WINDOW = range(3)
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows [start, stop) of a piece, counted in the order in which the piece's rows are read."""
+    """The rows [start, stop) of a piece, in the order in which the rows of the piece are read."""
 
     piece: Piece
     start: int
@@ -42,7 +42,11 @@ class RowRange:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The row order of one epoch. Without a seed, rows keep the order of the files."""
+    """The row order of one epoch. Without a seed, rows keep the order of the files.
+
+    A shard consists of pieces. A piece is a range of rows of one row group, and is divided into blocks of
+    `BLOCK_ROWS` neighbouring rows.
+    """
 
     seed: int | None
     epoch: int
@@ -64,7 +68,10 @@ class RowOrder:
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """Returns a permutation (rows,) of a shard's rows in pool number `window`; None without a seed."""
+        """Returns a permutation, shape (rows,), of a shard's rows in one pool; None without a seed.
+
+        `window` is the index of the pool within the epoch.
+        """
         return None if self.seed is None else self._random(_WINDOW, shard, window).permutation(rows)
 
     def _random(self, *key: int) -> np.random.Generator:
@@ -79,9 +86,9 @@ class ShardStream:
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
     def ranges(self, start: int, stop: int) -> list[RowRange]:
-        """Returns the rows [start, stop) of the stream, as ranges of rows of its pieces.
+        """Returns the rows [start, stop) of the stream, as ranges of rows of pieces.
 
-        Empty ranges are left out. If the stream ends before `stop`, the ranges have fewer rows.
+        Empty ranges are left out. If the stream ends before `stop`, the ranges together have fewer rows.
         """
         ranges = []
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):

@@ -42,7 +42,7 @@ class DataFile:
 
     @property
     def on_disk(self) -> str:
-        """The path to read from."""
+        """The path from which the file is read."""
         return self.staged or self.path
 
 

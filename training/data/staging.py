@@ -1,11 +1,12 @@
 """Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm is given only local files. The copy of a row group is a sparse file. It contains only the bytes of
-the row group and of the Parquet footer, at the same offsets as in the complete file. So the data of each row
-group is fetched only once, whatever the order in which row groups are read.
+Petastorm is given only local files. The copy of a row group is a sparse file. This sparse file contains only
+the bytes of the row group and of the Parquet footer, at the same positions as in the complete file. So the
+data of each row group is fetched only once, whatever the order in which row groups are read.
 
-Each use of a loader creates a new folder for its copies and locks it. A later use deletes the folders of
-processes that have ended. This works even after SIGKILL, because a lock ends with its process.
+Each use of a loader creates a new folder for its copies and locks this folder. A later use deletes the
+folders of processes that have ended. The folders are deleted even after SIGKILL, because a lock ends with its
+process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ _REBUILD = "run build_features again for the day of this file"
 
 @dataclass(frozen=True)
 class Staged:
-    """A row group on local disk. `size_bytes` is the disk space of its copy, 0 for a local file."""
+    """A row group on local disk.
+
+    Attributes:
+        group: the row group.
+        size_bytes: the disk space of the copy; 0 if the file itself is local, so that no copy is needed.
+    """
 
     group: RowGroup
     size_bytes: int
@@ -54,7 +60,7 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
 
     Args:
         groups: the row groups, in the order in which they will be read.
-        folder: the target folder. It must exist as long as the results are used.
+        folder: the target folder. This folder must exist as long as the results are used.
 
     Raises:
         DataError: a file is missing or does not match its manifest.
@@ -71,7 +77,7 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
 def staging_folder(below: str | None) -> Iterator[Path]:
     """Creates a new folder in this user's private folder, and deletes it at the end.
 
-    It first deletes the folders of processes that have ended.
+    Before that, the folders of processes that have ended are deleted.
 
     Args:
         below: the folder that contains the private folder; None for the system's temporary folder.
@@ -132,7 +138,9 @@ def _stage(group: RowGroup, path: Path) -> Staged:
 
 
 def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
-    """Returns (offset, number of bytes) of the parts of a file that are needed to read a row group.
+    """Returns the byte ranges of a file that are needed to read a row group.
+
+    A byte range is a pair (position of its first byte, number of bytes).
 
     Raises:
         DataError: the file's number of row groups differs from its manifest.
@@ -159,7 +167,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
 
 
 def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> int:
-    """Copies parts of a file to the same offsets of a sparse file; returns the used disk space in bytes."""
+    """Copies byte ranges of a file to the same positions of a sparse file; returns the used disk bytes."""
     with open(path, "wb") as into:
         into.truncate(source.size())
         for first, count in parts:
@@ -168,7 +176,7 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
             while count:
                 chunk = source.read(min(count, _CHUNK_BYTES))
                 if not chunk:
-                    raise OSError(f"it ended {count} bytes early")
+                    raise OSError(f"the file ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
     # Files use full disk blocks; some file systems report the blocks only some time after writing.

@@ -1,6 +1,6 @@
 """Writes the columns of row groups as shuffled rows to a buffer pool.
 
-This module uses NumPy. If the compiled library was built, native_library.py does the same with it.
+This module uses NumPy. If the compiled library was built, native_library.py does the same with the library.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Transposer(Protocol):
             first: the row of the row group where the piece begins.
             blocks: the order in which the piece's blocks of BLOCK_ROWS rows are read; None keeps their order.
             rows: the rows to write, as positions in the order that results from `blocks`.
-            target_rows: (len(rows),), the row of `into` for each of `rows`.
-            into: (any number of rows, width), of the columns' dtype, contiguous.
+            target_rows: (len(rows),), for each of `rows`, the row of `into` to which it is written.
+            into: a contiguous matrix with the dtype of the columns and any number of rows.
         """
 
 
 def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
-    """Returns a transposer for columns of the same 4-byte dtype, in compiled code if that was built.
+    """Returns a transposer for columns of the same 4-byte dtype. The transposer is compiled if possible.
 
     Args:
-        columns: first the columns with one number per row, shape (rows,); then those with lists, shape (rows,
-            length).
+        columns: first the columns with one number per row, shape (rows,); then the columns with lists, shape
+            (rows, length).
     """
     if native_library.library():
         return native_library.CompiledTransposer(columns)
@@ -57,14 +57,14 @@ def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
 def target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Returns the row of the pool for each row of a shard's window, shape (rows,).
+    """Returns, for each row of a shard's window, the row of the pool to which it is written: (rows,).
 
     The window of a shard is the rows of the shard that one pool contains.
 
     Args:
         rows: number of rows of the window.
-        order: (rows,), for each of the shard's rows in the pool, the row of the window that is written there;
-            None if rows keep their order.
+        order: (rows,), a permutation of the window's rows: `order[n]` is the row that is written as the
+            shard's n-th row of the pool. None keeps the order of the rows.
         shard_rows: number of rows of the shard in a batch.
         batch_rows: number of rows of a batch.
         first: the row of a batch where the shard's rows begin.
@@ -77,7 +77,7 @@ def target_rows(
 def numpy_target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Computes `target_rows` with NumPy."""
+    """Does the same as `target_rows`, with NumPy."""
     step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
     in_order = step * batch_rows + first + within
     if order is None:
@@ -88,7 +88,7 @@ def numpy_target_rows(
 
 
 class NumpyTransposer:
-    """A `Transposer` with NumPy."""
+    """A `Transposer` that uses NumPy."""
 
     def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
         self._columns = columns
@@ -118,10 +118,11 @@ class NumpyTransposer:
 def _chunks(
     blocks: NDArray[np.int64] | None, rows: range
 ) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
-    """Cuts `rows` into chunks.
+    """Divides `rows` into chunks.
 
-    Yields, for each chunk, the blocks or rows of the piece that contain the chunk, the index of the chunk's
-    first row in them, and the chunk's number of rows.
+    Yields three values for each chunk. The first selects rows of the piece that contain the chunk: an array
+    of blocks, or a slice of rows. The second is the position of the chunk's first row among the selected
+    rows. The third is the number of rows of the chunk.
     """
     ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
     start = rows.start
@@ -136,7 +137,7 @@ def _chunks(
 
 
 def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """Returns the rows of a slice, or the rows of the given blocks, one block after the other."""
+    """Returns a column's values in a slice of rows, or in blocks of rows, one block after the other."""
     if isinstance(source_rows, slice):
         return column[source_rows]
     whole = len(column) // BLOCK_ROWS * BLOCK_ROWS

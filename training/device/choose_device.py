@@ -12,7 +12,7 @@ from conf.errors import ConfigError
 def choose_device(
     wanted: str, gpu: int | None, setting: Literal["train.device", "score.device"]
 ) -> torch.device:
-    """Returns the CPU, or the GPU with the given index in torch's list of GPUs.
+    """Returns the CPU, or the GPU with the index `gpu` in torch's list of GPUs.
 
     Args:
         wanted: `cpu`, `cuda`, or `auto`, which takes a GPU if torch finds one.

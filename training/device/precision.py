@@ -1,4 +1,4 @@
-"""Mixed precision: the 16-bit dtype of a precision, and a context in which matrix products use it."""
+"""Mixed precision: a context in which matrix products are computed in a 16-bit dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The collectives of a training. The loop uses this protocol; `training.launch.rank_main` implements it."""
+"""The protocol of the collectives, the operations by which the ranks of a training communicate.
+
+`training.launch.rank_main` implements this protocol with Horovod.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ class Collectives(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """Returns the index of this rank, from 0 to `size` - 1."""
         ...
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Returns the number of ranks."""
         ...
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
@@ -37,7 +40,10 @@ class Collectives(Protocol):
         ...
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
-        """Returns all ranks' tensors, concatenated along dimension 0 in rank order; lengths may differ."""
+        """Returns all ranks' tensors, concatenated along dimension 0 in rank order.
+
+        The lengths of the ranks' tensors in dimension 0 may differ.
+        """
         ...
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:

@@ -75,9 +75,9 @@ class Listener:
             self._show = None
 
     def _receive(self, connection: socket.socket) -> None:
-        """Reads one sender's lines until it closes the connection.
+        """Reads the lines of one sender until the sender closes the connection.
 
-        A new rank 0 may connect before the old one has disconnected.
+        A new rank 0 may connect before the former rank 0 has disconnected.
         """
         with connection.makefile("rb") as lines:
             connection.settimeout(_TIMEOUT_S)
@@ -115,7 +115,10 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class Reporter:
-    """Sends entries from rank 0 in a thread, so that a call returns at once. Use it as a context manager."""
+    """Sends history entries from rank 0 in a thread, so that a call returns at once.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -1,11 +1,11 @@
 """A counter RNG: a random number is a function of a seed, and of a row and a column of an embedding table.
 
-The row is counted in the unsharded table, which has the rows of all ranks. So a rank that holds only some
-rows draws the same numbers for these rows as a single rank would, in any order. splitmix64's finaliser
-computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's finaliser, compute
-32 bits from key and column. The constants of these operations are those with the smallest bias in Wellons'
-hash-prospector.
+The row is the row's index in the unsharded table, which has the rows of all ranks. So a rank that holds only
+some rows draws the same random numbers for these rows as a single rank would. The last step (the finaliser)
+of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's
+finaliser, compute 32 bits from key and column. The constants of these multiplications and shifts are those
+with the smallest bias in Wellons' hash-prospector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _MIX_32 = (0x7FEB352D, 0x846CA68B)
 
 
 def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
-    """Returns 32 random bits for each of the rows (N,) int64 and each column: (N, len(columns)) int32."""
+    """Returns 32 random bits for each row and each column, shape (N, len(columns)) int32.
+
+    `rows` (N,) int64 contains indices of rows of the unsharded table.
+    """
     low, high = _keys(seed, rows)
     offsets = torch.tensor([_signed(column * _GOLDEN_32, 32) for column in columns], dtype=torch.int32)
     bits = low.unsqueeze(1) + offsets.to(rows.device)
@@ -33,43 +36,52 @@ def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
 
 
 def uniform(seed: int, rows: Tensor, columns: range) -> Tensor:
-    """Returns uniform random numbers in [0, 1), multiples of 2⁻²⁴: (N, len(columns)) float32."""
+    """Returns a uniform random number in [0, 1) for each row and each column.
+
+    The result has the shape (N, len(columns)) and the dtype float32. Its numbers are multiples of 2⁻²⁴.
+    """
     return _shifted(random_bits(seed, rows, columns), 8, 32).float().mul_(2.0**-24)
 
 
 def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
-    """Returns standard normal random numbers, (N, dim) float32.
+    """Returns `dim` standard normal random numbers for each row, shape (N, dim) float32.
 
-    Method: Box and Muller 1958, Annals of Mathematical Statistics 29.
+    The method is that of Box and Muller (1958, Annals of Mathematical Statistics 29).
     """
     radius = uniform(seed, rows, range(dim)).neg_().log1p_().mul_(-2).sqrt_()
     return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)
 
 
 def hash_numbers(numbers: Tensor) -> Tensor:
-    """Returns a hash of 63 bits, which is never negative, for each of `numbers` (int64, any shape)."""
+    """Returns a hash for each integer in `numbers` (int64, any shape).
+
+    A hash has 63 bits, so it is never negative.
+    """
     return _mixed(numbers * _signed(_GOLDEN_64, 64)).bitwise_and_(2**63 - 1)
 
 
 def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the lower and the upper 32 bits of the rows' keys, (N,) int32 each."""
+    """Returns the lower and the upper 32 bits of the key of each row, two tensors (N,) int32.
+
+    The key of a row is a hash of seed and row with 64 bits.
+    """
     key = _mixed((rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64))
     return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
 
 
 def _mixed(key: Tensor) -> Tensor:
-    """Applies splitmix64's finaliser to keys of 64 bits."""
+    """Applies the finaliser (the last step) of splitmix64 to integers of 64 bits."""
     for shift, factor in zip((30, 27), _MIX_64, strict=True):
         key = (key ^ _shifted(key, shift, 64)) * _signed(factor, 64)
     return key ^ _shifted(key, 31, 64)
 
 
 def _shifted(bits: Tensor, places: int, width: int) -> Tensor:
-    """Returns numbers of `width` bits, shifted to the right by `places` and filled with zeros."""
+    """Shifts integers of `width` bits to the right by `places` bits, and fills the upper bits with zeros."""
     return (bits >> places).bitwise_and_((1 << (width - places)) - 1)
 
 
 def _signed(number: int, width: int) -> int:
-    """Returns the signed integer of `width` bits that has the lowest bits of a number."""
+    """Returns the lowest `width` bits of `number`, read as a signed integer."""
     low = number & ((1 << width) - 1)
     return low - (1 << width) if low >> (width - 1) else low

@@ -1,14 +1,15 @@
-"""Exchange of rows between ranks. Owners send the vectors for a batch and receive their gradients.
+"""Exchanges table rows between ranks: the vectors for a batch, and the gradients of these vectors.
 
     forward   a rank requests its distinct rows from their owners    (all_to_all, int32)
               the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
     backward  the rank sends the gradients of the rows to the owners (all_to_all, float32)
 
 The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
-ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, it is sent only
-once.
+ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, its vector is
+sent only once.
 
-Notation: R ranks, U distinct keys, E numbers per vector.
+Notation: R ranks, U distinct keys, E numbers per vector. A key is an integer that encodes the owner and the
+row (router.py).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class ExchangedRows:
     """The rows that ranks requested for one batch.
 
     Attributes:
-        counts: R + 1 numbers: how many distinct rows this rank requested from each rank, and then how many
-            distinct rows it looked up that all ranks hold.
-        requested: (A,) int64, the rows of this rank's matrix that the ranks requested, ordered by requesting
-            rank.
-        requested_counts: the number of rows that each rank requested.
-        replicated: (S,) int64, the rows of this rank's matrix that this batch looks up and that all ranks
-            hold.
+        counts: R + 1 counts. Count i < R is the number of distinct rows that this rank requested from rank i.
+            The last count is the number of distinct rows that this rank looked up and that all ranks hold.
+        requested: (A,) int64, the indices of the rows of this rank's matrix that the ranks requested, ordered
+            by requesting rank.
+        requested_counts: the number of rows that each rank requested from this rank.
+        replicated: (S,) int64, the indices of the rows of this rank's matrix that this batch looks up and
+            that all ranks hold.
     """
 
     counts: list[int]
@@ -47,9 +48,10 @@ class ExchangedRows:
 def fetch(
     keys: Tensor, weight: Tensor, router: Router, collectives: Collectives
 ) -> tuple[Tensor, ExchangedRows]:
-    """Returns the vectors (U, E) float32 of distinct keys (U,) int64 in ascending order.
+    """Returns the vectors of `keys`, which are distinct and in ascending order.
 
-    The second result describes the rows that ranks requested. Pass it to `return_gradient`.
+    `keys` has the shape (U,) and the dtype int64. The vectors have the shape (U, E) and the dtype float32.
+    The second result describes the rows that ranks requested. Pass this result to `return_gradient`.
     """
     *counts, replicated_count = router.counts(keys)
     num_remote = len(keys) - replicated_count
@@ -65,11 +67,13 @@ def fetch(
 def return_gradient(
     values: Tensor, exchanged: ExchangedRows, collectives: Collectives
 ) -> tuple[Tensor, SummedRowGradient]:
-    """Sends the gradients (U, E) of the vectors that `fetch` returned to the owners of their rows.
+    """Sends the gradients of vectors to the owners of the vectors' rows.
+
+    `values` (U, E) contains the gradients of the vectors that `fetch` returned.
 
     Returns:
-        (A, E), the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows
-        that all ranks hold, from this rank only.
+        First, (A, E), the gradients of the rows `exchanged.requested`, which this rank received from all
+        ranks. Second, this rank's gradient of the rows that all ranks hold.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
@@ -78,12 +82,14 @@ def return_gradient(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """Returns the sum over ranks of a gradient of replicated rows, with all rows that any rank looked up.
+    """Returns the sum over ranks of a gradient of replicated rows.
+
+    The result has an entry for each row that any rank looked up.
 
     Args:
         gradient: this rank's gradient.
         collectives: the ranks' collectives.
-        end: all rows are in [0, end).
+        end: all row indices are in [0, end).
     """
     if collectives.size == 1:
         return gradient

@@ -52,7 +52,7 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_int8(model: nn.Module) -> int:
-    """Replaces a model's tables by int8 copies, in place, if this makes them smaller.
+    """Replaces a model's tables in place by int8 copies, if the copies are smaller.
 
     Tables with one number per row stay float32.
 

@@ -1,4 +1,4 @@
-"""The ids of one batch: which rows are looked up, and which vector each row contributes to.
+"""The ids of one batch, the table rows that they look up, and the vectors to which these rows contribute.
 
 Notation: B rows of a batch; C features that are ids, of which the last G are lists; E numbers per vector. The
 N elements of a batch are all ids that contribute to a vector; padding is not an element.
@@ -26,8 +26,11 @@ Pooling = Literal["sum", "mean"]
 class ListElements:
     """The ids in list features, one feature after the other, and row by row within a feature.
 
+    An element is one id of a list. Padding is not an element.
+
     Attributes:
-        ids, features: (n,) int64, each element's id and the index of its feature.
+        ids, features: (n,) int64, the id of each element, and the index of the feature that contains the
+            element.
         counts: (G, B) int64, the number of ids in each list.
     """
 
@@ -54,7 +57,7 @@ class ListElements:
     def pool(self, table: Tensor, positions: Tensor, pooling: Pooling) -> Tensor:
         """Returns the pooled vector of each list, (B, G, E); zeros for an empty list.
 
-        `positions` (n,) are the elements' rows in `table` (rows, E) float32.
+        `table` is (rows, E) float32. `positions` (n,) contains the index of each element's row in `table`.
         """
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
@@ -67,7 +70,9 @@ class ListElements:
         return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """Returns for each element the vector whose gradient it receives, and the factor of that gradient.
+        """Returns for each element the index of the vector whose gradient it receives, and a factor.
+
+        The gradient that an element receives is multiplied by the factor of the element.
 
         Args:
             num_vectors: B * C.
@@ -75,7 +80,8 @@ class ListElements:
             pooling: how the vectors of a list were pooled.
 
         Returns:
-            (N,) int64 indices of vectors; and (N,) float32 factors, or None if all are 1.
+            First, the indices of the vectors, (N,) int64. Second, the factors, (N,) float32, or None if all
+            factors are 1.
         """
         lists, rows = self.counts.shape
         vectors = torch.arange(num_vectors, device=self.ids.device).view(rows, num_single + lists)
@@ -89,12 +95,12 @@ class ListElements:
 
 @dataclass(frozen=True)
 class BatchLookup:
-    """The lookup of one batch. The table keeps it until the gradient is taken.
+    """The lookup of one batch. The table keeps this object until the gradient of the batch is read.
 
     Attributes:
-        vectors: (B, C, E), a leaf of autograd.
-        keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is a row of
-            this rank's matrix.
+        vectors: (B, C, E), the looked-up vectors, a leaf of autograd.
+        keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is the index
+            of a row of this rank's matrix.
         lists: the elements of lists; None if no feature is a list.
         groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
             if no rows are exchanged.

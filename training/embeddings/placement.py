@@ -42,11 +42,11 @@ class Placement:
 
     @property
     def exchanges(self) -> bool:
-        """Whether some rows are not on all ranks, so that ranks must exchange them."""
+        """Returns whether some rows are not on all ranks, so that ranks must exchange rows."""
         return any(feature.kind != "replicated" for feature in self.features)
 
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
-        """Returns the rows that a rank holds, in the order of its matrix.
+        """Returns the blocks of rows that a rank holds, in the order of the rank's matrix.
 
         Replicated rows come first, so they have the same position on all ranks.
         """
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def replicated_rows(self) -> int:
-        """The number of rows that all ranks hold, at the beginning of their matrices."""
+        """Returns the number of rows that all ranks hold. They are the first rows of each rank's matrix."""
         pairs = zip(self.cardinalities, self.features, strict=True)
         return sum(rows for rows, feature in pairs if feature.kind == "replicated")
 

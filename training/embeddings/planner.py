@@ -41,7 +41,7 @@ class TableShape:
 
     @property
     def feature_bytes(self) -> list[int]:
-        """The size of each feature's rows in bytes."""
+        """Returns the size of each feature's rows in bytes."""
         return [rows * self.row_bytes for rows in self.cardinalities]
 
 

@@ -1,4 +1,4 @@
-"""Maps an id of a feature to its rank and row, and a rank's row to the row of the unsharded table."""
+"""Maps ids to the ranks that hold their rows, and rows of a rank to rows of the unsharded table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.embeddings.placement import Placement
 
 
 class Router(nn.Module):
-    """Computes the key of an id: owner * span + row in the owner's matrix.
+    """Computes the key of an id: owner * span + index of the id's row in the owner's matrix.
 
     The owner is the rank that holds the id's row. For rows that all R ranks hold, the owner is R. So sorted
     keys are sorted by owner, and the keys of rows that all ranks hold come last.
@@ -81,6 +81,6 @@ class Router(nn.Module):
         return positions.diff(prepend=positions.new_zeros(1)).tolist()
 
     def unsharded_rows(self, rows: Tensor) -> Tensor:
-        """Returns the rows of the unsharded table, (N,) int64, for rows (N,) of this rank's matrix."""
+        """Converts row indices of this rank's matrix to row indices of the unsharded table, (N,) int64."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]

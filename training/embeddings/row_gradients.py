@@ -15,8 +15,8 @@ class SummedRowGradient:
     """The gradient of the rows that a batch looked up, with one entry per distinct row.
 
     Attributes:
-        rows: (N,) int64, all different.
-        values: (N, E) float32.
+        rows: (N,) int64, the indices of the rows, all different.
+        values: (N, E) float32, the gradient of each row.
     """
 
     rows: Tensor
@@ -27,14 +27,14 @@ class SummedRowGradient:
 class LookupGradient:
     """The gradient of the vectors that a batch looked up, with one entry per lookup.
 
-    If a row was looked up several times, it has several entries. The update kernel sums them
+    If a row was looked up several times, it has several entries. The update kernel sums the entries of a row
     (training/kernels/row_update.py).
 
     Attributes:
-        rows: (N,) int64, the row of each lookup, in any order.
+        rows: (N,) int64, the index of the row that each lookup reads, in any order.
         values: (M, E), the gradients of the looked-up vectors.
-        sources: (N,) int64, the row of `values` that belongs to each lookup. None means that lookup n uses
-            row n.
+        sources: (N,) int64, the index of the row of `values` that belongs to each lookup. None means that
+            lookup n uses row n.
         weights: (N,) float32, a factor for each lookup's row of `values`. None means that all factors are 1.
     """
 

@@ -1,9 +1,9 @@
 """Storage of a table's numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
 
-Rounding to the nearest number would lose every update that is smaller than half the distance between two
-neighbouring numbers. Stochastic rounding rounds up with a probability proportional to the remainder (Gupta et
-al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the expected value of the
-rounded number is the number itself.
+Rounding to the nearest 16-bit number would lose every update that is smaller than half the distance between
+two neighbouring 16-bit numbers. Stochastic rounding rounds up with a probability proportional to the
+remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the
+expected value of the rounded number is the number itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Te
         values: (N, E) float32.
         dtype: torch.bfloat16 or torch.float16.
         seed: seed of the random bits.
-        rows: (N,) rows of the unsharded table. Only seed, row and column determine the random bits.
+        rows: (N,), the indices of the rows in the unsharded table. Only seed, row and column determine the
+            random bits.
     """
     random = random_bits(seed, rows, range(values.shape[1]))
     if dtype == torch.bfloat16:
@@ -49,6 +50,9 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Te
 
 
 def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
-    """Adds random bits to the lowest `bits` bits, and then clears these. A carry rounds away from zero."""
+    """Adds random bits to the lowest `bits` bits of each value, and then sets these bits to zero.
+
+    If the addition carries into the higher bits, the value is rounded away from zero.
+    """
     below = (1 << bits) - 1
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)

@@ -20,7 +20,7 @@ class RowBlock:
     Attributes:
         feature: index among the table's features.
         first, step, rows: the block has `rows` rows of the feature: first, first + step, first + 2 * step, …
-        place: the row of the matrix that holds the block's first row.
+        place: the index of the block's first row in the matrix.
         written: whether this rank saves the block. If all ranks hold the same rows, only one rank saves them.
     """
 
@@ -34,10 +34,10 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Groups:
-    """N elements grouped by key; U keys are distinct.
+    """The grouping of N elements by key. There are U distinct keys.
 
     Attributes:
-        keys: (U,) int64, ascending.
+        keys: (U,) int64, the distinct keys in ascending order.
         order: (N,) int64, the indices of the elements sorted by key; elements with the same key keep their
             order.
         starts: (U,) int64, the index in `order` where each key's elements begin.
@@ -48,20 +48,20 @@ class Groups:
     starts: Tensor
 
     def position(self) -> Tensor:
-        """Returns the index in `keys` of each element's key, (N,) int64."""
+        """Returns, for each element, the index of its key in `keys`: (N,) int64."""
         begins = torch.zeros_like(self.order)
         begins[self.starts[1:]] = 1
         return torch.empty_like(self.order).index_copy_(0, self.order, begins.cumsum(0))
 
     def sum(self, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Returns the sum of each key's elements, (U, E).
+        """Returns for each key the sum of the rows of `values` that its elements add, (U, E).
 
         Elements are added in their order, so that equal calls give bit-identical results.
 
         Args:
             values: (M, E) float32.
-            source: (N,) int64, the row of `values` that each element adds. None means that element n adds row
-                n.
+            source: (N,) int64, the index of the row of `values` that each element adds. None means that
+                element n adds row n.
             weights: (N,) float32, the factor of each element's row; None means that all factors are 1.
         """
         if not len(self.keys):
@@ -95,9 +95,9 @@ def group(keys: Tensor, end: int) -> Groups:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums the `values` (N, E) of the same row, in the order of `values`. The result is sorted by row.
+    """Sums those `values` (N, E) that belong to the same row, in the order of `values`.
 
-    `rows` (N,) are integers in [0, end).
+    `rows` (N,) contains the row indices, integers in [0, end). The result is sorted by row.
     """
     groups = group(rows, end)
     return SummedRowGradient(groups.keys, groups.sum(values))

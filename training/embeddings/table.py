@@ -1,9 +1,9 @@
 """The embedding table: it maps ids to vectors and sums gradients by row.
 
-One matrix holds the rows of all features that are ids, one feature after the other. So the lookup of a batch
-is one gather, whatever the number of features, and a second one if some features are lists of ids. If rows
+One matrix holds the rows of all features that are ids, one feature after the other. So one gather looks up a
+batch, whatever the number of features. If some features are lists of ids, there is a second gather. If rows
 are spread over ranks, the matrix holds the rows of this rank. Only the modules of this folder depend on which
-row of the matrix holds which id. Code that saves and loads rows uses `blocks`.
+row of the matrix holds which id. Code that saves and loads rows uses `StackedEmbedding.blocks`.
 
 Autograd does not compute a gradient of the table. The vectors that a batch looked up are leaves of autograd,
 and their gradients are summed by distinct row in one pass.
@@ -41,8 +41,8 @@ class StackedEmbedding(nn.Module):
     Args:
         cardinalities: number of rows of each feature, in order.
         dim: E, numbers per row.
-        list_lengths: number of id columns of each list feature. List features are the last ones; all others
-            have one column.
+        list_lengths: number of id columns of each list feature. List features come last; each other feature
+            has one column.
         pooling: how the vectors of a list are combined into one vector.
         storage: dtype of the stored numbers. Vectors and gradients are always float32.
         placement: which rank holds which rows; None means that this process holds all rows.
@@ -85,7 +85,7 @@ class StackedEmbedding(nn.Module):
 
     @property
     def on_kernels(self) -> bool:
-        """Whether lookups and updates of this table use Triton kernels."""
+        """Returns whether lookups and updates of this table use Triton kernels."""
         return self.may_use_kernels and kernels.available(self.weight.device)
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ class StackedEmbedding(nn.Module):
                 rows[PAD_ID] = 0
 
     def block_rows(self) -> list[Tensor]:
-        """Returns a view (rows, E) of each block's rows.
+        """Returns, for each block in `blocks`, a view (rows, E) of the block's rows.
 
         If all ranks hold all rows, there is one block per feature.
         """
@@ -175,7 +175,7 @@ class StackedEmbedding(nn.Module):
         return BatchLookup(vectors, keys, lists, groups, exchanged)
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
-        """Returns the rows `positions` (N,) of a table with this storage, (N, E) float32."""
+        """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
         return table.index_select(0, positions).float()
 
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
@@ -223,8 +223,8 @@ class StackedEmbedding(nn.Module):
 
         Returns:
             First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
-            holds, the rows (A,), with repeats, and their values (A, E) from all ranks; None if no rows are
-            exchanged.
+            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
+            rows are exchanged.
         """
         flat, sources, weights = lookup.gradients(self.pooling)
         groups = lookup.groups or group(lookup.keys, self.router.span)
@@ -235,7 +235,10 @@ class StackedEmbedding(nn.Module):
         return replicated, (lookup.exchanged.requested, owned)
 
     def _sum(self, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool) -> SummedRowGradient:
-        """Sums (rows, values) by row. Pass `distinct=True` if no row occurs twice."""
+        """Sums the values of the same row over all pairs (rows, values) in `parts`.
+
+        Pass `distinct=True` if no row occurs twice.
+        """
         weight = self.weight
         no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
         no_values = torch.zeros(0, weight.shape[1], device=weight.device)
@@ -248,7 +251,7 @@ class StackedEmbedding(nn.Module):
         """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix.
 
         Args:
-            rows: the rows, all different.
+            rows: the indices of the rows, all different.
             change: the numbers to add.
             step: the step of the training. Together with the row, it determines how 16-bit numbers are
                 rounded.
@@ -270,7 +273,10 @@ class StackedEmbedding(nn.Module):
         accumulator: Tensor | None = None,
         epsilon: float = 1e-8,
     ) -> None:
-        """Does one step of row-wise Adagrad with the update kernel; SGD if `accumulator` (rows,) is None."""
+        """Does one step of row-wise Adagrad with the update kernel.
+
+        If `accumulator` (rows,) is None, this is one step of SGD.
+        """
         kernels.update(
             self.weight.detach(),
             accumulator,

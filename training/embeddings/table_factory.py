@@ -27,7 +27,8 @@ class TableFactory:
 
     Attributes:
         storage: the number format in which rows are stored.
-        settings: placement and optimizer of the rows.
+        settings: the section `train.embeddings`, which configures the placement and the optimizer of the
+            rows.
         collectives: the collectives of the ranks that hold the rows.
     """
 
@@ -52,7 +53,7 @@ class TableFactory:
         Args:
             cardinalities, dim, list_lengths, pooling: see `StackedEmbedding`.
             names: names of the features, for the log.
-            by_ftrl: whether FTRL trains the table. This changes the bytes per row.
+            by_ftrl: whether FTRL trains the table. The number of bytes per row depends on the optimizer.
 
         Raises:
             ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.

@@ -5,7 +5,7 @@ On a GPU, torch's own operators for these computations are slow.
 Each kernel has a counterpart in torch, which CPUs use. Both give equal results, except for rounding. Triton
 is imported when a kernel is first called, because the import takes a second on each rank. With
 TRITON_INTERPRET=1, a setting of Triton, kernels also run on CPU tensors, slowly. In this way, tests compare
-them with NumPy on machines without a GPU.
+the kernels with NumPy on machines without a GPU.
 
 Notation: B rows of a batch, C features that are ids, W columns of ids, R rows of the table, E numbers per
 row, N lookups.
@@ -40,7 +40,7 @@ def available(device: torch.device) -> bool:
 def look_up(
     weight: Tensor, ids: Tensor, first_rows: Tensor, list_lengths: Sequence[int], mean: bool
 ) -> Tensor:
-    """Returns the vectors (B, C, E) float32 of ids (B, W), computed by one kernel.
+    """Returns the vectors of ids, (B, C, E) float32, computed by one kernel.
 
     The vectors of a list's ids are pooled to one vector.
 

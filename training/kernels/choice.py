@@ -60,7 +60,7 @@ def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
 
 
 def _missing(device: torch.device) -> str | None:
-    """Returns why Triton cannot run kernels on tensors of this device; None if it can."""
+    """Returns why Triton cannot run kernels on tensors of this device; None if Triton can run them."""
     if not kernels.available(device):
         return f"Triton is not installed or has no kernels for {device}; it needs a GPU"
     return None if kernels.INTERPRETED else compiler_problem()

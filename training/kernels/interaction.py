@@ -5,14 +5,14 @@ There is one kernel for the forward pass and one for the backward pass:
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are these F
-vectors. ∂v contains their gradients. G is a matrix with the gradients of the dot products below its diagonal,
-and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
+Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are the
+vectors v_0 … v_C. The rows of ∂v are the gradients of these vectors. G is a matrix with the gradients of the
+dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in
+`out`.
 
-The vectors V (B, F, E), the matrices of dot products (B, F, F) and the concatenated tensors are not written
-to memory. The forward kernel reads each vector once, and writes the top MLP's input once. B is the number of
-rows, C the number of embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom
-MLP.
+The vectors V (B, F, E) and the matrices of dot products (B, F, F) are not written to memory. The forward
+kernel reads each vector once, and writes the top MLP's input once. B is the number of rows, C the number of
+embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -150,7 +150,7 @@ def _forward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Each program (instance of the kernel) computes one row of the batch."""
+    """Computes the results of one row of the batch in each program (an instance of the kernel)."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     dots = tl.full((BLOCK, BLOCK), 0.0, tl.float32)
@@ -182,7 +182,7 @@ def _backward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Each program (instance of the kernel) computes one row of the batch."""
+    """Computes the gradients of one row of the batch in each program (an instance of the kernel)."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     lower = tl.maximum(index[:, None], index[None, :])

@@ -2,7 +2,7 @@
 
 As in `StackedEmbedding.forward`, PAD_ID in a list is ignored in the sum and in the mean, and an empty list
 gives zeros. The kernel replaces three operations of that method: adding the features' offsets to the ids, the
-gather, and the cast. Their temporary tensors are not needed.
+gather, and the cast. So the temporary tensors of these operations are not needed.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -28,7 +28,7 @@ _TILE = 4096
 
 @dataclass(frozen=True)
 class Features:
-    """The columns of C features in a batch, and the rows of these features in the table.
+    """The position of C features: their columns in a batch, and their rows in the table.
 
     Attributes:
         first_row: (C,) int64, the table row that holds id 0 of each feature.
@@ -66,11 +66,11 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 
 
 def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
-    """Looks up the vectors (B, C, E) in `dtype` of ids (B, W) int32 or int64.
+    """Returns the vectors of ids, shape (B, C, E), in `dtype`.
 
     Args:
         weight: (R, E), any floating-point dtype.
-        ids: (B, W).
+        ids: (B, W) int32 or int64.
         features: the columns of ids.
         dtype: the dtype of the result. Sums are computed in float32.
     """
@@ -122,7 +122,10 @@ def _gather(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Computes a tile of vectors (BLOCK, BLOCK_DIM). Vector v is that of feature v % C in row v // C."""
+    """Computes a tile (BLOCK, BLOCK_DIM) of the vectors.
+
+    Vector v is the vector of feature v % C in row v // C of the batch.
+    """
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = vector < vectors

@@ -5,8 +5,8 @@ result is the number itself. Rounding to the nearest neighbour would lose every 
 half the distance between two neighbours.
 
 The random bits come from Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
-SC). They are a function of seed, step, row and column, so they do not depend on the order in which the
-programs (instances of a kernel) run.
+SC). The random bits are a function of seed, step, row and column, so the order in which the programs
+(instances of a kernel) run does not change them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -23,7 +23,9 @@ _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 
 def grid_of(dtype: torch.dtype) -> tuple[int, int]:
-    """Returns (mantissa bits, lowest exponent) of a dtype; (0, 0) for float32, which needs no rounding.
+    """Returns the number of mantissa bits and the lowest exponent of a dtype.
+
+    The result is (0, 0) for float32, which needs no rounding.
 
     The lowest exponent is a biased float32 exponent. Below it, the distance between neighbouring numbers of
     the dtype is constant.
@@ -33,7 +35,10 @@ def grid_of(dtype: torch.dtype) -> tuple[int, int]:
 
 @triton.jit
 def philox(seed, step, row, column):
-    """Returns 32 random bits for (step, row, column) with the key `seed`; seed and row are int64."""
+    """Returns 32 random bits for a step, a row and a column, computed by Philox with the key `seed`.
+
+    `seed` and `row` are int64.
+    """
     c0 = column.to(tl.uint32)
     c1 = row.to(tl.uint32) + c0 * 0
     c2 = (row >> 32).to(tl.uint32) + c0 * 0

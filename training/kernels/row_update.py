@@ -1,4 +1,4 @@
-"""The backward pass of a lookup combined with the optimizer step: sums gradients by row and updates rows.
+"""Combines the backward pass of a lookup with the optimizer step: sums gradients by row and updates rows.
 
 Neither a sparse gradient nor a matrix with the gradients of distinct rows is created. The lookups are sorted
 by the table row that they read. Consecutive lookups of the same row form a run, whose gradients are summed in
@@ -46,16 +46,17 @@ def update_rows(
     seed: int = 0,
     step: int = 0,
 ) -> None:
-    """Sums the gradients of equal rows and updates the rows in place by row-wise Adagrad or SGD.
+    """Sums the gradients of each row, and updates the rows in place by row-wise Adagrad or SGD.
 
     Args:
         weight: (R, E) float32, bfloat16 or float16; 16-bit weights are rounded stochastically.
         accumulator: (R,) float32, the state of row-wise Adagrad; None for SGD.
-        rows: (N,) int64, the rows that were looked up, in any order, with repeats. Negative rows are skipped.
+        rows: (N,) int64, the indices of the rows that were looked up, in any order, with repeats. Negative
+            indices are skipped.
         gradient: (M, E), the gradients of the looked-up vectors, of any floating-point dtype.
         rate: the learning rate.
-        sources: (N,) int64, the row of `gradient` that belongs to each lookup. None means that lookup n uses
-            row n.
+        sources: (N,) int64, the index of the row of `gradient` that belongs to each lookup. None means that
+            lookup n uses row n.
         scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
         epsilon: the epsilon of row-wise Adagrad.
         seed, step: the seed, and the step of the training. Together with row and column, they determine the
@@ -140,10 +141,11 @@ def _add_up(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sums each run (consecutive lookups of the same row) of a chunk, and updates the row of a complete run.
+    """Sums each run of a chunk of the sorted lookups, and updates the row of a complete run.
 
-    The sum of a run that begins before the chunk is stored in `parts[chunk, 0]`. The sum of a run that begins
-    in the chunk and continues after it is stored in `parts[chunk, 1]`.
+    A run consists of consecutive lookups of the same row. The sum of a run that begins before the chunk is
+    stored in `parts[chunk, 0]`. The sum of a run that begins in the chunk and continues after it is stored in
+    `parts[chunk, 1]`.
     """
     chunk = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -205,9 +207,10 @@ def _finish(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Sums `parts` of the run that begins in a chunk and continues after it, and updates the run's row.
+    """Adds the partial sums of a run that continues over several chunks, and updates the run's row.
 
-    The partial sums of PARTS chunks are added at a time.
+    A program (an instance of the kernel) does this for the run that begins in its chunk. The program adds the
+    partial sums of PARTS chunks at a time.
     """
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK

@@ -16,14 +16,14 @@ _LIBRARY = torch.library.Library("nightrank", "FRAGMENT")
 
 
 def operator(schema: str, shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], OpOverload]:
-    """A decorator that registers a function as an operator for any device.
+    """Returns a decorator that registers a function as an operator for any device.
 
     The function may neither change its arguments nor return them.
 
     Args:
         schema: the operator's signature in torch's format: "name(Tensor first, ScalarType dtype) -> Tensor".
-        shapes: a function of the same arguments that returns empty tensors with the results' shapes and
-            dtypes.
+        shapes: a function with the operator's arguments. It returns empty tensors with the shapes and dtypes
+            of the operator's results.
     """
 
     def register(function: Callable[..., Any]) -> OpOverload:
@@ -43,7 +43,7 @@ def differentiable(overload: OpOverload, gradient: Callable[..., Any], save: Cal
     Args:
         overload: the operator.
         gradient: a function of (context, gradient of the result) that returns the gradients of the arguments.
-        save: a function of (context, arguments, result) that saves in the context the values that `gradient`
-            needs.
+        save: a function of (context, arguments, result). It saves the values that `gradient` needs in the
+            context.
     """
     torch.library.register_autograd(overload, gradient, setup_context=save, lib=_LIBRARY)

@@ -38,7 +38,7 @@ def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], Outcome
 
 
 class _Ring(State):
-    """The state that an elastic rank keeps when ranks join or leave: its outcome, if the rank has failed.
+    """The state that an elastic rank keeps when ranks join or leave: the outcome of a rank that has failed.
 
     Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
     functions: every rank loads its state from the last checkpoint instead, because no other rank has the

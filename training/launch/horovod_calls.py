@@ -43,8 +43,8 @@ def no_fork() -> Iterator[None]:
 def elastic_interpreter(python: str) -> Iterator[None]:
     """Makes Horovod start elastic ranks with the interpreter `python`.
 
-    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ranks it uses the driver's
-    path of the interpreter. This path may not exist on executors, because they may have unpacked the
+    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ranks, Horovod uses the
+    driver's path of the interpreter. This path may not exist on executors, which may have unpacked the
     environment to another folder.
     """
     original = horovod.spark.gloo_run.sys

@@ -12,8 +12,8 @@ from conf.errors import NightrankError
 class Outcome:
     """What a rank returns: the description of the trained model, or the error that ended the rank.
 
-    Spark's Python worker and the driver unpickle it. This module therefore imports no slow modules such as
-    torch.
+    Spark's Python worker and the driver unpickle this object. This module therefore imports no slow modules
+    such as torch.
 
     Attributes:
         description: the content of the model's model.json; None after an error.

@@ -120,11 +120,14 @@ def _log_to_stderr(quiet: bool) -> None:
 
 
 def _device(plan: TrainPlan) -> torch.device:
-    """Returns the device of this rank: the GPU of its Spark task, or else the GPU with its local rank.
+    """Returns the device of this rank, the CPU or a GPU.
+
+    If Spark manages GPUs, the GPU is that of this rank's Spark task. Otherwise, the index of the GPU is the
+    local rank, the index of this rank among the ranks on its host.
 
     Raises:
-        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. The local rank (the rank's
-            number on its host) cannot select a GPU, because this number may change.
+        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. The local rank cannot select
+            a GPU, because it may change when ranks join or leave.
     """
     gpu_of_task = _take_gpu()
     device = choose_device(

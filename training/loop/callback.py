@@ -15,7 +15,7 @@ from training.loop.train_step import Trainer
 
 @dataclass
 class TrainingState:
-    """How far a training has come.
+    """The progress of a training, which the loop passes to each callback.
 
     Callbacks read this state. Callbacks that restore or end a training also change it.
 
@@ -23,7 +23,7 @@ class TrainingState:
         trainer: the model and the state of its optimizers.
         steps_per_epoch: number of global batches in one epoch.
         total_steps: number of global batches in all epochs.
-        step: number of steps done. In `on_step_start`, it already includes the step that begins.
+        step: number of steps done. In `on_step_start`, this number already includes the step that begins.
         history: all history entries so far (loss, speed and metrics at some steps), oldest first.
         stopped: the reason why the training ends before its last step; None while it continues.
         earlier_s: seconds that earlier attempts at this training spent in their steps.
@@ -79,7 +79,7 @@ class Callback:
         """Called after each step."""
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Returns whether to add an entry to the history after this step. Must be equal on all ranks."""
+        """Returns whether to add an entry to the history after this step. All ranks must return the same."""
         return False
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Callback:
         """Called when an entry is complete and has been added to the history."""
 
     def on_step_complete(self, state: TrainingState) -> None:
-        """Called last for each step, after the step's entry, if it has one."""
+        """Called at the end of each step, after the step's history entry, if there is one."""
 
     def on_train_end(self, state: TrainingState) -> None:
         """Called once after the last step, but not after an error."""
@@ -99,5 +99,5 @@ class Callback:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Returns whether an action with a period of `every` steps is due after this step; never for 0."""
+    """Returns whether an action with a period of `every` steps is due after this step; False if it is 0."""
     return every > 0 and step % every == 0

@@ -1,4 +1,4 @@
-"""Restores a training from its latest checkpoint and saves new ones."""
+"""Restores a training from its latest checkpoint, and saves new checkpoints."""
 
 from __future__ import annotations
 

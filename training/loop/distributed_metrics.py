@@ -5,8 +5,8 @@ per rank, so that all ranges have about the same number of entries. Every entry 
 range, which merges the entries that it receives. After that, only sums are exchanged.
 
 So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores with the same
-upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ distinct scores more than that.
-An entry takes 24 bytes, and each rank may send one entry per distinct score.
+upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ more distinct scores. An entry
+takes 24 bytes, and each rank may send one entry per distinct score.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def summarize_over_ranks(
 
 
 def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.device) -> ScoreCounts:
-    """Sends each entry to the rank of its range. Returns the merged entries of this rank's own range."""
+    """Sends each entry to the rank of its range, and returns the merged entries of this rank's range.
+
+    An entry is a distinct score with the numbers of positive and negative rows that have this score.
+    """
     cells = _cells_of(counts.scores)  # (M,) ascending
     entries_per_cell = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
     owners = _owners(collectives.allreduce_sum(entries_per_cell).cpu().numpy(), collectives.size)
@@ -90,7 +93,7 @@ def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
-    """Returns the rank of each cell, (65536,).
+    """Assigns each cell (the upper 16 bits of a score) to a rank; returns the ranks, (65536,).
 
     Each rank gets neighbouring cells, so that all ranks have about the same number of entries.
     """

@@ -15,7 +15,7 @@ _HIGHER_IS_BETTER = {"auc"}
 
 
 class EarlyStopping(Callback):
-    """Ends a training by the rule `train.stop_at`. If the rule is None, it never ends the training."""
+    """Ends a training by the rule `train.stop_at`. If the rule is None, the training is never ended early."""
 
     def __init__(self, rule: StopAt | None) -> None:
         self._rule = rule

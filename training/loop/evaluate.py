@@ -17,9 +17,9 @@ from training.loop.distributed_metrics import summarize_over_ranks
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    """Returns the metrics of a split, computed in float32, the same on all ranks.
+    """Returns the metrics of a model on a split. All ranks get the same metrics.
 
-    This is a collective: all ranks must call it.
+    This is a collective: all ranks must call it. The model computes in float32.
 
     The model is in evaluation mode during the call, and in its former mode afterwards. A rank needs 8 bytes
     of memory for each of its rows.

@@ -6,12 +6,13 @@ from conf.types import Train
 
 
 def learning_rate_factor(step: int, steps: int, train: Train) -> float:
-    """Returns the factor for a step. It grows linearly (warm-up), is then constant, and decays as a power.
+    """Returns the factor of the learning rates in a step.
 
-    With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
+    Over the steps of a training, the factor grows linearly (warm-up), is then constant, and then decays as a
+    power. With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
 
     Args:
-        step: steps done before this one, 0 for the first.
+        step: number of steps done before this step, 0 in the first step.
         steps: number of steps of the complete training.
         train: the settings. `warmup_share` and `decay_start_share` are shares of `steps`.
     """

@@ -56,7 +56,7 @@ class LossCheck(Callback):
     Args:
         loader: the source of the batches.
         files: the loader's files, in manifest order.
-        multi_hot: how many columns each list of ids has in a batch.
+        multi_hot: defines how many columns each list of ids has in a batch.
         collectives: the collectives of this training's ranks.
         folder: the folder for the rows of a step with a bad loss.
     """
@@ -124,7 +124,10 @@ class LossCheck(Callback):
             self._last_good = step
 
     def _stop(self, step: _Step) -> None:
-        """Saves the rows of this step and of the step before, whose update may be the cause. Then raises."""
+        """Saves the rows of this step and of the previous step, and raises DataError.
+
+        The update of the previous step may be the cause of the bad loss.
+        """
         steps = {"": step} if self._last_good is None else {"": step, "before.": self._last_good}
         extremes = {
             prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
@@ -150,7 +153,7 @@ class LossCheck(Callback):
         )
 
     def _origin(self, step: _Step) -> dict[str, Any]:
-        """Returns which rows of which files a step uses: the next `shard_rows` rows of each shard."""
+        """Returns a description of a step and of the files that contain its rows, as JSON values."""
         loader = self._loader
         epoch, step_in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
         columns = id_columns(loader.spec, self._multi_hot)
@@ -184,7 +187,7 @@ class LossCheck(Callback):
 
 
 def _lag_steps(loss: Tensor) -> int:
-    """Returns after how many steps a loss is read."""
+    """Returns the number of steps after which a loss is read."""
     return _LAG_STEPS if loss.is_cuda else 0
 
 
@@ -198,7 +201,7 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
-    """Returns for each column how many values are not finite, and the largest finite absolute value."""
+    """Maps each column to the number of values that are not finite and the largest finite absolute value."""
     rows = batch.weights > 0
     columns = {loader.spec.label: batch.labels[rows]}
     columns |= {
@@ -213,7 +216,7 @@ def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
 
 
 def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[float]]]]) -> str:
-    """Describes which columns have extreme values, or values that are not finite, on any rank."""
+    """Returns a text that lists the columns with extreme or non-finite values on any rank."""
     not_finite: dict[str, int] = {}
     largest: dict[str, float] = {}
     for columns in (columns for of_rank in extremes_of_ranks for columns in of_rank.values()):

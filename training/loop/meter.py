@@ -38,7 +38,7 @@ class Meter(Callback):
         self._restart()
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Adds this step's loss and rows, of all ranks, to the sums."""
+        """Adds the loss and the number of rows of this step's global batch to the sums."""
         rows = result.batch.global_weight
         self._loss_sum += result.loss * rows
         self._rows += rows
@@ -48,7 +48,10 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and `Trainer.facts`."""
+        """Adds `loss`, `rows_per_s` and `loader_wait_share` to the entry, and the values of `Trainer.facts`.
+
+        The first three are computed over the steps since the previous entry.
+        """
         loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since
         entry |= {

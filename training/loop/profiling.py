@@ -17,11 +17,11 @@ log = logging.getLogger("nightrank.training")
 class StepProfiler(Callback):
     """Records the steps that `train.profile` selects. The first step of a training is step 1.
 
-    If the training ends earlier, the trace has the steps that were done. Without a configuration, nothing is
-    recorded. Ranks other than 0 record only if `every_rank` is set.
+    If the training ends before the last selected step, the trace has the steps that were done. Without a
+    configuration, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
 
     Args:
-        config: which steps, on which ranks; None records nothing.
+        config: says which steps to record on which ranks; None records nothing.
         folder: folder of the traces, one file per rank: `rank<n>-steps<first>-<last>.json.gz`.
         rank: the rank of this process.
     """

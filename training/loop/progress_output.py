@@ -44,7 +44,7 @@ class ReportProgress(Callback):
     """Sends every entry of the history to the driver.
 
     Args:
-        report: called with each entry, which then also has the labels `training`, `steps` and `batch_rows`.
+        report: called with each entry, to which the labels `training`, `steps` and `batch_rows` were added.
         architecture: the value of the label `training`.
         global_batch_size: the value of the label `batch_rows`.
     """

@@ -20,7 +20,7 @@ from training.loop.train_step import Trainer
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended.
+    """The result of a training.
 
     Attributes:
         history: one entry every `log_every_steps` steps, one entry for each step with a validation, and one
@@ -56,7 +56,7 @@ class TrainingLoop:
         self._callbacks = callbacks
 
     def fit(self, loader: Loader) -> TrainingResult:
-        """Trains for `train.epochs` over the loader's rows, or until a callback ends the training.
+        """Trains for `train.epochs` epochs over the loader's rows, or until a callback ends the training.
 
         Raises:
             DataError: a file does not match its manifest, or the loss is not finite.

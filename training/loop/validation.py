@@ -11,7 +11,9 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 
 
 class Validation(Callback):
-    """Adds `validation` to a history entry every `every_steps` steps, but not after the last step.
+    """Adds the metrics of the validation split to a history entry every `every_steps` steps.
+
+    No metrics are added after the last step.
 
     Args:
         evaluate: a function that returns the metrics of the model on the validation split. All ranks must
@@ -31,7 +33,10 @@ class Validation(Callback):
         return is_due(state.step, self._every_steps) and state.step < state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Evaluates the model if a validation is due. Other callbacks may have requested the entry."""
+        """Evaluates the model if a validation is due.
+
+        A validation need not be due, because another callback may have requested the entry.
+        """
         if self.is_entry_due(state):
             metrics = self._evaluate()
             entry["validation"] = {name: metrics[name] for name in _METRICS}

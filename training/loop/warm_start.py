@@ -47,7 +47,7 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns the first rows of a block, which are those that the parent has too."""
+    """Returns a block with only those rows of `block` that the parent has too: the first rows."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 

@@ -1,4 +1,4 @@
-"""The base class of models. It separates embedding lookups from the rest of the model.
+"""The base class of models, which separates embedding lookups from the rest of the model.
 
 The parts are the same as in torchrec's models: `embed` is the sparse architecture, and `forward_dense`
 contains the dense architecture, the interaction and the over architecture.

@@ -71,7 +71,7 @@ class DCNv2(ClickModel):
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
+        """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
         first = self.cross_input(dense, vectors[0])
         crossed = first
         for layer in self.cross:
@@ -81,7 +81,7 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. Pairs are computed in `dtype`, but their logits in float32."""
+        """Returns the factorization. Products per pair are computed in `dtype`, but logits in float32."""
         return FactorizedDCNv2(self, sides, dtype)
 
 
@@ -107,11 +107,14 @@ class FactorizedDCNv2:
     user columns, item columns, and pair columns, which depend on both. There are pair columns only if users
     and items both have dense features, which the bottom MLP mixes.
 
-    A side is the users or the items. For R rows of a side, `side_part` returns these tensors: (R, X_side),
-    the side's columns of x_0; (R, X), their contribution to W x_0 + b; for the structure `parallel`, (R, H),
-    their contribution to the first layer of `deep`; and if there are pair columns, (R, H), the contribution
-    of the side's dense features to the first layer of the bottom MLP. H is the number of outputs of that
-    layer.
+    A side is the users or the items. For R rows of a side, `side_part` returns these tensors:
+
+    * (R, X_side), the side's columns of x_0
+    * (R, X), what these columns contribute to W x_0 + b
+    * for the structure `parallel`: (R, H), what these columns contribute to the H outputs of the first layer
+      of `deep`
+    * if there are pair columns: (R, H'), what the side's dense features contribute to the H' outputs of the
+      bottom MLP's first layer
     """
 
     def __init__(self, model: DCNv2, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -150,9 +153,9 @@ class FactorizedDCNv2:
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._bottom else part
 
     def _product(self, values: Tensor, side: Side) -> Tensor:
-        """Returns the product (…, X) of the first cross layer's W, or U Vᵀ, and a side's columns of x_0.
+        """Returns the product (…, X) of the first cross layer's W and a side's columns of x_0.
 
-        `values` (…, X_side) contains these columns.
+        `values` (…, X_side) contains the side's columns. At low rank, W is U Vᵀ.
         """
         for weight in self._first[side]:
             values = functional.linear(values, weight)
@@ -185,7 +188,10 @@ class FactorizedDCNv2:
 
 
 def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
-    """Returns a layer's weights for some columns of x_0: W (X, X_side), or Vᵀ (r, X_side) and U (X, r)."""
+    """Returns the weights of a layer for some of the columns of x_0.
+
+    Returns: W (X, X_side) at full rank; Vᵀ (r, X_side) and U (X, r) at low rank.
+    """
     up = layer.up.weight.detach()[order]
     if isinstance(layer.down, nn.Identity):
         return [up[:, columns]]
@@ -195,7 +201,7 @@ def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Te
 def _reordered(
     layer: CrossLayer, order: list[int], dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Returns the weights of a layer for columns in the given order.
+    """Returns the weights of a layer for columns of x_0 that are ordered by `order`.
 
     Returns:
         The transpose of Vᵀ (X, r), or None at full rank; the transpose of U (r, X) or of W (X, X); and b

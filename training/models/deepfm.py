@@ -4,11 +4,11 @@
     y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
-Each feature has one vector, which the factorization machine and the MLP share. It is the vector of the
-feature's id, or the pooled vectors of a list of ids. For a dense feature it is the feature's value times the
-feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines",
-lemma 3.1), so the time for the second-order term is linear in the number of vectors. Here e_i is the vector
-of feature i, V_i x_i.
+Each feature i has one vector e_i = V_i x_i, which the factorization machine and the MLP share. For a feature
+that is an id, e_i is the vector of the id. For a list of ids, e_i is the sum or the mean of the ids' vectors.
+For a dense feature, e_i is the feature's value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i
+e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the time for the second-order term
+is linear in the number of vectors.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim.
 """
@@ -90,10 +90,13 @@ class FactorizedDeepFM:
     Σ_{i<j} ⟨e_i, e_j⟩ has three terms: the sum over the pairs within the user's side, the sum over the pairs
     within the item's side, and ⟨Σ user's vectors, Σ item's vectors⟩ for the pairs between both sides.
 
-    A side is the users or the items. For R rows of a side, `side_part` returns three tensors: (R,), the
-    first-order term plus the second-order term over pairs of vectors within the side; (R, E), the sum of the
-    side's vectors; and (R, H), what these vectors contribute to the H outputs of the MLP's first layer. So
-    the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
+    A side is the users or the items. For R rows of a side, `side_part` returns three tensors:
+
+    * (R,), the first-order term plus the second-order term over pairs of vectors within the side
+    * (R, E), the sum of the side's vectors
+    * (R, H), what these vectors contribute to the H outputs of the MLP's first layer
+
+    So the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -1,7 +1,8 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): a bottom MLP, dot products of feature vectors, and a top MLP.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors per
-row, of which all pairs are multiplied (C, plus one if there are dense features).
+row. F is C, plus one if there are dense features. The interaction has the dot product of each pair of the F
+vectors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DLRM(ClickModel):
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
+        """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
         return in_float32(self.logit, self.top(self._interactions(dense, vectors[0]))).squeeze(1)
 
     def _interactions(self, dense: Tensor, embedded: Tensor) -> Tensor:
@@ -79,9 +80,12 @@ class FactorizedDLRM:
     item. If all dense features are on one side, the bottom MLP's output is a vector of that side. If both
     sides have dense features, this output and its dot products are computed for each pair.
 
-    For R rows of a side, `side_part` returns these tensors: (R, H), what the side contributes to the H
-    outputs of the top MLP's first layer; (R, V, E), the side's V vectors; and if both sides have dense
-    features, (R, H), what the side contributes to the H outputs of the bottom MLP's first layer.
+    For R rows of a side, `side_part` returns these tensors:
+
+    * (R, H), what the side contributes to the H outputs of the top MLP's first layer
+    * (R, V, E), the side's V vectors
+    * if both sides have dense features: (R, H'), what the side contributes to the H' outputs of the bottom
+      MLP's first layer
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -134,7 +138,9 @@ class FactorizedDLRM:
 
 
 def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
-    """Returns the dot products (U, I, Q) of each pair's vector and the Q vectors of the pair's item.
+    """Returns, for each pair of user and item, the dot products of its vector and the item's Q vectors.
+
+    The result has the shape (U, I, Q).
 
     Args:
         bottom: (U, I, E), the vector of each pair of user and item.

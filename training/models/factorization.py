@@ -112,7 +112,9 @@ class Factorizable(Protocol):
 
 
 class FactorizedMLP:
-    """An MLP with ReLU and a last layer to the logit, whose input columns belong to users, items and pairs.
+    """An MLP with ReLU whose last layer computes the logit.
+
+    Each input column of the MLP belongs to the users, the items or the pairs.
 
     W x + b = (W_u x_u + b) + W_i x_i + W_p x_p. Here W and b are the weights of the first layer, and x_u, x_i
     and x_p are the input columns of users, items and pairs. The first term is computed once per user, the
@@ -122,8 +124,8 @@ class FactorizedMLP:
         hidden: a module that contains the linear layers that are followed by ReLU. It may contain none. Its
             other modules must have no effect in evaluation.
         logit: the last layer; if None, the output is that of the hidden layers.
-        columns: for each side, its columns of the first layer's input, in the order in which they are passed
-            to `share` and `outputs`.
+        columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
+            `outputs` must get the columns in this order.
         dtype: the dtype of the products over pairs. The product of the last layer is always float32.
     """
 

@@ -1,12 +1,12 @@
 """The inputs of a model: dense features, features that are ids, and the layout of the categorical matrix.
 
-    categorical  (B, W) int32 or int64: one column for each feature of one id, then `max_length` columns for
+    categorical  (B, W) int32 or int64: one column for each feature with one id, then `max_length` columns for
                  each list of ids. A shorter list is padded with PAD_ID, which is ignored in lookups and never
                  trained.
 
 Because lists are padded, the ids of a batch are one matrix. The loader permutes and slices the rows of this
-matrix. Scoring adds a user's row to an item's row, each of which has zeros in the columns of the other.
-Loader and scoring need not know which columns are lists.
+matrix. Scoring adds a user's row to an item's row. The user's row has zeros in the item's columns, and the
+item's row has zeros in the user's columns. Loader and scoring need not know which columns are lists.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Inputs:
 
     @property
     def num_embedded(self) -> int:
-        """C, the number of vectors per row. A list of ids also becomes one vector."""
+        """Returns C, the number of vectors per row. The ids of a list also become one vector."""
         return len(self.cardinalities)
 
     def table(self, dim: int, *, by_ftrl: bool = False) -> StackedEmbedding:

@@ -3,9 +3,10 @@
     out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
     ∂v = (G + Gᵀ) V
 
-Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are these F
-vectors. ∂v contains their gradients. G is a matrix with the gradients of the dot products below its diagonal,
-and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in `out`.
+Here v_0 is the output of the bottom MLP, and v_1 … v_C are the embeddings of a row. The rows of V are the
+vectors v_0 … v_C. The rows of ∂v are the gradients of these vectors. G is a matrix with the gradients of the
+dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in
+`out`.
 
 On a CPU, one tile (some rows of the batch) is computed at a time. The tile's vectors and their dot products
 stay in a core's cache. The backward pass copies the vectors of the tile again. Operations over complete
@@ -47,12 +48,12 @@ class PairDots(nn.Module):
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
-    """Returns, for each side of a factorization, the columns of the interaction that the side computes.
+    """Maps each side of a factorization to the columns of the interaction that the side computes.
 
     Args:
         vector_sides: (F,), the side of each vector. Only v_0 may have the side PAIR.
-        first_width: number of columns of v_0 itself, which come first: E, or 0 if only the dot products of
-            v_0 are used.
+        first_width: number of columns that contain v_0 itself: E, or 0 if only the dot products of v_0 are
+            used. These columns come first.
 
     Returns:
         USER, ITEM: v_0 if it belongs to this side, then the dot products within the side, in the order of
@@ -148,8 +149,8 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
 class _Tiles:
     """Iterates over tiles, each of which has R rows of a batch.
 
-    For each tile, it yields the slice of these rows, their vectors V (R, F, E) in `dtype`, and two buffers,
-    (R, F, F) and (R, F, E).
+    Yields, for each tile, the slice of the tile's rows, their vectors V (R, F, E) in `dtype`, and two buffers
+    for results, (R, F, F) and (R, F, E).
     """
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
@@ -197,9 +198,9 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """Returns, for each position of a flattened symmetric matrix (F, F), the index of its pair, (F * F,).
+    """Maps the positions of a flattened symmetric matrix (F, F) to the P pairs of vectors i > j.
 
-    Positions on the diagonal have the index P, which is the number of pairs.
+    Element n of the result (F * F,) is the index of the pair at position n; P if n is on the diagonal.
     """
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)

@@ -1,4 +1,4 @@
-"""Two towers: they compute a vector of the user and a vector of the item; the dot product is the logit.
+"""The two-tower model: the logit is the dot product of a user vector and an item vector, plus a bias.
 
     logit = ⟨u(user features, context), v(item features)⟩ + b
 
@@ -32,7 +32,9 @@ _USER_SIDE = ("user", "context")
 
 
 class Tower(nn.Module):
-    """An MLP over the features of one side. Without features it returns the same vector for all rows.
+    """An MLP over the features of one side, which is the user with the context, or the item.
+
+    A tower without features returns the same vector for all rows.
 
     Args:
         settings: the settings of the model.
@@ -84,7 +86,7 @@ class TwoTower(ClickModel):
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits (B,) from `dense` (B, D) float32 and `vectors`, a list with one (B, C, E)."""
+        """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
         # (B, O), float32 in mixed precision too
         products = self.user(dense, vectors[0]) * self.item(dense, vectors[0])
         return products.sum(dim=1) + self.bias
@@ -111,7 +113,7 @@ def _positions(scopes: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
-    """Does the same as layers.linear, but also supports towers without features (biases only)."""
+    """Returns a layer as `layers.linear` does. For a tower without features, it has only biases."""
     if width_in:
         return linear(width_in, width_out)
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise

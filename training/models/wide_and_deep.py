@@ -81,19 +81,22 @@ class WidePart(LinearPart):
         return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns what the left id of each cross adds to its key, (B, n) int64. Ids must be below 2³¹.
+        """Returns what the left id of each cross adds to the cross's key, (B, n) int64.
 
-        The key of a cross in a row is `left_key` + `right_key`. It is different for each pair of ids.
-        `products` selects n of the crosses.
+        The key of a cross in a row is `left_key` + `right_key`. Different pairs of ids have different keys,
+        if the ids are below 2³¹. `products` selects n of the crosses.
         """
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns what the right id of each cross adds to its key, (B, n) int64; see `left_key`."""
+        """Returns what the right id of each cross adds to the cross's key, (B, n) int64; see `left_key`."""
         return categorical.long()[:, self.right[products]]
 
     def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the sum of the weights that keys (…, n) of n crosses select, shape (…)."""
+        """Looks up the weight of each of n crosses by its key; returns the sum of these weights.
+
+        `keys` has the shape (…, n). The result has the shape (…).
+        """
         positions = self.starts[products] + hash_numbers(keys) % self.sizes[products]
         return functional.embedding(positions, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
 
@@ -108,8 +111,8 @@ class FactorizedWidePart(FactorizedLinear):
     A side is the users or the items. The weights of crosses within a side are looked up once per row of that
     side. The weights of the P' crosses between the sides are looked up for each pair of user and item.
 
-    For R rows of a side, `side_part` returns two tensors: (R,), the sum of the side's weights; and (R, P')
-    int64, what the side's ids add to the keys of the P' crosses.
+    For R rows of a side, `side_part` returns two tensors. The first, (R,), is the sum of the side's weights.
+    The second, (R, P') int64, is what the side's ids add to the keys of the P' crosses.
     """
 
     def __init__(self, model: WidePart, sides: FeatureSides) -> None:
@@ -184,8 +187,9 @@ class WideAndDeep(ClickModel):
 class FactorizedWideAndDeep:
     """The factorization of Wide & Deep.
 
-    For R rows of a side (users or items), `side_part` returns the two tensors of `FactorizedWidePart`; and
-    (R, H), what the side's columns contribute to the H outputs of the MLP's first layer.
+    For R rows of a side (users or items), `side_part` returns three tensors. The first two are those of
+    `FactorizedWidePart`. The third, (R, H), is what the side's columns contribute to the H outputs of the
+    MLP's first layer.
     """
 
     def __init__(self, model: WideAndDeep, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -34,7 +34,10 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
-        """Updates the parameters. `gradient` (size,) has their gradients, one parameter after the other."""
+        """Updates the parameters.
+
+        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        """
         self.steps += 1
         if not self._flat:
             return

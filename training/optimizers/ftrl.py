@@ -1,7 +1,7 @@
 """FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches", KDD, algorithm 1).
 
-For each coordinate w of the weights, with the gradient g of a batch's mean loss in place of the paper's
-single example:
+Each coordinate w of the weights is updated as follows. g is the gradient of a batch's mean loss, while the
+paper uses the gradient of a single example.
 
     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
@@ -27,7 +27,7 @@ class FtrlRows:
     """FTRL for the looked-up rows of a table. The table must start at zero, as z does.
 
     Attributes:
-        z, n: the state, (rows, E) each.
+        z, n: the state, two tensors of shape (rows, E).
     """
 
     def __init__(self, table: StackedEmbedding, settings: FtrlSettings) -> None:
@@ -48,7 +48,8 @@ class FtrlRows:
 class FtrlDense:
     """FTRL for dense parameters that start at zero.
 
-    The state consists of z and n, (size,) each, which contain the values of one parameter after the other.
+    The state consists of two tensors, z and n, of shape (size,). Each tensor contains the state of one
+    parameter after the other.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: FtrlSettings) -> None:
@@ -59,7 +60,10 @@ class FtrlDense:
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """Updates the parameters. `gradient` (size,) has their gradients, one parameter after the other."""
+        """Updates the parameters.
+
+        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        """
         weight = torch.cat([parameter.flatten() for parameter in self._parameters])
         weight, self.z[:], self.n[:] = _step(weight, self.z, self.n, gradient, self.settings)
         parts = weight.split([parameter.numel() for parameter in self._parameters])
@@ -70,7 +74,7 @@ class FtrlDense:
 def _step(
     weight: Tensor, z: Tensor, n: Tensor, gradient: Tensor, settings: FtrlSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (weight, z, n) after a step. All tensors have the same shape."""
+    """Returns the new values of `weight`, `z` and `n` after a step. All tensors have the same shape."""
     new_n = n + gradient.square()
     sigma = (new_n.sqrt() - n.sqrt()) / settings.learning_rate
     new_z = z + gradient - sigma * weight

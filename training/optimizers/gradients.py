@@ -15,10 +15,10 @@ class LossScale:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
     The loss is multiplied by a power of two before the backward pass, so that small gradients do not
-    underflow in fp16. Afterwards the gradients are divided by the same number, the scale. A step whose
-    gradients overflow is skipped and halves the scale. After `growth_steps` steps without overflow the scale
-    doubles. At a scale of 1, no step is skipped, because a smaller scale would not help. The training then
-    ends when its loss becomes infinite.
+    underflow in fp16. This power of two is the scale. Afterwards the gradients are divided by the scale. If
+    the gradients of a step overflow, the step is skipped and the scale is halved. After `growth_steps` steps
+    without overflow the scale doubles. At a scale of 1, no step is skipped, because a smaller scale would not
+    help. The training then ends when its loss becomes infinite.
 
     Args:
         device: the device of the gradients.
@@ -77,7 +77,7 @@ class LossScale:
         return gradient / self._scale if self._active else gradient
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the tensors `scaler.*`, not copied; an empty dictionary if nothing is scaled."""
+        """Returns the tensors `scaler.*` without copying them; an empty dictionary if nothing is scaled."""
         if not self._active:
             return {}
         return {

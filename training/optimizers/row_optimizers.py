@@ -18,11 +18,14 @@ class RowOptimizer(Protocol):
     """An optimizer that updates the rows of a gradient and does not read other rows."""
 
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Does one update. `step` is the step of the training."""
+        """Updates the rows of a gradient. `step` is the step of the training."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Returns tensors by name, not copied. Each has one entry per row of this rank's matrix."""
+        """Returns the tensors of the state by name, without copying them.
+
+        Each tensor has one entry per row of this rank's matrix.
+        """
         ...
 
 

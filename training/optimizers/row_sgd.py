@@ -22,7 +22,7 @@ class RowSgd:
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does the same as `step` for a gradient with one entry per lookup, with the update kernel."""
+        """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
         self.table.apply_lookup_gradient(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:

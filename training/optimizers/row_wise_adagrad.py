@@ -14,7 +14,7 @@ class RowWiseAdagrad:
 
         accumulator[r] += mean(gradient[r]²);  weight[r] -= rate * gradient[r] / (√accumulator[r] + epsilon)
 
-    It reads and writes only the rows of the gradient.
+    A step reads and writes only the rows of the gradient.
     """
 
     epsilon = 1e-8
@@ -33,7 +33,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does the same as `step` for a gradient with one entry per lookup, with the update kernel."""
+        """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
         self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
 
     def state(self) -> dict[str, Tensor]:

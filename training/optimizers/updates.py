@@ -61,13 +61,14 @@ class Updates:
 
     @property
     def steps(self) -> Tensor:
-        """Number of updates so far, a scalar."""
+        """Returns the number of updates so far, a scalar."""
         return self._adam.steps
 
     def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """Returns one tensor (P + 1,): the gradients of all dense parameters, P numbers, and then the loss.
+        """Returns one tensor with the gradients of all dense parameters, and then the loss.
 
-        The gradients of the parameters are cleared. The next call overwrites the returned tensor.
+        The tensor has the shape (P + 1,), where P is the number of dense weights. The gradients of the
+        parameters are cleared. The next call overwrites the returned tensor.
         """
         torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
         return self._gradient
@@ -113,7 +114,7 @@ class Updates:
             self._row_optimizers[name].step(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns moments and accumulators by name, not copied.
+        """Returns moments and accumulators by name, without copying them.
 
         The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and
         `ftrl.n.…`.
@@ -134,7 +135,7 @@ class Updates:
         }
 
     def row_state(self) -> dict[str, str]:
-        """Returns, for each tensor of `state` with one entry per table row, the name of the table."""
+        """Maps the name of each tensor of `state` with one entry per table row to the name of the table."""
         by_row = {
             f"{kind}.{name}": name
             for name, optimizer in self._row_optimizers.items()
@@ -144,6 +145,9 @@ class Updates:
 
 
 def _take_gradient(parameter: nn.Parameter) -> Tensor:
-    """Returns and clears a parameter's gradient, flat; zeros if the loss did not depend on the parameter."""
+    """Returns and clears a parameter's gradient, as a flat tensor.
+
+    The result is zeros if the loss did not depend on the parameter.
+    """
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten()

@@ -33,7 +33,7 @@ class Override:
         action: `rollback` withdraws the versions in `withdrawn`, so that `champion` serves again. `pin` makes
             `champion` serve until the pin is released, even if the gate promotes another model. `release`
             ends a pin.
-        champion: the version that serves after the override.
+        champion: the version that is champion after the override.
         by: the person who decided.
         why: the reason.
         at: time of the decision in UTC.
@@ -57,9 +57,9 @@ class ChampionState:
     """The champion of a run date and the decisions behind it.
 
     Attributes:
-        champions: (run date, version) of all promotions, pins and releases, in order, without withdrawn
-            versions.
-        pinned: the pin in force; None if there is none.
+        champions: the run date and the version of each promotion, pin and release, in order. Withdrawn
+            versions are left out.
+        pinned: the pin in force; None if no version is pinned.
         withdrawn: maps each withdrawn version to the rollback that withdrew this version.
     """
 
@@ -69,7 +69,7 @@ class ChampionState:
 
     @property
     def champion(self) -> str | None:
-        """The version that serves; None before the first promotion."""
+        """Returns the version that is champion; None before the first promotion."""
         if self.pinned is not None:
             return self.pinned.champion
         return self.champions[-1][1] if self.champions else None
@@ -104,7 +104,7 @@ def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool =
 
 
 def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (run date, the gate's decision) for all run dates up to `until`, in ascending order."""
+    """Returns one pair (run date, decision of the gate) for each run date up to `until`, ascending."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
     paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
     return [
@@ -133,11 +133,11 @@ def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Ov
 
 
 def dates_of(lake: Lake, name: str, kind: str) -> list[str]:
-    """Returns the run dates that have a file in the folder `kind`, in ascending order."""
+    """Returns the run dates that have a file in the model's folder `kind`, in ascending order."""
     files = file_io.list_files(f"{lake.models(name)}/{kind}")
     return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
 def dated_path(lake: Lake, name: str, kind: str, run_date: str) -> str:
-    """Returns the path of a run date's file in the folder `kind`."""
+    """Returns the path of a run date's file in the model's folder `kind`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

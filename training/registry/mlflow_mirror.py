@@ -7,10 +7,10 @@ The JSON files in the lake are the source of truth. An error in this module is l
 training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a
 thread.
 
-A training becomes one MLflow run and one version of the registered model, even if it is copied several times.
-Both have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the model's folder. The source
-of the MLflow version is the same URI if MLflow accepts it. An MLflow server refuses local paths, because it
-would read them on its own disk.
+A training becomes one MLflow run and one version of the registered model, even if the training is copied
+several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the
+model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An MLflow server
+refuses local paths, because it would read them on its own disk.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _logged_run(
 def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -> Run:
     """Returns the run of a training, and creates it if it is missing.
 
-    If two jobs create a run at the same time, both use the older one.
+    If two jobs create a run at the same time, both use the older run.
     """
     from mlflow.exceptions import MlflowException
 
@@ -251,7 +251,7 @@ def _time_ms(description: Mapping[str, Any]) -> int:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted name, value) for each value of nested mappings."""
+    """Yields one pair (dotted name, value) for each value of nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -260,7 +260,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _registered(client: MlflowClient, name: str, version: str) -> str | None:
-    """Returns MLflow's number of a model version; None if the version is not registered."""
+    """Returns the number of a model version in MLflow; None if MLflow does not have the version."""
     matches = client.search_model_versions(f"name='{name}' and tags.`{_VERSION_TAG}`='{version}'")
     return matches[0].version if matches else None
 

@@ -31,7 +31,7 @@ class OverrideRequest:
         run_date: the date on which it takes effect.
         by: the person who requests it.
         why: the reason; must not be blank.
-        version: the version to roll back to, or to pin. Its first characters are enough.
+        version: the version to roll back to, or to pin. The first characters of the version are enough.
     """
 
     run_date: str

@@ -7,8 +7,8 @@ Both models are trained on the same features. The gate, which decides whether a 
 champion, does not check the retriever. The retriever's quality is measured as the recall of the candidates,
 which measure_recommendations reports.
 
-The retriever in use is the newest one that was trained on features of the ranker's workflow version. If the
-ranker keeps an older workflow version, the newest retriever of that workflow version is used.
+The retriever in use is the newest retriever that was trained on features of the ranker's workflow version. If
+the ranker keeps an older workflow version, the newest retriever of that workflow version is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def retriever_config(config: Config) -> Config:
     source = config.candidates.retrieval
     if source is None:
         raise ConfigError(
-            "candidates.sources has no source retrieval, so there is no retriever to train",
+            "candidates.sources has no source `retrieval`, so there is no retriever to train",
             "add {source: retrieval, n: 200, model: ../models/two_tower_small.yaml} to candidates.sources",
         )
     train = config.train.model_copy(update={"baselines": []})

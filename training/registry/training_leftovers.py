@@ -35,7 +35,8 @@ def delete_training_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
     Args:
         lake: the lake.
         name: the name of the models.
-        grace_hours: only files older than this are deleted. It must be longer than it takes to write a model.
+        grace_hours: only files older than this are deleted. This time must be longer than the time it takes
+            to write a model.
     """
     limit = time.time() - grace_hours * 3600
     deleted = 0
@@ -56,7 +57,7 @@ def is_older(info: fs.FileInfo, limit: float) -> bool:
 
 
 def _unlisted_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
-    """Yields old files in model folders that no model.json lists."""
+    """Yields the old files in model folders, except those that a model.json lists."""
     attempts: dict[str, list[fs.FileInfo]] = {}
     for info in file_io.list_files(lake.models(name), recursive=True):
         if _TENSORS.fullmatch(info.base_name) or _SCRATCH.fullmatch(info.base_name):

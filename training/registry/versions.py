@@ -68,7 +68,7 @@ class ChampionDecision:
         reason: one sentence that explains the decision.
         metrics: the main metrics of challenger and champion.
         intervals: maps each metric to the confidence interval of the difference between the two models: the
-            values difference, low, high, confidence and replicates. Empty for the first model.
+            values `difference`, `low`, `high`, `confidence` and `replicates`. Empty for the first model.
         checks: all checks of the gate, the worst first.
         lineage: the challenger's parent, data manifest, workflow, configuration and code, each as a version
             or digest.
@@ -88,7 +88,7 @@ class ChampionDecision:
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
     """Returns a version of 16 hex digits: a digest of configuration, data, code and parent.
 
-    It does not depend on the number of ranks.
+    The version does not depend on the number of ranks.
     """
     train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
@@ -102,7 +102,7 @@ def code_version() -> str:
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
-    """Yields (path, digest) of every Python file below a folder."""
+    """Yields one pair (path, digest of the content) for every Python file below a folder."""
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _sources(entry, f"{name}/{entry.name}")
@@ -137,7 +137,7 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
 
 
 def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """Returns the champion at the end of a run, or with `before` at its start; None if there is none."""
+    """Returns the champion at the end of a run, or at its start if `before`; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 
@@ -170,7 +170,7 @@ def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDeci
 
 
 def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
-    """Sets the alias of the newest champion in MLflow, and that of the challenger, if there is one."""
+    """Sets the alias `champion` in MLflow, and the alias `challenger` if a challenger is passed."""
     newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, OVERRIDES)))
     aliases = {"champion": champion_as_of(lake, name, newest), "challenger": challenger}
     mlflow_mirror.set_aliases(lake, name, {alias: version for alias, version in aliases.items() if version})

@@ -20,7 +20,7 @@ class FileEntry:
 
 
 def damage(folder: str, entry: FileEntry) -> str | None:
-    """Describes how a file differs from its entry; None if it does not differ. Reads the complete file."""
+    """Returns how a file differs from its entry; None if it does not differ. Reads the complete file."""
     path = f"{folder}/{entry.name}"
     files, inner = file_io.filesystem(path)
     length, crc = 0, 0

@@ -1,6 +1,6 @@
 """The settings of the architectures, in modules that do not import torch.
 
-Every job first checks the settings of the model, also a job that does not need torch.
+Every job first checks the settings of the model, even a job that does not need torch.
 
 `training/settings/<name>.py` defines the settings of `training/models/<name>.py`. It contains
 

@@ -62,7 +62,10 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
-    """Raises ConfigError if `crosses` names anything but the features `single`, which have one id per row."""
+    """Raises ConfigError if `crosses` names a feature that is not in `single`.
+
+    `single` contains the names of the features with one id per row.
+    """
     unknown = sorted({name for cross in crosses for name in (*cross.left, *cross.right)} - set(single))
     if unknown:
         raise ConfigError(

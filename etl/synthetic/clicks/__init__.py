@@ -1,1 +1,1 @@
-"""The generated log of single impressions: users and items, click model, layouts, and damaged rows."""
+"""Generates the log of single impressions: users, items, clicks, the layouts of rows, and malformed rows."""

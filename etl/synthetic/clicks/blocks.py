@@ -1,4 +1,7 @@
-"""Generates the lines of impressions in blocks. They depend only on configuration, date and file number."""
+"""Generates the lines of one file of impressions, in blocks.
+
+The lines depend only on the configuration, the date and the index of the file.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def impression_blocks(
 ) -> Callable[[Generate, date, int], Iterator[tuple[bytes, Summary]]]:
     """Returns a function that yields the lines and the summary of each block of a file.
 
-    The function's arguments are the configuration, the day and the number of the file. The first block begins
+    The function's arguments are the configuration, the day and the index of the file. The first block begins
     with the header, if the layout has one.
     """
 
@@ -44,7 +47,7 @@ def impression_blocks(
 
 
 def impression_facts(layout: ImpressionLayout) -> Callable[[Generate, date, Summary], dict[str, Any]]:
-    """Returns a function that computes the facts of a day's manifest.
+    """Returns a function that computes the facts for a day's manifest, such as `best_auc`.
 
     The function's arguments are the configuration, the day and the summary of all rows of the day.
     """
@@ -52,7 +55,11 @@ def impression_facts(layout: ImpressionLayout) -> Callable[[Generate, date, Summ
 
 
 def part_of_file(config: Generate, number: int, file: int) -> tuple[int, int]:
-    """Returns (start, end): the range of a day's `number` rows or displays that a file contains."""
+    """Returns (start, end), the range of rows or displays of a day that one file contains.
+
+    A day has `number` rows or displays, which are divided evenly among the files. `file` is the index of the
+    file.
+    """
     return number * file // config.files_per_day, number * (file + 1) // config.files_per_day
 
 
@@ -62,9 +69,10 @@ def midnight(day: date) -> int:
 
 
 def generators(config: Generate, day: date, file: int, block: int) -> list[np.random.Generator]:
-    """Returns two independent random generators for a block: one draws the rows, one draws their damage.
+    """Returns two independent random generators for a block.
 
-    So a higher share of malformed rows does not change the other rows.
+    The first draws the rows, the second selects rows and makes them malformed. So a higher share of malformed
+    rows does not change the other rows.
     """
     seeds = np.random.SeedSequence([config.seed, day.toordinal(), file, block]).spawn(2)
     return [np.random.default_rng(seed) for seed in seeds]

@@ -1,14 +1,15 @@
-"""Computes the click probability of a row, which depends only on the row's written columns and on its day.
+"""Computes the click probability of a row, which depends only on the row's fields and its day.
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
-The first sum is over the pairs of columns in INTERACTIONS; a taste is a table with a logit for each pair of
-categories. The second sum is over LEVEL_SLOPES, where a level is scaled to [-0.5, 0.5]. The third sum is over
-LOG_SLOPES. An empty field has its own row or column in a taste, and adds 0 to the other sums.
+The first sum is over the pairs of columns in INTERACTIONS. A taste is a table with one logit for each pair of
+categories of two columns. The second sum is over the columns in LEVEL_SLOPES, whose codes are scaled to
+levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. An empty field has its own row or
+column in a taste, and adds 0 to the other sums.
 
-The logit is rounded to 1/256, so there are 4096 possible probabilities. The exact AUC of a day can be
-computed from the number of rows with each of these probabilities. A ranking by click probability has the best
-possible AUC, because the columns contain no other information about the label.
+The logit is rounded to 1/256, so there are 4096 possible probabilities. So the exact AUC of a day can be
+computed from the numbers of clicked and unclicked rows with each probability. A ranking by click probability
+has the best possible AUC, because the columns contain no other information about the label.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _MISSING_TASTE = 0.3  # the effect of an empty field, relative to the taste's st
 
 @dataclass(frozen=True)
 class Interaction:
-    """A taste: a table with the number that each pair of categories of two columns adds to the logit.
+    """The definition of a taste, which is a table with one logit for each pair of categories of two columns.
 
     Attributes:
         left, right: the names of the two columns.
-        strength: standard deviation of these numbers over all pairs.
+        strength: standard deviation of the logits in the table.
     """
 
     left: str
@@ -48,7 +49,7 @@ class Interaction:
 
     @property
     def name(self) -> str:
-        """The name of the taste: `left/right`."""
+        """Returns the name of the taste: `left/right`."""
         return f"{self.left}/{self.right}"
 
 
@@ -83,7 +84,10 @@ Tastes = Mapping[str, NDArray[np.float64]]
 
 
 def tastes_of_day(seed: int, day: int) -> Tastes:
-    """What each pair of categories adds to the logit on a day. Tastes change a little each day."""
+    """Returns the tastes of a day by name.
+
+    A taste is a table with the logits that pairs of categories add. The logits change a little each day.
+    """
     return {interaction.name: _taste(seed, interaction, day) for interaction in INTERACTIONS}
 
 
@@ -103,7 +107,7 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
 
 
 def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
-    """Returns (rows,) the step of each row: the index of its click probability among STEPS probabilities."""
+    """Returns the index of each row's click probability among STEPS probabilities, shape (rows,)."""
     rows = len(values["item_popularity"])
     logit = np.full(rows, _OFFSET)
     for taste in INTERACTIONS:  # the index MISSING, -1, is the last row or column
@@ -119,7 +123,7 @@ def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
 
 
 def probability_of(steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns (rows,) the click probability of each step."""
+    """Returns the click probability for each index that `click_steps` returns, shape (rows,)."""
     return 1.0 / (1.0 + np.exp(-(_LOWEST_LOGIT + steps / _STEPS_PER_LOGIT)))
 
 
@@ -130,7 +134,8 @@ def auc_of_counts(counts: NDArray[np.int64]) -> float | None:
     1982). Rows with equal scores count half.
 
     Args:
-        counts: (2, STEPS) counts[l, s] is the number of rows with label l and step s of the probability.
+        counts: (2, STEPS). counts[l, s] is the number of rows with the label l and the click probability with
+            index s.
     """
     negatives, positives = counts
     if not negatives.sum() or not positives.sum():

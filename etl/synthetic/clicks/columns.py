@@ -10,11 +10,11 @@ MISSING = -1  # a missing value of any column; an empty field in a file
 
 @dataclass(frozen=True)
 class Column:
-    """One written column.
+    """A column of the generated log.
 
     Attributes:
-        criteo: its name in the criteo layout.
-        name: its name in the named layout.
+        criteo: name of the column in the layout `criteo`.
+        name: name of the column in the layout `named`.
         side: what the column describes: the user, the item, or the context of the impression.
         kind: `key` (an id), `category` (a code in [0, levels)) or `integer` (0 or more).
         levels: number of values of a category; 0 for other kinds.

@@ -1,8 +1,8 @@
 """Converts rows to lines, and makes some of the rows malformed on purpose, to test the quarantine.
 
-Each damaged row has one kind of damage, with the name of the reason for which the row is quarantined:
-`field_count` (one field too few or too many), `integer:<column>` (not an integer), `label:<column>` (neither
-0 nor 1) or `missing_key:<column>` (an empty id).
+A malformed row has exactly one error, which is called its damage. The damage is named like the reason for
+which the row is quarantined: `field_count` (one field too few or too many), `integer:<column>` (not an
+integer), `label:<column>` (neither 0 nor 1) or `missing_key:<column>` (an empty id).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = 4
 
 
 def reasons_of(layout: Layout) -> list[str]:
-    """Returns the kinds of damage that rows of a layout can have, as reasons for quarantining a row."""
+    """Returns the reasons for which malformed rows of a layout are quarantined, one per kind of damage."""
     columns = list(zip(layout.columns, layout.feature_names, strict=True))
     integers = [f"integer:{name}" for column, name in columns if column.kind == "integer"]
     keys = [f"missing_key:{name}" for column, name in columns if column.kind == "key"]
@@ -30,10 +30,11 @@ def reasons_of(layout: Layout) -> list[str]:
 
 
 def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: float) -> Ints:
-    """Returns (rows,) the damage of each row: an index in `reasons_of(layout)`, or WHOLE if it has none.
+    """Draws which rows become malformed. Returns the damage of each row, shape (rows,).
 
-    A row is damaged with the probability `share`. Then field_count, label, integer and missing_key are
-    equally likely.
+    The damage of a row is an index in `reasons_of(layout)`, or WHOLE for a valid row. A row becomes malformed
+    with the probability `share`. The kinds field_count, label, integer and missing_key are then equally
+    likely.
     """
     reasons = reasons_of(layout)
     kinds = [reason.split(":")[0] for reason in reasons]
@@ -43,12 +44,13 @@ def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: floa
 
 
 def lines(layout: Layout, texts: list[pa.StringArray], damage: Ints) -> bytes:
-    """Returns the rows as lines of text. Rows that were chosen for damage are malformed.
+    """Converts rows to lines of text, and makes rows with a damage malformed.
 
     Args:
         layout: the layout of the rows.
-        texts: one array per written column. Null is written as an empty field.
-        damage: (rows,) the damage of each row, as `draw_damage` returns it.
+        texts: one array per column, in the order in which columns are written. Null is written as an empty
+            field.
+        damage: the result of `draw_damage`.
     """
     columns = list(texts)
     for index, reason in enumerate(reasons_of(layout)):

@@ -1,8 +1,9 @@
-"""Counter RNG: random numbers as a function of (seed, stream, index), in any order and on any worker.
+"""Counter RNG: each random number is a function of a seed, the name of a stream, and an index.
 
-Users, items and tastes are drawn with this generator, so that all workers draw the same ones. The numbers are
-mixed by the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-OOPSLA 2014, fig. 17).
+Users, items and tastes are drawn with this generator. So all workers draw the same users, items and tastes,
+in any order. A random number is the hash of seed, stream and index, computed with the last step (the
+finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014,
+fig. 17).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def hashes(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Returns (n,) a 64-bit value per index. Streams with different names are independent."""
+    """Returns one hash of 64 bits per index, shape (n,). Streams with different names are independent."""
     start = np.uint64(int.from_bytes(sha256(f"{seed}/{stream}".encode()).digest()[:8], "little"))
     state = index.astype(np.uint64) * _GAMMA + start
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
@@ -27,12 +28,12 @@ def hashes(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.uint6
 
 
 def uniforms(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns (n,) a number per index, uniform in [0, 1)."""
+    """Returns one random number per index, shape (n,), uniformly distributed in [0, 1)."""
     return (hashes(seed, stream, index) >> np.uint64(11)) * 2.0**-53
 
 
 def normals(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns (n,) a standard normal number per index (Box and Muller 1958)."""
+    """Returns one standard normal number per index, shape (n,) (Box and Muller 1958)."""
     radius = np.sqrt(-2.0 * np.log1p(-uniforms(seed, f"{stream}/radius", index)))
     return np.asarray(radius * np.cos(2.0 * np.pi * uniforms(seed, f"{stream}/angle", index)))
 
@@ -40,11 +41,12 @@ def normals(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.floa
 def drifting_normals(
     seed: int, stream: str, index: NDArray[np.int64], day: int, period: int
 ) -> NDArray[np.float64]:
-    """Returns (n,) standard normal numbers that change a little each day.
+    """Returns one standard normal number per index, shape (n,), which changes a little each day.
 
-    A new number is drawn every `period` days. On day d of a period, the value is cos(a)·x + sin(a)·y. Here a
-    is d / period · π/2, x is the draw at the start of the period, and y is the draw at its end. The variance
-    is always 1. The values of the first day of a period and of day d have the correlation cos(a).
+    Time is divided into periods of `period` days. On day d of a period, the result is cos(a)·x + sin(a)·y.
+    Here a is d / period · π/2, x is a normal number that is drawn for this period, and y is one that is drawn
+    for the next period. The variance is always 1. The results of the first day and of day d of a period have
+    the correlation cos(a).
     """
     index_of_period, step = divmod(day, period)
     angle = step / period * np.pi / 2.0

@@ -1,4 +1,4 @@
-"""Draws impressions: user, shown item, context, and click."""
+"""Draws impressions. An impression has a user, a shown item, a context, and a label (1 for a click)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_POSITION = 20
 
 @dataclass(frozen=True)
 class Impressions:
-    """Impressions in the order of time, one per row.
+    """Impressions of one day in the order of time. A row is one impression.
 
     Attributes:
-        values: maps each column to its (rows,) values. An empty field is MISSING.
+        values: maps each column to an array (rows,) of its values. The value of an empty field is MISSING.
         seconds: (rows,) seconds since midnight UTC.
         labels: (rows,) 1 for a click, otherwise 0.
-        steps: (rows,) the step of the click probability, as `click_steps` returns it.
+        steps: (rows,) index of each row's click probability, as `click_steps` returns it.
     """
 
     values: dict[str, Ints]
@@ -46,13 +46,14 @@ class Impressions:
 def draw_impressions(
     world: World, rng: np.random.Generator, rows: int, window: tuple[float, float], missing_share: float
 ) -> Impressions:
-    """Draws impressions of a part of the day's traffic.
+    """Draws the impressions in one time interval of a day.
 
     Args:
         world: users, items and tastes of the day.
         rng: random generator for the rows of the block.
         rows: number of impressions.
-        window: two quantiles of the day's traffic. All impressions lie between them.
+        window: the start and the end of the time interval, as quantiles of the day's traffic. The quantile
+            0.5 is the time before which half of the day's impressions occur.
         missing_share: probability that a field is left empty. Keys are never empty. The click depends on the
             row as it is written, so a value that is left out does not influence the click.
     """
@@ -73,9 +74,10 @@ def draw_impressions(
 
 
 def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
-    """Converts (R,) quantiles of the day's traffic, in [0, 1), to seconds since midnight.
+    """Converts quantiles of the day's traffic, in [0, 1), to seconds since midnight, shape (R,).
 
-    Evenings have more traffic than nights.
+    The quantile 0.5 is the time before which half of the day's rows occur. Evenings have more traffic than
+    nights.
     """
     seconds = np.interp(quantiles, _HOUR_EDGES, np.arange(25) * 3600.0).astype(np.int64)
     return np.minimum(seconds, _SECONDS_A_DAY - 1)
@@ -86,11 +88,12 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
 
 
 def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
-    """Returns (rows,) the item that is shown in each impression.
+    """Returns the index of the item that is shown in each impression, shape (rows,).
 
-    For each impression, _CHOICES items are drawn: first a category by the taste of the user's segment, then
-    an item by popularity. Of these items, one is drawn with the probabilities of a softmax over the user's
-    other tastes (Gumbel-max: the argmax of weight + noise is a softmax draw).
+    For each impression, _CHOICES items are drawn, and one of them is shown. Each draw selects a category by
+    the taste of the user's segment, then an item of this category by popularity. The probability that one of
+    the drawn items is shown is a softmax over the user's other tastes. It is drawn by Gumbel-max: the argmax
+    of weight + noise is a softmax draw.
     """
     shape = (len(users), _CHOICES)
     segments = world.users["user_segment"][users]

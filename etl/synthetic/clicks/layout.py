@@ -1,8 +1,9 @@
-"""The layouts of rows: Criteo's TSV without header, or CSV with named columns. Both have the same rows.
+"""Two layouts of the same rows: Criteo's TSV without a header, and CSV with named columns.
 
-In the criteo layout, categories and keys are written as 8 hex digits (a token): the code times an odd number
-modulo 2**32. Each column has a different odd number. Multiplication by an odd number is a bijection of 32-bit
-numbers, so different codes of a column have different tokens, and tokens can be decoded.
+In the layout `criteo`, a category or key is written as a token of 8 hex digits. The token is the code plus 1,
+times an odd number, modulo 2**32. Each column has a different odd number. Multiplication by an odd number is
+a bijection of 32-bit numbers, so different codes of a column have different tokens, and tokens can be
+decoded.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype=np.u
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of rows.
+    """The names of the columns and the text format of a generated log.
 
     Attributes:
-        names: written columns in order, the label first.
-        separator: one ASCII character.
+        names: names of all columns in the order in which they are written. The first is the label.
+        separator: the character between two fields. It is an ASCII character.
         format: the value of `log.format` with which the files can be read. It is also the files' suffix.
         has_header: whether each file begins with a line that contains the names.
         columns: all columns except label and time.
-        feature_names: the names of `columns` in this layout, in their order.
+        feature_names: feature_names[i] is the name of columns[i] in this layout.
     """
 
     names: tuple[str, ...]
@@ -47,13 +48,13 @@ class Layout:
 
     @property
     def header(self) -> bytes:
-        """The header line; empty if there is none."""
+        """Returns the header line, or empty bytes if files of this layout have no header."""
         return (self.separator.join(self.names) + "\n").encode() if self.has_header else b""
 
 
 @dataclass(frozen=True)
 class ImpressionLayout(Layout):
-    """A layout of impressions.
+    """The layout of a log in which each row is one impression.
 
     Attributes:
         has_time: whether `event_time` is a column.
@@ -64,7 +65,7 @@ class ImpressionLayout(Layout):
     token: Callable[[Column, Ints], pa.StringArray]
 
     def texts(self, impressions: Impressions, midnight: int) -> list[pa.StringArray]:
-        """One array of texts per written column, in order.
+        """Returns one array of texts per column, in the order in which columns are written.
 
         `midnight` is the day's start in seconds since 1970 UTC.
         """
@@ -75,14 +76,14 @@ class ImpressionLayout(Layout):
 
 
 def hex_multiplier(column: str) -> int:
-    """The odd number by which the codes of a criteo column are multiplied."""
+    """Returns the odd number by which codes of a column are multiplied in the layout `criteo`."""
     return int.from_bytes(sha256(column.encode()).digest()[:4], "big") | 1
 
 
 def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
-    """Returns (n,) texts of 8 hex digits, one per code.
+    """Returns the token of each code, a text of 8 hex digits, shape (n,).
 
-    Codes are taken modulo 2**32. The token of a small code is never all zeros.
+    Codes are taken modulo 2**32. The token of a small code is never 00000000.
     """
     scattered = ((codes + 1) % _IDS * hex_multiplier(column)) % _IDS
     digits = _HEX[scattered.astype(">u4").view(np.uint8).reshape(-1, 4)]  # (rows, 4, 2)
@@ -112,7 +113,7 @@ def _named_token(column: Column, values: Ints) -> pa.StringArray:
 
 
 def number_texts(values: Ints) -> pa.StringArray:
-    """Returns (n,) texts of decimal numbers; null for MISSING."""
+    """Returns the decimal text of each of n integers, shape (n,); null for MISSING."""
     return pa.array(values, mask=values == MISSING).cast(pa.string())
 
 

@@ -1,6 +1,7 @@
 """Counts generated rows.
 
-The worker that draws a block also counts its rows. Then the counts of a day are added.
+The worker that draws a block also counts the rows of this block. Then the counts of all blocks of a day are
+added.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from etl.synthetic.clicks.world import World
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of some generated rows. The counts of different rows can be added.
+    """Counts over a set of generated rows. The sum of two summaries counts the rows of both sets.
 
     The generator makes some rows malformed on purpose (damage.py); all other rows are valid. `missing`,
     `outcomes` and `seen` include only valid rows.
 
     Attributes:
         rows: number of rows.
-        malformed: number of malformed rows for each reason, in the order of `damage.reasons_of`.
+        malformed: number of malformed rows for each reason to quarantine a row, in the order of
+            `damage.reasons_of`.
         missing: number of empty fields in each column, in the order of FEATURES.
-        outcomes: (2, STEPS) outcomes[l, s] is the number of rows with label l and step s of the click
-            probability.
+        outcomes: (2, STEPS). outcomes[l, s] is the number of rows with the label l and the click probability
+            with index s.
         seen: maps user_id and item_id to packed bits, one bit per user or item of the day. A bit is 1 if the
             user or item has a row.
     """
@@ -54,7 +56,7 @@ class Summary:
 
 
 def summarise(layout: Layout, world: World, impressions: Impressions, damage: NDArray[np.int64]) -> Summary:
-    """Counts one block of rows."""
+    """Returns the counts over one block of rows."""
     whole = damage == WHOLE
     outcomes = np.bincount(impressions.labels[whole] * STEPS + impressions.steps[whole], minlength=2 * STEPS)
     missing = [np.count_nonzero(impressions.values[column.name][whole] == MISSING) for column in FEATURES]
@@ -73,11 +75,11 @@ def summarise(layout: Layout, world: World, impressions: Impressions, damage: ND
 
 
 def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
-    """Returns the facts of a day's manifest.
+    """Returns the facts that a day's manifest contains about the generated rows.
 
     `best_auc` is the AUC of the click probability from which the labels were drawn. Except by chance, no
-    function of the written columns has a higher AUC. `cold_users` and `cold_items` are the numbers of users
-    and items in the log that are new on the day.
+    function of the columns in the log has a higher AUC. `cold_users` and `cold_items` are the numbers of
+    users and items in the log that are new on the day.
     """
     users, items = (np.unpackbits(summary.seen[key]) for key in ("user_id", "item_id"))
     malformed = dict(zip(reasons_of(layout), summary.malformed.tolist(), strict=True))
@@ -96,6 +98,6 @@ def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
 
 
 def total(summaries: Iterable[Any]) -> Any:
-    """The sum of one or more summaries of the same kind of log."""
+    """Returns the sum of one or more summaries of the same kind of log."""
     first, *others = summaries
     return sum(others, start=first)

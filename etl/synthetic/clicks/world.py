@@ -1,7 +1,8 @@
 """Draws the users, items and tastes of one day. They depend only on the seed, the sizes and the date.
 
-The ids of a day are a range of consecutive numbers. Each day, a share `cold_share` of the ids is new, and the
-same number of the lowest ids is removed. So the ids of a day do not depend on the first day of the log.
+A taste is a table with one logit for each pair of categories of two columns. The ids of a day are consecutive
+integers. Each day, a share `cold_share` of the ids is new, and the same number of the lowest ids is removed.
+So the ids of a day do not depend on the first day of the log.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ class World:
     """The users, items and tastes of one day.
 
     Attributes:
-        day: the date as the proleptic Gregorian ordinal.
-        tastes: the numbers that pairs of categories add to the logit of a click (`tastes_of_day`).
-        users: maps each column to its values, one per user.
-        items: maps each column to its values, one per item.
-        user_edges: (users,) cumulated probability of each user to be drawn for an impression; the last is 1.
-        category_edges: (segments, categories) cumulated probability that a user of a segment sees a category.
-        items_by_category: indices in `items`, sorted by category.
-        item_edges: cumulated popularity of the items, in the order of `items_by_category`.
+        day: the date as `date.toordinal` returns it.
+        tastes: maps the name of each taste to its table (`tastes_of_day`).
+        users: maps each column to an array with one value per user.
+        items: maps each column to an array with one value per item.
+        user_edges: (users,) cumulated probabilities with which the users are drawn for an impression; the
+            last is 1.
+        category_edges: (segments, categories) cumulated probabilities with which a user of a segment sees the
+            categories.
+        items_by_category: (items,) indices of the items, sorted by category.
+        item_edges: (items,) cumulated popularity of the items, in the order of `items_by_category`.
         category_bounds: (categories + 1,) the cumulated popularity at which each category begins.
         new_users: first id of the users that are new on this day.
         new_items: first id of the items that are new on this day.
@@ -86,9 +89,9 @@ def world_of_day(config: Generate, on: date) -> World:
 
 
 def window_of_day(size: int, cold_share: float, day: int) -> tuple[Ints, int]:
-    """Returns (the `size` ids of a day, the first of these ids that is new on this day).
+    """Returns the `size` ids of a day, and the first of these ids that is new on this day.
 
-    `day` is a proleptic Gregorian ordinal.
+    `day` is the date as `date.toordinal` returns it.
     """
     new_per_day = round(size * cold_share)
     start = day * new_per_day
@@ -124,10 +127,10 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 
 
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
-    """Returns (popularity, columns) of the items.
+    """Returns the popularity of the items of a day, and their columns.
 
-    Popularity is long-tailed. It is the product of a constant quality and a buzz that changes from day to
-    day.
+    The popularity of an item is long-tailed. It is the product of a constant factor, the quality, and a
+    factor that changes from day to day.
     """
     quality = normals(seed, "item/quality", ids)
     buzz = drifting_normals(seed, "item/buzz", ids, day, _BUZZ_PERIOD_DAYS)
@@ -153,6 +156,9 @@ def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
 
 
 def _category_chances(tastes: Tastes, category_popularity: Floats) -> Floats:
-    """Returns (segments, categories) unnormalised probabilities that a user of a segment sees a category."""
+    """Returns unnormalised probabilities that a user of a segment sees an item of a category.
+
+    The shape is (segments, categories).
+    """
     taste = tastes["user_segment/item_category"][:-1, :-1]
     return np.asarray(np.exp(_BROWSING_FOCUS * taste) * category_popularity)

@@ -2,21 +2,21 @@
 
 A row is one ad of one display. It already contains the columns of the competition's other tables (events,
 promoted_content, documents_*), which NVIDIA's Wide & Deep example joins first. Read the modules in this
-order: columns, documents (documents, ads and users), displays (which user sees which ads and clicks which),
-rows (to lines), summary.
+order: `columns`, `documents` (documents, ads and users), `displays` (which user sees and clicks which ads),
+`rows` (conversion of displays to lines), `summary`.
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). This is a softmax
 over the display, drawn by Gumbel-max. An ad's appeal is a sum of effects of columns of its row:
 
-    likeness of the two documents' topics, and of their categories     cosine of the two sets
+    similarity of the two documents' topics, and of their categories   cosine of the two sets
     topic of the document × topic of the promoted document             one effect per pair (a taste)
     platform × category of the promoted document                       one effect per pair (a taste)
     country × publisher of the promoted document                       one effect per pair (a taste)
     ad, advertiser                                                     one effect for each (a quality)
     days since the promoted document was published                     proportional to the logarithm
 
-If the ads of each display are ranked by appeal, MAP@12 is the best possible. The appeal depends only on the
-ad's own row. If all rows are ranked by click probability, AUC is the best possible. This probability also
+A ranking of each display's ads by appeal has the best possible MAP@12. The appeal depends only on the ad's
+own row. A ranking of all rows by click probability has the best possible AUC. The click probability also
 depends on the other ads of the display, so a model that scores each row alone does not quite reach this AUC.
 """

@@ -1,4 +1,4 @@
-"""The columns of the log with layout `outbrain`. They have the names of the columns in the competition."""
+"""The columns of the log with the layout `outbrain`, named as in the tables of the competition."""
 
 from __future__ import annotations
 

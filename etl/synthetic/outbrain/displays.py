@@ -1,4 +1,4 @@
-"""Draws displays: the user, the document, its ads, and the ad that is clicked."""
+"""Draws displays. A display has a user, a document (a web page), several ads, and one clicked ad."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ _FRESHNESS = -0.25
 
 @dataclass(frozen=True)
 class World:
-    """Documents, ads, users and tastes of one day.
+    """The documents, ads, users and tastes of one day.
 
-    `age` is the number of days from 2026-01-01 to this day, at least 0.
+    Attributes:
+        tastes: maps a name to a table with the number that each pair of categories adds to the appeal of an
+            ad.
+        age: number of days from 2026-01-01 to this day, at least 0.
     """
 
     documents: Documents
@@ -55,16 +58,18 @@ class World:
 
 @dataclass(frozen=True)
 class Displays:
-    """R rows of D displays. The rows of a display are consecutive, and displays are in time order.
+    """D displays with R rows. A row is one ad of one display.
+
+    The rows of a display are consecutive, and displays are in the order of time.
 
     Attributes:
         display: (R,) index of the row's display in the block.
         size: (D,) number of ads of each display.
         quantile: (R,) the time of the display as a quantile of the day's traffic, in [0, 1).
-        user: (R,) index in the users of the day.
-        document: (R,) index in the documents of the day.
-        ad: (R,) index in the ads of the day.
-        appeal: (R,) the logit of the softmax that draws the click.
+        user: (R,) index of the user among the users of the day.
+        document: (R,) index of the document among the documents of the day.
+        ad: (R,) index of the ad among the ads of the day.
+        appeal: (R,) the logit of the softmax from which the click is drawn.
         chance: (R,) the probability that the row's ad is the clicked ad of its display.
         clicked: (R,) 1 for the clicked ad of each display, otherwise 0.
     """
@@ -101,13 +106,14 @@ def draw_world(config: Generate, on: date) -> World:
 def draw_displays(
     world: World, rng: np.random.Generator, displays: int, window: tuple[float, float]
 ) -> Displays:
-    """Draws displays of a part of the day's traffic.
+    """Draws the displays in one time interval of a day.
 
     Args:
         world: documents, ads, users and tastes of the day.
         rng: random generator for the rows of the block.
         displays: number of displays.
-        window: two quantiles of the day's traffic. All displays lie between them.
+        window: the start and the end of the time interval, as quantiles of the day's traffic. The quantile
+            0.5 is the time before which half of the day's displays occur.
     """
     low, high = window
     of_display = np.sort(low + (high - low) * rng.random(displays))
@@ -141,7 +147,7 @@ def _pick(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
 
 
 def _distinct_ads(rng: np.random.Generator, weights: Floats, display: Ints) -> Ints:
-    """Draws an ad for each of R rows by popularity. The ads of a display are distinct.
+    """Draws an ad by popularity for each of R rows, so that the ads of a display are distinct.
 
     There must be at least MOST_ADS ads.
     """
@@ -168,9 +174,10 @@ def _appeal(world: World, user: Ints, document: Ints, ad: Ints) -> Floats:
 
 
 def likeness(left: Ints, right: Ints) -> Floats:
-    """Returns (R,) the cosine of two sets of ids in each row: |both| / √(|left| · |right|).
+    """Returns the cosine similarity of two sets of ids in each row, shape (R,).
 
-    Here `both` is the intersection of the sets. `left` and `right` are (R, most) ids, filled up with NONE.
+    It is |both| / √(|left| · |right|), where |both| is the number of ids that are in both sets. `left` and
+    `right` have the shape (R, most). Rows with fewer than `most` ids are filled up with NONE.
     """
     both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
     return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))

@@ -1,7 +1,7 @@
 """Draws documents, the ads that promote documents, and users. They depend only on seed, sizes and day.
 
-Each day, a share `cold_share` of the ads and users is new, and the same number of old ones is removed.
-Documents stay the same.
+Each day, a share `cold_share` of the ads and users is new, and the same number of old ads and users is
+removed. Documents stay the same.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _SKEW = 1.5
 
 @dataclass(frozen=True)
 class Documents:
-    """Columns of N documents.
+    """N documents, stored as columns.
 
     Attributes:
         source: (N,) code of the document's source.
         publisher: (N,) code of the document's publisher.
         published: (N,) number of days from the publication to 2026-01-01, with fractions.
-        topics: (N, most) distinct ids, then NONE.
-        categories: (N, most) distinct ids, then NONE.
-        entities: (N, most) distinct ids, then NONE.
-        weights: (N,) relative number of times that the document is read.
+        topics: (N, most) distinct ids of the document's topics, filled up with NONE.
+        categories: (N, most) distinct ids of the document's categories, filled up with NONE.
+        entities: (N, most) distinct ids of the document's entities, filled up with NONE.
+        weights: (N,) relative frequency with which the document is read.
     """
 
     source: Ints
@@ -59,10 +59,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class Ads:
-    """Columns of the ads of a day, (N,) each.
+    """The ads of a day, stored as columns of shape (N,).
 
-    `document` is the promoted document. `quality` is the constant term of the ad's appeal, the logit from
-    which clicks are drawn.
+    `document` is the index of the promoted document. `quality` is the constant term of the ad's appeal, the
+    logit from which clicks are drawn.
     """
 
     number: Ints
@@ -75,7 +75,7 @@ class Ads:
 
 @dataclass(frozen=True)
 class Users:
-    """Columns of the users of a day, (N,) each."""
+    """The users of a day, stored as columns of shape (N,)."""
 
     number: Ints
     platform: Ints
@@ -86,7 +86,7 @@ class Users:
 
 
 def draw_documents(config: Generate) -> Documents:
-    """Draws as many documents as there are ads. Each ad promotes a document; users read popular ones more."""
+    """Draws as many documents as a day has ads. A popular document is read more often than others."""
     number = np.arange(config.items)
     publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
     part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)
@@ -103,7 +103,7 @@ def draw_documents(config: Generate) -> Documents:
 
 
 def draw_ads(config: Generate, day: int) -> Ads:
-    """Draws the ads of a day. An advertiser has several campaigns, and a campaign several ads."""
+    """Draws the ads of a day. An advertiser has several campaigns, and a campaign has several ads."""
     number, _ = window_of_day(config.items, config.cold_share, day)
     campaign = _codes(config.seed, "ad/campaign", number, max(config.items // 4, 1))
     advertiser = _codes(config.seed, "campaign/advertiser", campaign, max(config.items // 16, 1))
@@ -133,14 +133,15 @@ def draw_users(config: Generate, day: int) -> Users:
 
 
 def _codes(seed: int, stream: str, index: Ints, levels: int) -> Ints:
-    """Returns (n,) codes in [0, levels). Lower codes are more frequent."""
+    """Returns one code in [0, levels) per index, shape (n,). Lower codes are more frequent."""
     return (uniforms(seed, stream, index) ** _SKEW * levels).astype(np.int64)
 
 
 def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None = None) -> Ints:
-    """Returns (N, most): one to `most` distinct ids per document, then NONE.
+    """Returns the ids of each document, shape (N, most): one to `most` distinct ids, then NONE.
 
-    The first id of a document has the highest confidence. If `first` is given, it has the first ids.
+    The first id of a document is the one with the highest confidence. `first` contains the first id of each
+    document; if it is None, the first ids are drawn too.
     """
     most = _MOST[kind]
     drawn = np.stack(

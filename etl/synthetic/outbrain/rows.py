@@ -27,7 +27,7 @@ _MILLISECONDS_A_DAY = 86_400_000
 
 
 def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
-    """Yields (lines, summary) of each block of one file. The first block begins with the header."""
+    """Yields the lines and the summary of each block of a file. The first block begins with the header."""
     world = draw_world(config, day)
     displays = max(round(config.rows_per_day / MEAN_ADS), config.files_per_day)
     start, end = part_of_file(config, displays, file)
@@ -76,7 +76,7 @@ def column_texts(world: World, drawn: Displays, start_ms: int, first_display: in
 
 
 def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
-    """Returns the columns of documents, by name: (documents,) texts, one per document."""
+    """Returns a mapping from column names to arrays (documents,) with one text per document."""
     first_ms = 1000 * midnight(FIRST_DAY)
     published = first_ms - np.rint(documents.published * _MILLISECONDS_A_DAY).astype(np.int64)
     return {
@@ -90,14 +90,17 @@ def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
 
 
 def _list_texts(ids: Ints) -> pa.StringArray:
-    """Converts (N, most) ids to (N,) texts with the ids of each row, separated by blanks."""
+    """Converts the ids of each row, shape (N, most), to one text with the ids separated by blanks."""
     return pa.array(
         [" ".join(str(number) for number in row if number != NONE) for row in ids.tolist()], pa.string()
     )
 
 
 def _geo_locations(world: World) -> pa.StringArray:
-    """Returns (users,) texts such as `US>3>12`: country, state, and the market's number in the country."""
+    """Returns the location of each user, shape (users,), such as the text `US>3>12`.
+
+    The three parts of a location are the country, the state, and the index of the market in the country.
+    """
     users = world.users
     parts = zip(users.country.tolist(), users.state.tolist(), users.market.tolist(), strict=True)
     return pa.array(

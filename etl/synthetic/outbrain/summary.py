@@ -1,6 +1,7 @@
 """Counts generated displays.
 
-The worker that draws a block also counts its displays. Then the counts of a day are added.
+The worker that draws a block also counts the displays of this block. Then the counts of all blocks of a day
+are added.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ _UNITS = 27_720
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of some generated rows. The counts of different displays can be added.
+    """Counts over a set of displays. The sum of two summaries counts the displays of both sets.
 
     The generator makes some rows malformed on purpose (damage.py); all other rows are valid. Except for
     `rows` and `malformed`, the counts include only valid rows.
 
     Attributes:
         rows: number of rows.
-        malformed: number of malformed rows for each reason, in the order of `damage.reasons_of`.
+        malformed: number of malformed rows for each reason to quarantine a row, in the order of
+            `damage.reasons_of`.
         missing: number of empty fields in each column.
-        outcomes: (2, STEPS) outcomes[l, b] is the number of rows with label l and bin b of the click
-            probability.
-        sizes: (MOST_ADS + 1,) sizes[n] is the number of displays that have n valid rows. Only displays whose
+        outcomes: (2, STEPS). outcomes[l, b] is the number of rows with the label l and a click probability in
+            bin b.
+        sizes: (MOST_ADS + 1,). sizes[n] is the number of displays that have n valid rows. Only displays whose
             clicked row is valid are included.
-        best_units: sum of _UNITS / position of the clicked ad over these displays, if the ads of each display
-            are ranked by appeal (the logit from which the click was drawn).
+        best_units: sum of _UNITS / position over the displays whose clicked row is valid. Here position is
+            that of the clicked ad in a ranking of the display's ads by appeal, the logit from which the click
+            was drawn.
     """
 
     rows: int
@@ -65,7 +68,7 @@ class Summary:
 
 
 def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> Summary:
-    """Counts one block of displays."""
+    """Returns the counts over one block of displays."""
     whole = damage == WHOLE
     steps = np.minimum((drawn.chance[whole] * STEPS).astype(np.int64), STEPS - 1)
     outcomes = np.bincount(drawn.clicked[whole] * STEPS + steps, minlength=2 * STEPS)
@@ -82,9 +85,10 @@ def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> Sum
 
 
 def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Returns (number of valid rows, position of the clicked ad) of each display whose clicked row is valid.
+    """Returns, for each display, the number of its valid rows and the position of the clicked ad.
 
-    The position is that of a ranking of the display's valid rows by descending appeal.
+    The position is that of the clicked ad in a ranking of the display's valid rows by descending appeal, from
+    1. Displays whose clicked row is malformed are left out.
 
     Args:
         drawn: the displays of a block.
@@ -102,12 +106,13 @@ def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, I
 
 
 def display_facts(config: Generate, day: date, summary: Summary) -> dict[str, Any]:
-    """Returns the facts of a day's manifest.
+    """Returns the facts that a day's manifest contains about the generated displays.
 
-    `best_map_at_12` is the MAP@12 if the ads of each display are ranked by appeal. Except by chance, no score
+    `best_map_at_12` is the MAP@12 of a ranking of each display's ads by appeal. Except by chance, no score
     has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders: in a display of n ads, the
-    mean of 1 / position is H(n) / n, where H(n) is the harmonic number. `best_auc` is the AUC of the click
-    probabilities, in bins of 1/4096. Only a score that is computed from complete displays can reach this AUC.
+    mean of 1 / position is H(n) / n, where H(n) is the n-th harmonic number. `best_auc` is the AUC of the
+    click probabilities, which are rounded to bins of 1/4096. Only a score that is computed from complete
+    displays can reach this AUC.
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)

@@ -1,1 +1,1 @@
-"""Charts as inline SVG: axes with ticks, the frame around a chart, and line, bar and scatter charts."""
+"""Draws charts as inline SVG: line, bar and scatter charts, with axes, ticks and a frame."""

@@ -1,4 +1,4 @@
-"""A chart axis: the range of its values, ticks at round numbers, and the position of a value."""
+"""The axes of charts. An axis has a range of values and ticks at round numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear axis from `low` to `high` (low < high), with its ticks and their format."""
+    """A linear axis from `low` to `high`, where low < high.
+
+    Attributes:
+        label: text at the axis.
+        low, high: the values at the ends of the axis.
+        ticks: the values that have a tick.
+        written: formats the value of a tick as text.
+    """
 
     label: str
     low: float
@@ -20,7 +27,13 @@ class Axis:
     written: Format
 
     def place(self, value: float, start: float, end: float) -> float:
-        """The position of a value in the chart: `start` is the position of low, `end` that of high."""
+        """Returns the chart coordinate of a value.
+
+        Args:
+            value: a value on the axis.
+            start: the chart coordinate of `low`.
+            end: the chart coordinate of `high`.
+        """
         return start + (value - self.low) / (self.high - self.low) * (end - start)
 
 
@@ -33,9 +46,9 @@ def axis(
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
-    """An axis that covers all finite values.
+    """Returns an axis that covers all finite values.
 
-    It begins and ends at a tick or, with `exact`, at the smallest and the largest value.
+    The axis begins and ends at a tick. With `exact`, it begins at the smallest value and ends at the largest.
 
     Raises:
         ValueError: there is no finite value.
@@ -60,14 +73,21 @@ def axis(
 
 
 def tick_step(span: float, most_ticks: int) -> float:
-    """The smallest step 1, 2, 2.5 or 5 × 10ⁿ with at most `most_ticks` steps in the span (> 0)."""
+    """Returns a round distance between ticks: 1, 2, 2.5 or 5 times a power of ten.
+
+    The result is the smallest such distance that divides the span (> 0) into at most `most_ticks` steps.
+    """
     raw = span / most_ticks
     magnitude = 10.0 ** math.floor(math.log10(raw))
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
 
 
 def plain(step: float) -> Format:
-    """A format for ticks: with as many decimals as the step needs; thousands as k, millions as M."""
+    """Returns a function that formats the value of a tick.
+
+    The text has as many decimals as the distance `step` between ticks needs. Thousands are written with k,
+    millions with M.
+    """
     if step >= 1e6:
         return lambda value: f"{value / 1e6:g}M"
     if step >= 1e3:

@@ -1,4 +1,4 @@
-"""Bar charts: histograms with numeric bins, and bars with names."""
+"""Draws bar charts: histograms with numeric bins, and bars with names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ def histogram(
     y_label: str,
     x_written: Format | None = None,
 ) -> Html:
-    """A histogram of n counts between n + 1 ascending edges; a sentence instead if all counts are zero.
+    """Returns a histogram. If all counts are zero, returns a sentence that says so.
+
+    Args:
+        title: title for screen readers.
+        edges: n + 1 ascending edges of the bins.
+        counts: n counts, one per bin.
+        x_label, y_label: labels of the axes.
+        x_written: formats the values at the x axis.
 
     Raises:
         ValueError: the number of edges is not the number of counts plus one.
@@ -73,7 +80,15 @@ def columns(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Vertical bars with names, in the given order. `groups` has the index of each bar's colour."""
+    """Returns a chart of vertical bars with names, in the given order.
+
+    Args:
+        title: title for screen readers.
+        names: name of each bar.
+        values: height of each bar. A value that is not finite is not drawn.
+        groups: index of the colour of each bar.
+        x_label, y_label: labels of the axes.
+    """
     bars = [bar for bar in zip(names, values, groups, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)
@@ -100,9 +115,14 @@ def stacked(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Vertical bars with names, in the given order. Each bar is a stack of parts, the first at the bottom.
+    """Returns a chart of vertical bars with names, in the given order. Each bar is a stack of layers.
 
-    Each of `parts` has a name and one value per bar. A value that is not finite is not drawn.
+    Args:
+        title: title for screen readers.
+        names: name of each bar.
+        parts: name of each layer, and the height of this layer in each bar. The first layer is at the bottom.
+            A value that is not finite is not drawn.
+        x_label, y_label: labels of the axes.
     """
     sums = [
         math.fsum(values[index] for _, values in parts if math.isfinite(values[index]))
@@ -145,7 +165,7 @@ def stacked(
 
 
 def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str) -> Html:
-    """Horizontal bars with names, each followed by its value."""
+    """Returns a chart of horizontal bars. Each bar has its name on the left and its value on the right."""
     bars = [bar for bar in zip(names, values, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)

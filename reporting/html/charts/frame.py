@@ -1,4 +1,4 @@
-"""The frame of a chart: grid lines, ticks, axis labels, and the description for screen readers."""
+"""Draws the frame of a chart: grid lines, ticks, axis labels, and the description for screen readers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 428, 30, 236
 
 
 def x_of(axis: Axis, value: float) -> float:
-    """The horizontal position of a value."""
+    """Returns the horizontal chart coordinate of a value."""
     return round(axis.place(value, LEFT, RIGHT), 2)
 
 
 def y_of(axis: Axis, value: float) -> float:
-    """The vertical position of a value."""
+    """Returns the vertical chart coordinate of a value."""
     return round(axis.place(value, BOTTOM, TOP), 2)
 
 
 def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str) -> Html:
-    """A complete chart as an SVG element. The marks have chart coordinates (from x_of and y_of)."""
+    """Returns a complete chart as an SVG element.
+
+    Args:
+        x, y: the axes.
+        marks: SVG elements such as lines and bars, in the chart coordinates that x_of and y_of return.
+        title, description: texts for screen readers.
+    """
     horizontal = [_horizontal(y, tick) for tick in y.ticks]
     vertical = [
         tag("text", x.written(tick), x=x_of(x, tick), y=BOTTOM + 18, text_anchor=_anchor(x_of(x, tick)))
@@ -45,12 +51,15 @@ def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str)
 
 
 def nothing_to_draw(title: str) -> Html:
-    """The sentence that replaces a chart if it has no finite value."""
+    """Returns the sentence that replaces a chart without finite values."""
     return tag("p", f"{title}: there are no values to draw.", class_="missing")
 
 
 def legend(names: list[str], kind: str = "series") -> Html | None:
-    """The legend above a chart with several series (or parts of a stack); None for a single series."""
+    """Returns the legend above a chart with several series, or with several layers of a stack.
+
+    Returns None if there is only one name.
+    """
     if len(names) < 2:
         return None
     keys = [tag("span", tag("i", class_=f"swatch {kind}-{index}"), name) for index, name in enumerate(names)]
@@ -58,12 +67,15 @@ def legend(names: list[str], kind: str = "series") -> Html | None:
 
 
 def _horizontal(y: Axis, tick: float) -> Html:
-    """A grid line with its number."""
+    """Returns a horizontal grid line and the number of its tick."""
     at = y_of(y, tick)
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="gridline")
     return tag("g", line, tag("text", y.written(tick), x=LEFT - 8, y=at + 4, text_anchor="end"))
 
 
 def _anchor(at: float) -> str:
-    """The alignment of a tick's number. The last number must not extend beyond the picture."""
+    """Returns the text alignment of the number at a tick.
+
+    The last number is aligned so that it does not extend beyond the picture.
+    """
     return "end" if at > RIGHT - 12 else "middle"

@@ -1,4 +1,4 @@
-"""A chart of a difference with its confidence interval and the gate's limit."""
+"""Draws a difference with its confidence interval and the gate's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _TICK = 6
 
 @dataclass(frozen=True)
 class Span:
-    """A value and the interval around it."""
+    """A value and the confidence interval around it.
+
+    Attributes:
+        name: name of the value.
+        value: the value.
+        low, high: ends of the interval.
+    """
 
     name: str
     value: float
@@ -22,7 +28,7 @@ class Span:
 
 
 def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_name: str) -> Html:
-    """Draws a value with its interval, a line at zero, and the lower limit for the interval."""
+    """Returns a chart of a value and its interval, with lines at zero and at the limit of the interval."""
     x = axis([span.low, span.high, 0.0, limit], x_label, most_ticks=5)
     y = Axis("", 0.0, 1.0, (), str)
     marks = [
@@ -39,13 +45,13 @@ def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_
 
 
 def _upright(x: Axis, y: Axis, value: float, kind: str) -> Html:
-    """A vertical line at a value."""
+    """Returns a vertical line at a value of the x axis."""
     at = x_of(x, value)
     return tag("line", x1=at, x2=at, y1=y_of(y, 0.0), y2=y_of(y, 1.0), class_=kind)
 
 
 def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
-    """The SVG elements of a span: the dot of its value, the line of its interval, and the line's ends."""
+    """Returns the SVG elements of a Span: a dot at the value, and a line with end marks for the interval."""
     at, low, high = y_of(y, 0.5), x_of(x, span.low), x_of(x, span.high)
     ends = (
         tag("line", x1=end, x2=end, y1=at - _TICK, y2=at + _TICK, class_="line series-0")

@@ -1,4 +1,4 @@
-"""Line charts: one or more series over a common x axis, with horizontal reference lines."""
+"""Draws line charts: one or more series over a common x axis, with horizontal reference lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ _MOST_DOTS = 40
 
 @dataclass(frozen=True)
 class Series:
-    """A name and points. Points with a coordinate that is not finite are not drawn."""
+    """A line of a chart. Points with a coordinate that is not finite are not drawn.
+
+    Attributes:
+        name: name of the line in the legend.
+        points: pairs (x, y).
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
 
     def drawable(self) -> list[tuple[float, float]]:
-        """The finite points. If there are more than 600, only every n-th of them and the last one."""
+        """Returns the finite points.
+
+        If there are more than 600 finite points, returns only every n-th of them and the last one.
+        """
         finite = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
         stride = math.ceil(len(finite) / _MOST_POINTS) or 1
         kept = finite[::stride]
@@ -31,7 +39,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Reference:
-    """A horizontal line with its name, for comparison."""
+    """A horizontal line for comparison.
+
+    Attributes:
+        name: text at the line.
+        value: y value of the line.
+    """
 
     name: str
     value: float
@@ -48,9 +61,10 @@ def line_chart(
     x_written: Format | None = None,
     y_written: Format | None = None,
 ) -> Html:
-    """Lines, with dots if there are few points; a sentence instead if there is nothing to draw.
+    """Returns a line chart. If there are few points, each point is also drawn as a dot.
 
-    It has eight parameters because each of the two axes needs a label and a format.
+    If there is nothing to draw, returns a sentence that says so. The function has many parameters, because
+    each of the two axes needs a label and a format.
     """
     drawn = [(line.name, line.drawable()) for line in series]
     points = [point for _, line_points in drawn for point in line_points]
@@ -87,7 +101,7 @@ def line_chart(
 
 
 def _reference(reference: Reference, at: float) -> Html:
-    """The line and its name."""
+    """Returns the SVG elements of a reference line: the line and its name."""
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
     name = tag("text", reference.name, x=LEFT + 6, y=at - 6, class_="reference-name")
     return tag("g", line, name)

@@ -1,4 +1,4 @@
-"""Scatter charts of shares against shares, with the diagonal on which both are equal."""
+"""Draws scatter charts of two shares, with the diagonal on which both shares are equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ _SMALLEST, _LARGEST = 2.5, 9.0
 
 
 def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
-    """Dots at (x, y), which are both shares. A dot's area grows with its weight. Both axes have one range."""
+    """Returns a scatter chart with one dot per point. Both axes have the same range.
+
+    Args:
+        title: title for screen readers.
+        points: one tuple (x, y, weight) per dot. x and y are shares, and the area of the dot grows with the
+            weight.
+        x_label, y_label: labels of the axes.
+    """
     drawn = [point for point in points if all(map(math.isfinite, point)) and point[2] > 0]
     if not drawn:
         return nothing_to_draw(title)

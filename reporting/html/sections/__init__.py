@@ -1,1 +1,4 @@
-"""The sections of the report: functions that turn facts into markup, or name the job that has not run."""
+"""The sections of the report: functions that turn facts into HTML.
+
+If facts are missing, a section names the job that has not run.
+"""

@@ -1,4 +1,4 @@
-"""Calibration: predicted against observed click rates, and the distribution of probabilities."""
+"""The section about calibration: predicted and observed click rates, and histograms of probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from reporting.html.charts.scatter import scatter
 
 
 def render(run: RunFacts) -> Html:
-    """The reliability diagram and the scores of the model that serves after the gate."""
+    """Returns the section about the model that serves after the gate's decision.
+
+    It shows the reliability diagram, and histograms of the probabilities of test rows and of list entries.
+    """
     sentence, shown = missing("Calibration", "evaluate_model"), []
     if run.judged is not None:
         bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
@@ -33,7 +36,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _histogram(title: str, caption: str, scores: Mapping[str, Any], unit: str) -> Html:
-    """A histogram of scores with its caption."""
+    """Returns a histogram of probabilities, with its caption."""
     drawn = histogram(
         title,
         scores["edges"],
@@ -46,7 +49,11 @@ def _histogram(title: str, caption: str, scores: Mapping[str, Any], unit: str) -
 
 
 def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
-    """The introductory sentence: expected calibration error, and predicted clicks over observed clicks."""
+    """Returns the introductory sentence.
+
+    It says how large the expected calibration error is, and what the ratio of predicted to observed clicks
+    is.
+    """
     rows = sum(bin_["rows"] for bin_ in bins)
     if not rows:
         return lead("The test day has no rows.")
@@ -61,7 +68,7 @@ def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _bins(bins: Sequence[Mapping[str, Any]]) -> Html:
-    """The bins of the reliability diagram as a table."""
+    """Returns a table of the bins of the reliability diagram."""
     rows = [
         [
             f"{numbers.percent(bin_['low'])} to {numbers.percent(bin_['high'])}",

@@ -1,4 +1,4 @@
-"""How often items are recommended, and how much the lists concentrate on few items."""
+"""The section about coverage: how often items are recommended, and how few items fill most of the lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOP = 10
 
 
 def render(run: RunFacts, counts: ItemCounts | None) -> Html:
-    """The concentration of the lists, and the items that are in most of them."""
+    """Returns the section: the concentration of the lists, and the items that are recommended most."""
     if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
     items = int(run.recommendations.facts["items"])
@@ -35,10 +35,10 @@ def render(run: RunFacts, counts: ItemCounts | None) -> Html:
 
 
 def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float, float]]:
-    """The points of the concentration curve, from (0, 0) to (1, 1).
+    """Returns the points of the concentration curve, from (0, 0) to (1, 1).
 
-    A point is (share of items, share of the list entries that these items have). The items that are
-    recommended most come first.
+    The items are ordered by how often they are recommended, the most frequent first. A point says which share
+    of the list entries belongs to the first items: x is the share of items, y the share of list entries.
     """
     points, taken = [(0.0, 0.0)], 0
     for position, count in enumerate(times, start=1):
@@ -48,7 +48,11 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 
 
 def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
-    """The introductory sentence: how many items are recommended, and how many entries the top tenth has."""
+    """Returns the introductory sentence.
+
+    It says how many items are recommended, and which share of the list entries belongs to the tenth of the
+    items that is recommended most.
+    """
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
     if counts.rows < counts.of_rows:
@@ -60,7 +64,7 @@ def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Htm
 
 
 def _top(ordered: list[tuple[str, int]], rows: int) -> Html:
-    """The items that are recommended most."""
+    """Returns a table of the items that are recommended most."""
     most = [
         [tag("code", item), numbers.count(times), numbers.percent(times / rows, 2)]
         for item, times in ordered[:_TOP]

@@ -1,4 +1,4 @@
-"""The data of a run: rows by day, dropped rows by reason, click rates, splits."""
+"""The section about the data of a run: rows by day, dropped rows by reason, click rates, and splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REASONS = 7
 
 
 def render(run: RunFacts) -> Html:
-    """Charts and tables by day of the run's window."""
+    """Returns the section: charts and tables of the days that the run used."""
     if not run.days:
         return section("data", "Data", missing("The days and splits", "build_features"))
     days = list(run.days)
@@ -34,7 +34,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _lead(run: RunFacts, days: list[Day]) -> Html:
-    """The introductory sentence: rows, quarantined rows, and how the workflow was made."""
+    """Returns the introductory sentence, which says how many rows were read and how the workflow was made."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)
@@ -50,12 +50,12 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """Keeps one entry per day. A day that is divided into several splits has several entries in `days`."""
+    """Returns one entry per day. A day that is divided into several splits has several entries in `days`."""
     return list({day.dt: day for day in days}.values())
 
 
 def _by_day(days: list[Day]) -> Html:
-    """A table with one row per day and split."""
+    """Returns a table with one row per day and split."""
     rows: list[list[Child]] = [
         [
             day.dt,
@@ -72,7 +72,7 @@ def _by_day(days: list[Day]) -> Html:
 
 
 def _by_reason(days: list[Day]) -> Html | None:
-    """A table of dropped rows by reason; None if none were dropped."""
+    """Returns a table of the dropped rows by reason; None if no rows were dropped."""
     dropped: Counter[str] = Counter()
     for day in _once(days):
         dropped.update(day.dropped)

@@ -1,4 +1,4 @@
-"""The data report: every raw column of the day compared with the train days."""
+"""The section about data quality: compares every raw column of the day with the train days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ Levels = Mapping[tuple[str | None, str], str]
 
 
 def render(report: DataQuality | None) -> Html:
-    """Figures above a limit, rows by day, every column, and its most frequent values."""
+    """Returns the section.
+
+    It shows the figures above a limit, the rows by day, a table of all columns, and the most frequent values
+    of each column.
+    """
     if report is None:
         return section("quality", "Data quality", missing("The data report", "build_features"))
     compared, findings = report.compared, report.findings
@@ -47,7 +51,7 @@ def render(report: DataQuality | None) -> Html:
 
 
 def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
-    """The introductory sentence: what is compared, and how many figures are above a limit."""
+    """Returns the introductory sentence: what is compared, and how many figures are above their limits."""
     today, train = compared.today, compared.train
     what = (
         f"The test rows of {compared.day} against the train rows"
@@ -68,12 +72,12 @@ def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
 
 
 def _clicked(pieces: list[PieceRows]) -> str:
-    """The share of clicks in the rows."""
+    """Returns the share of rows that are clicks, as text."""
     return numbers.percent(share(sum(p.clicks for p in pieces), sum(p.rows for p in pieces)), 2)
 
 
 def _findings(findings: Iterable[Finding]) -> Html | None:
-    """A table of the figures above a limit; None if there is none."""
+    """Returns a table of the figures above a limit; None if no figure is above its limit."""
     rows: list[list[Child]] = [
         [
             _mark(finding.level, finding.level),
@@ -89,7 +93,10 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
 
 
 def _charts(compared: Comparison) -> list[Html]:
-    """Rows and click rates by day, or by split if one partition of the log is divided into splits."""
+    """Returns two charts: the number of rows and the click rate, by day.
+
+    If one partition of the log is divided into splits, the charts show them by split instead.
+    """
     order: list[str] = list(SPLITS)
     pieces = compared.pieces
     by = "split" if compared.cut else "day"
@@ -112,7 +119,7 @@ def _charts(compared: Comparison) -> list[Html]:
 
 
 def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
-    """A table with one row per column of the log."""
+    """Returns a table with one row per column of the raw log."""
     headers = [
         "Column",
         "Mark",
@@ -154,7 +161,7 @@ def _mark(text: str, level: str) -> Html:
 
 
 def _values(ordered: list[ColumnReport]) -> Html:
-    """The most frequent values of each column, and the range of numbers."""
+    """Returns a table of the most frequent values of each column, and of the range of numeric columns."""
     rows: list[list[Child]] = []
     for column in ordered:
         cells = column.nulls + column.cells
@@ -174,7 +181,7 @@ def _values(ordered: list[ColumnReport]) -> Html:
 
 
 def _value(value: str, on_day: float | None, in_train: float | None, before: str = "") -> list[Child]:
-    """The table cells for one value: the value, and its shares on the day and on the train days."""
+    """Returns the table cells of one value: the value, its share on the day, its share on the train days."""
     written = join([before or None, tag("code", _short(value))])
     return [written, numbers.percent(on_day, 2), numbers.percent(in_train, 2)]
 

@@ -1,4 +1,4 @@
-"""The decision of the gate: the interval of the challenger's gain in AUC, and every check."""
+"""The section about the gate: its decision, the confidence interval of the gain in AUC, and all checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {"hold": "stop", "warn": "warn"}
 
 
 def render(run: RunFacts) -> Html:
-    """The decision, from the facts of evaluate_model."""
+    """Returns the section about the gate's decision, from the facts of evaluate_model."""
     if run.evaluation is None:
         return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))
     evaluation = run.evaluation
@@ -41,7 +41,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _lead(evaluation: Mapping[str, Any]) -> Html:
-    """The introductory sentence: how the confidence interval of the gain in AUC was computed."""
+    """Returns the introductory sentence, which says how the interval of the gain in AUC was computed."""
     by = evaluation.get("resampled")
     between = (evaluation.get("intervals") or {}).get("auc")
     if by is None or between is None:
@@ -57,7 +57,10 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
 
 
 def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
-    """The chart of the challenger's gain in AUC and its interval; empty without an interval."""
+    """Returns a chart of the challenger's gain in AUC and the confidence interval of the gain.
+
+    The result is a list of one element. It is empty if there is no interval.
+    """
     between = (evaluation.get("intervals") or {}).get("auc")
     if between is None:
         return []
@@ -73,7 +76,7 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
 
 
 def _checks(checks: list[Mapping[str, Any]]) -> Html:
-    """A table with one row per check."""
+    """Returns a table of the results of the checks, with one row per check."""
     rows: list[list[Child]] = [
         [
             _NAMES.get(check["name"], check["name"]),
@@ -92,7 +95,10 @@ def _checks(checks: list[Mapping[str, Any]]) -> Html:
 
 
 def _drift(drift: Mapping[str, Any]) -> list[Html]:
-    """The columns that drifted most, and the features with the largest shares of unknown ids."""
+    """Returns two tables: the columns that drifted most, and the features with the most unknown ids.
+
+    A table is left out if it has no rows.
+    """
     tables = (
         (
             "Drift of columns, PSI",

@@ -1,4 +1,4 @@
-"""The head of the page: the model that serves and why, and the key figures."""
+"""The head of the page: which model serves and why, and the key figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from reporting.facts.run_facts import RunFacts, logistic_regression
 
 
 def render(run: RunFacts) -> Html:
-    """Title, decision and key figures. A tile whose facts are missing names the job that writes them."""
+    """Returns the head of the page: title, decision and key figures.
+
+    If the facts of a key figure are missing, its tile names the job that writes these facts.
+    """
     return tag(
         "header",
         tag("p", f"Nightrank · {run.name}", class_="overline"),
@@ -19,7 +22,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _decision(run: RunFacts) -> Html:
-    """The sentence about the model of this run."""
+    """Returns a sentence: the gate's decision, or which model made the lists, or which jobs have not run."""
     if run.evaluation is not None:
         decision = tag(
             "strong",
@@ -53,12 +56,12 @@ def _decision(run: RunFacts) -> Html:
 
 
 def _tiles(run: RunFacts) -> list[Html]:
-    """The key figures."""
+    """Returns the tiles. Each tile shows one key figure."""
     return [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
 
 
 def _quality(run: RunFacts) -> Html:
-    """AUC of the model that serves."""
+    """Returns the tile with the AUC of the model that serves."""
     if run.evaluation is None or run.judged is None:
         return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this run date")
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
@@ -74,7 +77,7 @@ def _quality(run: RunFacts) -> Html:
 
 
 def _baseline(run: RunFacts) -> Html:
-    """AUC of logistic regression."""
+    """Returns the tile with the AUC of logistic regression."""
     name, baseline = "Logistic AUC", logistic_regression(run.evaluation)
     if run.evaluation is None or baseline is None:
         return _tile(name, numbers.NONE, "no such baseline was trained")
@@ -86,7 +89,7 @@ def _baseline(run: RunFacts) -> Html:
 
 
 def _hit_rate(run: RunFacts) -> Html:
-    """Hit rate of the lists."""
+    """Returns the tile with the hit rate of the lists."""
     if run.measure is None:
         return _tile(
             "Hit rate",
@@ -101,7 +104,7 @@ def _hit_rate(run: RunFacts) -> Html:
 
 
 def _served(run: RunFacts) -> Html:
-    """Users with a list."""
+    """Returns the tile with the number of users with a list."""
     if run.recommendations is None:
         return _tile("Users served", numbers.NONE, "score_daily has not run for this run date")
     facts = run.recommendations.facts
@@ -111,7 +114,7 @@ def _served(run: RunFacts) -> Html:
 
 
 def _coverage(run: RunFacts) -> Html:
-    """Share of items that are in a list."""
+    """Returns the tile with the coverage of the lists: the share of items that are in at least one list."""
     if run.recommendations is None:
         return _tile("Item coverage", numbers.NONE, "score_daily has not run for this run date")
     facts = run.recommendations.facts
@@ -121,7 +124,7 @@ def _coverage(run: RunFacts) -> Html:
 
 
 def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:
-    """One key figure; `meter` is a share that is drawn as a bar."""
+    """Returns the tile of a key figure. If `meter` is set, it is a share, which is also drawn as a bar."""
     bar = None
     if meter is not None:
         share = min(max(meter, 0.0), 1.0)

@@ -1,4 +1,7 @@
-"""The last thirty days: data, AUC, drift, throughput, durations, cost and failures by run date."""
+"""The section about the last thirty days, by run date.
+
+It shows data, AUC, drift, throughput, durations, cost and failures.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ _TIMED = ("build_features", "train_model", "score_daily")
 
 
 def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
-    """The charts, the table by run date, and the failed attempts; None if there is no run to show.
+    """Returns the section: charts, a table by run date, and the failed attempts.
 
-    Charts are drawn only if at least two run dates have facts.
+    Returns None if there is no run to show. Charts are drawn only if at least two run dates have facts.
 
     Args:
-        history: the facts by run date.
+        history: the facts of the run dates.
         run_date: the last run date.
-        psi_warn: the value of quality.psi_warn, which the chart of drift shows as a line.
+        psi_warn: the value of quality.psi_warn. The chart of the drift shows this limit as a line.
     """
     days = history.days
     if not any(day.core_s for day in days) and len(days) < 2:
@@ -46,7 +49,7 @@ def render(history: History, run_date: str, psi_warn: float | None) -> Html | No
 
 
 def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html:
-    """The introductory sentence: number of run dates that ran, core hours, cost, and failed attempts."""
+    """Returns the introductory sentence: number of run dates, core hours, cost, and failed attempts."""
     failed = sum(len(day.failures) for day in days)
     hours = sum(day.core_s for day in days) / 3600
     costs = [day.cost for day in days if day.cost is not None]
@@ -62,7 +65,7 @@ Chart = tuple[str, str, Html]
 
 
 def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | None) -> list[Chart]:
-    """(title, caption, chart) of each chart."""
+    """Returns one tuple (title, caption, chart) for each chart."""
     names = [day.dt[5:] for day in days]
     rows = columns(
         "Rows",
@@ -95,7 +98,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
 
 
 def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html, Html, Html]:
-    """AUC, drift and throughput by run date."""
+    """Returns the line charts of AUC, drift and throughput by run date."""
     last = date.fromisoformat(days[-1].dt)
 
     def points(of: Callable[[DayFacts], float | None]) -> list[tuple[float, float]]:
@@ -131,31 +134,35 @@ def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html
 
 
 def _month_and_day(last: date, x: float) -> str:
-    """The month and day `x` days after `last`, such as 01-31; empty unless x is a whole number <= 0."""
+    """Returns the date `x` days after `last` as month and day, such as 01-31.
+
+    x is the value of a tick, and at most 0 for a date up to `last`. Returns an empty string if x is above 0
+    or is not a whole number.
+    """
     if abs(x - round(x)) > 1e-9 or x > 0:
         return ""
     return date.fromordinal(last.toordinal() + round(x)).isoformat()[5:]
 
 
 def _speed_of(job: str) -> Callable[[DayFacts], float | None]:
-    """Returns a function that reads a job's rows per second."""
+    """Returns a function that returns the rows per second of a job on a run date."""
     return lambda day: day.rows_per_s.get(job)
 
 
 def _over_median(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points with their y values divided by the median of these values."""
+    """Divides the y values of the points by their median, and returns the new points."""
     known = [y for _, y in points if math.isfinite(y)]
     middle = median(known) if known else 0.0
     return [(x, y / middle) for x, y in points] if middle else []
 
 
 def _number(value: float | None) -> float:
-    """The value as a float. None becomes NaN, which charts do not draw."""
+    """Returns a value as a float. None becomes NaN, which charts do not draw."""
     return math.nan if value is None else float(value)
 
 
 def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
-    """Share of dropped rows by reason, stacked."""
+    """Returns a stacked bar chart of the share of dropped rows by run date. Each reason is one layer."""
     total: Counter[str] = Counter()
     for day in days:
         total.update(day.dropped)
@@ -173,7 +180,7 @@ def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
 
 
 def _cost(days: Sequence[DayFacts], names: Sequence[str], currency: str | None) -> Html:
-    """Cost by run date; core hours if no price is configured."""
+    """Returns a bar chart of the cost by run date; of the core hours if no price is configured."""
     priced = any(day.cost is not None for day in days)
     values = [_number(day.cost) if priced else day.core_s / 3600 for day in days]
     return columns(
@@ -187,7 +194,7 @@ def _cost(days: Sequence[DayFacts], names: Sequence[str], currency: str | None) 
 
 
 def _failed(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
-    """Failed attempts by run date."""
+    """Returns a bar chart of the number of failed attempts by run date."""
     return columns(
         "Failures",
         names,
@@ -199,7 +206,7 @@ def _failed(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
 
 
 def _failures(days: Sequence[DayFacts]) -> Html:
-    """A table of the last failed attempts."""
+    """Returns a table of the last failed attempts."""
     failures = sorted((failure for day in days for failure in day.failures), key=lambda f: f.ended_at)
     rows: list[list[Child]] = [
         [
@@ -221,13 +228,13 @@ def _failures(days: Sequence[DayFacts]) -> Html:
 
 
 def _short(text: str) -> str:
-    """The text on one line, cut after _PROBLEM_CHARACTERS characters."""
+    """Returns the text on one line. Text after _PROBLEM_CHARACTERS characters is cut off."""
     line = " ".join(text.split())
     return line if len(line) <= _PROBLEM_CHARACTERS else line[:_PROBLEM_CHARACTERS] + "…"
 
 
 def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
-    """A table with one row per run date."""
+    """Returns a table with one row per run date."""
     headers = ["Run date", "Rows", "Dropped", "AUC", "Worst PSI", "Churn", "Minutes", "Core hours"]
     headers += [str(currency)] if currency else []
     rows: list[list[Child]] = [

@@ -1,4 +1,7 @@
-"""Changes of the lists since the last published ones, limits that held them back, and deliveries."""
+"""The section about changes: compares the lists with the last published lists.
+
+It also shows the limits that held the lists back, and the deliveries.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,20 @@ from reporting.facts.run_facts import RunFacts
 
 
 def render(run: RunFacts) -> Html:
-    """The section, from the tables list_changes and deliveries. Held-back lists have no delivery."""
+    """Returns the section, from the tables list_changes and deliveries.
+
+    Lists that were held back have no delivery.
+    """
     if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
     return section("changes", "Changes", _lead(run.changes), _figures(run.changes), _delivered(run.delivery))
 
 
 def _lead(changes: Mapping[str, Any]) -> Html:
-    """The introductory sentence: what the lists are compared with, and whether they were held back."""
+    """Returns the introductory sentence.
+
+    It says what the new lists are compared with, and whether the new lists were held back.
+    """
     before = changes["before"]
     against = f"the lists of {before}" if before else "nothing, because no lists were published before"
     if not changes["held_back"]:
@@ -33,7 +42,7 @@ def _lead(changes: Mapping[str, Any]) -> Html:
 
 
 def _figures(changes: Mapping[str, Any]) -> Html:
-    """A table of the figures. Figures that exceed a limit are marked."""
+    """Returns a table of the figures. Figures that exceed their limit are marked."""
     past = {excess["figure"] for excess in changes["excesses"]}
     drift = changes.get("score_psi")
     noise = changes.get("score_psi_noise")
@@ -79,13 +88,13 @@ def _figures(changes: Mapping[str, Any]) -> Html:
 
 
 def _coverage_before(changes: Mapping[str, Any]) -> str:
-    """The coverage of the last published lists."""
+    """Returns the coverage of the last published lists as text."""
     before = changes.get("coverage_before")
     return "" if before is None else f"{numbers.percent(before)} before"
 
 
 def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
-    """A table with one row per sink; None without a delivery."""
+    """Returns a table of the delivery with one row per sink; None if the lists were not delivered."""
     if delivery is None:
         return None
     rows: list[list[Child]] = [

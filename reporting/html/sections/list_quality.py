@@ -1,4 +1,4 @@
-"""Relevance of the lists: hits among later clicks, compared with the most popular items."""
+"""The section about the relevance of the lists: compares them with the most popular items by later clicks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks
 
 
 def render(run: RunFacts) -> Html:
-    """The section, for this date's lists, or for those of the day before if the clicks are not known yet."""
+    """Returns the section about the lists of this date.
+
+    If the clicks on these lists are not known yet, the section shows the lists of the day before.
+    """
     if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
@@ -36,7 +39,11 @@ def render(run: RunFacts) -> Html:
 
 
 def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
-    """A table of the share of clicked items that were candidates, by source; empty if not measured."""
+    """Returns a table of the recall of the candidates by source, as a list of one element.
+
+    The recall is the share of the clicked items that were candidates. The list is empty if the recall was not
+    measured.
+    """
     if not recall or recall["recall"] is None:
         return []
     rows: list[list[Child]] = [["All candidates", numbers.percent(recall["recall"])]]
@@ -52,7 +59,7 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
 
 
 def _measures(values: Mapping[str, Any]) -> list[Child]:
-    """The cells of one row of measures."""
+    """Returns the table cells with hit rate, NDCG and coverage."""
     return [
         numbers.percent(values.get("hit_rate")),
         numbers.decimal(values.get("ndcg")),

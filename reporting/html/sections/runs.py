@@ -1,4 +1,4 @@
-"""The last runs in one table: model, gate, AUC, hit rate and coverage."""
+"""The section about recent runs: one table with model, gate, AUC, hit rate and coverage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from storage.paths import Lake
 
 
 def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
-    """A table with one row per run date, newest last; None before the second run.
+    """Returns a table with one row per run date, newest last; None if there are fewer than two run dates.
 
-    `recorder` records the tables that are read.
+    Args:
+        config: the configuration.
+        run_date: the last run date.
+        recorder: records the tables that are read, for lineage.
     """
     dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
@@ -40,7 +43,7 @@ def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORD
 
 
 def _row(lake: Lake, dt: str) -> list[Child]:
-    """The cells of one run date."""
+    """Returns the table cells of one run date."""
     evaluation = published_facts(lake.evaluations.partition(dt))
     lists = published_facts(lake.recommendations.partition(dt)) or {}
     measure = published_facts(lake.measures.partition(dt)) or {}

@@ -1,4 +1,4 @@
-"""The lists of a few users, and the items that these users clicked."""
+"""The section with a sample: the lists of a few users, and the items that these users clicked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLICKED = 5
 
 
 def render(lists: Sequence[UserList]) -> Html:
-    """One card per user."""
+    """Returns the section: one card per user."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
@@ -24,7 +24,7 @@ def render(lists: Sequence[UserList]) -> Html:
 
 
 def _card(user_list: UserList) -> Html:
-    """One user's list and clicks."""
+    """Returns a card with the list of one user and the clicks of this user."""
     history = user_list.history
     rows: list[list[Child]] = []
     for position, item, score, reason in user_list.entries:
@@ -40,7 +40,7 @@ def _card(user_list: UserList) -> Html:
 
 
 def _clicked(user_list: UserList) -> Html | None:
-    """The items that the user clicked most; None without a history."""
+    """Returns the items that the user clicked most; None if the clicks are not known."""
     if user_list.history is None:
         return None
     most = user_list.history.most_clicked(_CLICKED)

@@ -1,4 +1,4 @@
-"""The seconds that a run took, by stage and by phase of each stage."""
+"""The section about stages: the seconds that a run took, by stage and by phase of each stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from storage.paths import Lake
 
 @dataclass(frozen=True)
 class StageTime:
-    """The seconds that one stage took in total, measured by its job, and the seconds of each phase."""
+    """The seconds of one stage, as its job measured them.
+
+    Attributes:
+        stage: name of the stage.
+        total_s: seconds of the complete stage.
+        phases_s: maps the name of each phase to its seconds.
+    """
 
     stage: str
     total_s: float
@@ -26,10 +32,10 @@ class StageTime:
 
 
 def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
-    """The successful stages of a run, in the order in which they ended.
+    """Returns the times of the successful stages of a run, in the order in which the stages ended.
 
-    The times come from the logs that `nightly` writes. If there are none, because a scheduler keeps the logs,
-    the times come from the last successful run record of each job of this configuration.
+    The times come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, there are no
+    such logs. Then the times come from the last successful run record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)
@@ -39,7 +45,7 @@ def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
 
 
 def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
-    """The stages whose logs have a job summary."""
+    """Returns the times of the stages whose logs contain a job summary."""
     if not file_io.is_local(lake.logs):
         return []
     folder = Path(file_io.filesystem(lake.logs)[1]) / f"dt={run_date}"
@@ -53,7 +59,7 @@ def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
 
 
 def render(times: list[StageTime]) -> Html:
-    """The section: bars and a table of the seconds that each stage took."""
+    """Returns the section: a bar chart and a table of the seconds that each stage took."""
     if not times:
         return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
     total = sum(stage.total_s for stage in times)

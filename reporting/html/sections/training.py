@@ -1,4 +1,4 @@
-"""The training of the model: loss, learning rate and rows per second by step."""
+"""The section about training: loss, learning rate and rows per second at each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
 def render(run: RunFacts) -> Html:
-    """The section, from model.json of the challenger; without training, of the model that made the lists."""
+    """Returns the section, from the model.json of the challenger.
+
+    For a run without training, the section shows the model that made the lists.
+    """
     if run.model is None:
         return section("training", "Training", missing("The training curve", "train_model"))
     model = run.model
@@ -29,7 +32,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _charts(model: Mapping[str, Any]) -> list[Html]:
-    """Loss, learning rate and throughput by step."""
+    """Returns the charts of loss, learning rate and throughput by step."""
     validation = model.get("metrics", {}).get("validation", {}).get("log_loss")
     references = [] if validation is None else [Reference("validation, after training", validation)]
     loss = line_chart(
@@ -61,12 +64,15 @@ def _charts(model: Mapping[str, Any]) -> list[Html]:
 
 
 def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
-    """(step, value of `key`) of the training log's entries that have this key."""
+    """Returns points (step, value) from the training log.
+
+    The value is the one of `key`. Entries of the log without this key are left out.
+    """
     return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
 
 def _facts(model: Mapping[str, Any]) -> Html:
-    """Architecture, origin, seconds and validation figures."""
+    """Returns a list of facts: architecture, the model that training started from, validation figures."""
     validation = model.get("metrics", {}).get("validation", {})
     waits = [
         entry["loader_wait_share"]
@@ -94,7 +100,10 @@ def _facts(model: Mapping[str, Any]) -> Html:
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
-    """The architecture and its settings that are not empty; `multi_hot` only for models with lists of ids."""
+    """Returns the name of the architecture and its settings, as text.
+
+    Empty settings are left out. The setting `multi_hot` is shown only if the model has lists of ids.
+    """
     features = model.get("feature_spec", {}).get("features", [])
     hidden = (
         {"architecture"} if any(feature["kind"] == "multi_hot" for feature in features) else _WITHOUT_LISTS
@@ -108,7 +117,7 @@ def _architecture(model: Mapping[str, Any]) -> str:
 
 
 def _setting(value: Any) -> str:
-    """One setting as text."""
+    """Returns the value of one setting as text."""
     if isinstance(value, list):
         return "–".join(map(str, value))
     if isinstance(value, Mapping):

@@ -28,7 +28,7 @@ NAN, INF = float("nan"), float("inf")
         ("fill", {"value": [0]}, "fill value=[0]"),
         ("fill", {"indicator": "yes"}, "fill indicator='yes'"),
         ("fill", {"with": 0}, "does not take"),
-        ("clip", {}, "neither min nor max"),
+        ("clip", {}, "neither `min` nor `max`"),
         ("clip", {"min": 2, "max": 1}, "min=2 is above max=1"),
         ("clip", {"min": "a"}, "clip min='a'"),
         ("clip", {"max": INF}, "clip max=inf"),
@@ -47,7 +47,7 @@ NAN, INF = float("nan"), float("inf")
         ("categorify", {"oov_buckets": True}, "oov_buckets=True"),
         ("categorify", {"max_age_days": 0}, "max_age_days=0"),
         ("categorify", {"share": 3}, "share=3"),
-        ("categorify", {"values": []}, "must not be empty or contain a value twice"),
+        ("categorify", {"values": []}, "is empty or contains a value twice"),
         ("categorify", {"values": ["a", "a"]}, "contain a value twice"),
         ("categorify", {"values": [1, "1"]}, "contain a value twice"),
         ("categorify", {"values": "abc"}, "values='abc'"),
@@ -83,7 +83,7 @@ NAN, INF = float("nan"), float("inf")
         ("list_slice", {"length": 1, "start": 0.5}, "start=0.5"),
         ("expression", {"output": "", "formula": "I1"}, "output='': "),
         ("expression", {"output": "a", "formula": 1}, "formula=1"),
-        ("rename", {}, "neither names nor prefix nor suffix"),
+        ("rename", {}, "neither `names` nor `prefix` nor `suffix`"),
         ("rename", {"names": ["a"]}, "names=['a']"),
         ("rename", {"names": {"a": 3}}, "rename names.a=3: Input should be a valid string"),
         ("categorify", {"values": ["a", True]}, "values.1=True"),
@@ -265,7 +265,7 @@ def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple],
 def test_scopes_of_unknown_features_are_refused(tmp_path: Path, side: str) -> None:
     group = {"columns": ["I1"], "kind": DENSE, "ops": ["fill", {"rename": {"suffix": "_a"}}]}
     plan(make_config(tmp_path, [group], scopes={side: ["I1_a"]}))
-    with pytest.raises(ConfigError, match=r"scopes lists \['I1'\], which are not features"):
+    with pytest.raises(ConfigError, match=r"the section `scopes` lists \['I1'\], which are not features"):
         plan(make_config(tmp_path, [group], scopes={side: ["I1"]}))
 
 

@@ -139,7 +139,7 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
     for seed, day in enumerate(DAYS[:3]):
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 150, seed))
     with pytest.raises(
-        Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*add the operator fill for I1"
+        Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*add the operator `fill` for I1"
     ):
         cases.run_build(spark, config, DAYS[2])
     assert not (tmp_path / "lake/datasets").exists()

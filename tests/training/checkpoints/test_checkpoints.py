@@ -258,7 +258,7 @@ def test_a_checkpoint_of_other_tensors_is_an_error(tmp_path: Path) -> None:
     other.tensors["more"] = torch.zeros(1)
     with (
         Checkpoints(str(tmp_path), LocalCollectives()) as opened,
-        pytest.raises(DataError, match=r"lacks tensors \['more'\]"),
+        pytest.raises(DataError, match=r"missing tensors: \['more'\]"),
     ):
         opened.restore(other)
 

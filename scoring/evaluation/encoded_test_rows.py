@@ -1,0 +1,25 @@
+"""Encodes the test rows of a run date by the workflow of each model that the gate compares."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from etl.build import encode_split
+from etl.workflow.fitted_workflow import load_workflow
+from scoring.inputs.feature_rows import read_split
+from storage.dataset import Dataset
+from storage.run_context import RunContext
+
+
+def encoded_test_rows(
+    spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
+) -> DataFrame:
+    """Returns the test split of the run date, encoded by the workflow with this version.
+
+    If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
+    encoded again.
+    """
+    if workflow_version == dataset.workflow_version:
+        return read_split(spark, context.lake, dataset, ["test"])
+    workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
+    return encode_split(spark, context.config, workflow, context.run_date, "test", context.recorder).persist()
