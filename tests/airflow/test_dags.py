@@ -114,7 +114,7 @@ MISCONFIGURED = [
     ("no default profile", {"profiles": {"train_model": "x"}}, 'needs profiles={"default"'),
     ("no list", {"set": "lake=/x"}, "needs set="),
     ("no list of keys", {"param_keys": "gate."}, "needs param_keys="),
-    ("no jobs", {"home": "/nowhere"}, "no folder jobs"),
+    ("no jobs", {"home": "/nowhere"}, "no folder `jobs`"),
     ("no program", {"spark_submit": "/nowhere/spark-submit"}, "not a program on this worker"),
 ]
 

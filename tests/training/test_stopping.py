@@ -48,7 +48,7 @@ def test_without_a_rule_nothing_stops() -> None:
 
 
 def test_a_rule_needs_something_to_reach_and_evaluations() -> None:
-    with pytest.raises(ValidationError, match="the key value, the key patience, or both"):
+    with pytest.raises(ValidationError, match="the key `value`, the key `patience`, or both"):
         StopAt()
     with pytest.raises(ValidationError, match="evaluate_every_steps above 0"):
         Train(stop_at=StopAt(value=0.8))

@@ -169,7 +169,7 @@ def test_dates_follow_the_first_day() -> None:
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("generate=null", "needs the section generate"),
+        ("generate=null", "no section `generate`"),
         ("generate.layout=named", "generate.layout=named writes csv"),
         ("generate.files_per_day=70000", "files_per_day=70000 is more than rows_per_day=60000"),
     ],
