@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,27 @@ class Profile(Strict):
     steps: PositiveInt = Field(default=5, description="Number of recorded steps.")
     every_rank: bool = Field(
         default=False, description="Whether all ranks write a trace, instead of only rank 0."
+    )
+
+
+class TrainNegatives(Strict):
+    """Negatives that are drawn anew for every row in every epoch, instead of the same ones in all epochs.
+
+    It is for logs that record only what users chose, so the section `negatives` is required. In training,
+    each positive row is used with `per_positive` items that are drawn by a hash of (seed, epoch, row, draw).
+    Items are drawn from those in the train rows of the row's day, and have their features of that day. An
+    item that the user chose on that day or on an earlier train day is replaced by another draw. All other
+    rows are left out: the negatives that `negatives` added to the train split, and rows of the log with
+    label 0. The validation and test splits are measured with the negatives that `negatives` added.
+    """
+
+    per_positive: PositiveInt = Field(
+        default=20, description="Number of items that are drawn for each positive row in each epoch."
+    )
+    popularity: Annotated[float, Field(ge=0, le=4)] = Field(
+        default=0.0,
+        description="An item is drawn with a probability proportional to its number of positive train rows "
+        "of the day, to the power of `popularity`. 0: all items are equally likely.",
     )
 
 

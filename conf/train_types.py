@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.loop_types import Profile, Reading, Retrain, StopAt
+from conf.loop_types import Profile, Reading, Retrain, StopAt, TrainNegatives
 from conf.raw_types import PositiveInt, PositiveLong, Seed, Share, Strict
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
@@ -135,6 +135,19 @@ class Train(Strict):
         description="Number of rows of a step, over all ranks. It must be a multiple of `num_shards`.",
     )
     epochs: PositiveInt = Field(default=1, description="Number of passes over the train rows.")
+    loss: Literal["bce", "bpr", "softmax"] = Field(
+        default="bce",
+        description="Loss of a step. `bce`: binary cross-entropy of every row. `bpr`: -log sigmoid(logit of "
+        "a positive row minus logit of one of its negatives), for each negative. `softmax`: cross-entropy of "
+        "the positive row among itself and its negatives; logits are corrected for the probability with "
+        "which an item is drawn. `bpr` and `softmax` need `negatives`. Their models order items, but their "
+        "scores are not probabilities.",
+    )
+    negatives: TrainNegatives | None = Field(
+        default=None,
+        description="Negatives that are drawn anew in every epoch. Null: the train rows are used as "
+        "build_features wrote them.",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=3e-3, description="Learning rate of Adam, for the dense layers."
     )
@@ -242,6 +255,21 @@ class Train(Strict):
             raise ValueError(
                 "stop_at needs evaluate_every_steps above 0, because evaluations decide when training stops"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _negatives_fit(self) -> Train:
+        if self.loss != "bce" and self.negatives is None:
+            raise ValueError(
+                f"loss={self.loss} compares a positive row with its negatives, so it needs the section "
+                "negatives, such as {per_positive: 20}"
+            )
+        for name in ("compile", "cuda_graphs"):
+            if self.negatives and getattr(self, name):
+                raise ValueError(
+                    f"{name}=true needs the same number of rows in every step, which negatives does not "
+                    f"give; set {name}=false"
+                )
         return self
 
     @model_validator(mode="after")

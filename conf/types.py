@@ -23,7 +23,7 @@ from conf.candidate_types import (
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
 from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, SplitConfig, WorkflowConfig
 from conf.gate_types import Gate
-from conf.loop_types import Profile, Reading, StopAt
+from conf.loop_types import Profile, Reading, StopAt, TrainNegatives
 from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation
 from conf.quality_types import Quality
@@ -95,6 +95,7 @@ __all__ = [
     "StopAt",
     "Strict",
     "Train",
+    "TrainNegatives",
     "UserAttributes",
     "Watch",
     "WorkflowConfig",
@@ -181,6 +182,15 @@ class Config(Strict):
     generate: Generate | None = Field(
         default=None, description="The generator of click logs. Null: the log is not generated."
     )
+
+    @model_validator(mode="after")
+    def _negatives_to_measure(self) -> Config:
+        if self.train.negatives and not self.negatives:
+            raise ValueError(
+                "train.negatives draws negatives for training; validation and test rows need some, too: set "
+                "the section negatives, such as {per_positive: 4}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _known_columns(self) -> Config:

@@ -11,6 +11,7 @@ from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan
 from scoring.inputs.requests import require_context, require_no_pairs
 from training.settings import Features, check_model, read_settings
+from training.settings.negatives import require_no_pair_features
 
 
 def check_config(config: Config) -> None:
@@ -33,6 +34,8 @@ def check_training(config: Config) -> None:
         ConfigError: a model cannot be trained; the error names the key.
     """
     features = _features(config, plan(config))
+    if config.train.negatives:
+        require_no_pair_features(features.pairs)
     for location, model in _models(config):
         with _located(location):
             check_model(model, features)

@@ -38,12 +38,18 @@ def make_spec(
 
 @dataclass(frozen=True)
 class Rows:
-    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and N lists of ids a list feature."""
+    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and N lists of ids a list feature.
+
+    keys: the users and the items of the rows, as strings; empty for a table without keys. row_id begins at
+    first_row.
+    """
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
     categorical: NDArray[np.int32]
     lists: tuple[list[list[int]], ...] = ()
+    keys: tuple[list[str], ...] = ()
+    first_row: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,7 +57,9 @@ class Rows:
     def part(self, first: int, count: int) -> Rows:
         chosen = slice(first, first + count)
         lists = tuple(lists[chosen] for lists in self.lists)
-        return Rows(self.labels[chosen], self.dense[chosen], self.categorical[chosen], lists)
+        keys = tuple(values[chosen] for values in self.keys)
+        first_row = self.first_row + first
+        return Rows(self.labels[chosen], self.dense[chosen], self.categorical[chosen], lists, keys, first_row)
 
     def ids(self, row: int, length: int) -> list[list[int]]:
         """The ids of every feature made of ids, in one row: a list each, its first `length` ids."""
@@ -118,7 +126,9 @@ def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
 
 def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns: dict[str, Any] = {"row_id": np.arange(len(rows), dtype=np.int64), "label": rows.labels}
+    row_ids = rows.first_row + np.arange(len(rows), dtype=np.int64)
+    columns: dict[str, Any] = {"row_id": row_ids, "label": rows.labels}
+    columns |= dict(zip(("user_key", "item_key"), rows.keys, strict=False))
     columns |= {feature.name: rows.dense[:, i] for i, feature in enumerate(spec.dense)}
     columns |= {feature.name: rows.categorical[:, i] for i, feature in enumerate(spec.categorical)}
     columns |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,27 +18,44 @@ class Batch:
 
     Do not change the tensors, because several batches may share their memory.
 
+    A batch with drawn negatives (training/data/negative_sampler.py) consists of groups of G rows: a positive
+    row, then its G - 1 negatives. In any other batch G is 1.
+
     Attributes:
         dense: (L, D) float32.
         categorical: (L, W) int32 ids; training/models/inputs.py defines their columns.
         labels: (L,) float32, 0 or 1.
         weights: (L,) float32, 1 for a row and 0 for padding.
-        global_weight: number of rows in the global batch, without padding; equal on all ranks.
+        global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
+            negatives, the expected number of groups.
         ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
             be read at once.
+        row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
+        epoch: number of the epoch, from 0.
+        group: G.
+        log_draw: (L,) float32, the logarithm of the probability with which the row's item is drawn; None
+            without drawn negatives.
+        shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
     """
 
     dense: Tensor
     categorical: Tensor
     labels: Tensor
     weights: Tensor
-    global_weight: int
+    global_weight: float
     ready: torch.cuda.Event | None = None
+    row_keys: Tensor | None = None
+    epoch: int = 0
+    group: int = 1
+    log_draw: Tensor | None = None
+    shard_rows: Sequence[int] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on a device, ready for use on the device's current stream."""
         tensors = {
-            name: getattr(self, name).to(device) for name in ("dense", "categorical", "labels", "weights")
+            name: value.to(device)
+            for name in ("dense", "categorical", "labels", "weights", "row_keys")
+            if (value := getattr(self, name)) is not None
         }
         if self.ready is not None:
             stream = torch.cuda.current_stream(device)

@@ -15,7 +15,9 @@ A row takes 4 bytes for its label, and 4 bytes for each dense feature and each i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -27,6 +29,7 @@ from training.data.buffer_pool import Pool, Pools
 from training.data.columns import Columns, read_columns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch
+from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
 from training.data.row_order import RowOrder, ShardStream
 from training.data.sharding import DataFile, RowGroup, ShardPlan, row_groups
 from training.data.staging import stage, staging_folder
@@ -35,6 +38,7 @@ log = logging.getLogger("nightrank.training")
 
 _CPU = torch.device("cpu")
 _MIB = 2**20
+Read = TypeVar("Read")
 # With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
 _MIN_POOL_STEPS = 4
 
@@ -42,7 +46,7 @@ _MIN_POOL_STEPS = 4
 class Loader:
     """Reads one split for one rank.
 
-    The constructor has eight parameters because files, order, columns and device vary independently of each
+    The constructor has nine parameters because files, order, columns and device vary independently of each
     other.
 
     Args:
@@ -55,6 +59,7 @@ class Loader:
         multi_hot: how many ids of each list are used.
         device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
         reading: settings for the size of the pools and for how far ahead row groups are read.
+        with_row_keys: whether batches have `row_keys`.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Loader:
         multi_hot: MultiHot | None = None,
         device: torch.device = _CPU,
         reading: Reading | None = None,
+        *,
+        with_row_keys: bool = False,
     ) -> None:
         self.plan = plan
         self.shards = shards
@@ -76,6 +83,7 @@ class Loader:
         self._multi_hot = multi_hot or MultiHot()
         self._device = device
         self._reading = reading or Reading()
+        self._key_columns = ROW_KEY_COLUMNS if with_row_keys else 0
         global_rows = plan.shard_rows * len(plan.shards)
         wanted = max(self._reading.pool_rows // global_rows, _MIN_POOL_STEPS)
         self._pool_steps = max(min(wanted, plan.steps), 1)
@@ -102,7 +110,8 @@ class Loader:
                 pool, ready = transfer.copy(writer.write(contents))
                 first = contents.window * self._pool_steps
                 for step in range(first + skipped, min(first + self._pool_steps, self.plan.steps)):
-                    yield _batch(pool, step - first, self.plan.weight(step), ready)
+                    batch = _batch(pool, step - first, self.plan.weight(step), ready)
+                    yield self._with_row_keys(batch, contents.order.epoch) if self._key_columns else batch
                 skipped = 0
                 del pool  # otherwise its memory could not be reused for the next pool
 
@@ -111,7 +120,11 @@ class Loader:
         lengths = self.spec.list_lengths(self._multi_hot)
         num_dense, num_ids = len(self.spec.dense), len(self.spec.categorical)
         pools = Pools(
-            self._pool_steps, rows, num_dense, num_ids + sum(lengths), pinned=self._device.type == "cuda"
+            self._pool_steps,
+            rows,
+            num_dense,
+            num_ids + sum(lengths) + self._key_columns,
+            pinned=self._device.type == "cuda",
         )
         return PoolWriter(pools, len(self.shards), arriving, torch.get_num_threads())
 
@@ -139,20 +152,12 @@ class Loader:
             present = contents.groups
 
     def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        if all(file_io.is_local(group.file.path) for group in self._groups):
-            for group in groups:
-                yield self._read(group)
-            return
-        with (
-            staging_folder(self._reading.staging_folder) as folder,
-            Prefetch(
-                stage(groups, folder), self._reading.staging_mib * _MIB, lambda staged: staged.size_bytes
-            ) as ahead,
-        ):
-            for staged in ahead:
-                columns = self._read(staged.group)
-                staged.discard()
-                yield columns
+        local = all(file_io.is_local(group.file.path) for group in self._groups)
+        return read_groups(groups, self._read, self._reading, local=local)
+
+    def _with_row_keys(self, batch: Batch, epoch: int) -> Batch:
+        ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
+        return replace(batch, categorical=ids, row_keys=row_keys, epoch=epoch)
 
     def _read(self, group: RowGroup) -> Columns:
         columns = read_columns(group, self.spec, self._multi_hot)
@@ -165,7 +170,38 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
+        if self._key_columns:
+            return replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
         return columns
+
+
+def read_groups(
+    groups: Iterator[RowGroup], read: Callable[[RowGroup], Read], reading: Reading, *, local: bool
+) -> Iterator[Read]:
+    """Yields what `read` returns for each row group, in order.
+
+    Row groups of an object store are copied to local disk before they are read, up to `staging_mib` ahead.
+
+    Args:
+        groups: the row groups.
+        read: reads a row group that is on local disk.
+        reading: names the folder of the copies and their largest size.
+        local: whether the files of all row groups are on local disk.
+    """
+    if local:
+        for group in groups:
+            yield read(group)
+        return
+    with (
+        staging_folder(reading.staging_folder) as folder,
+        Prefetch(
+            stage(groups, folder), reading.staging_mib * _MIB, lambda staged: staged.size_bytes
+        ) as ahead,
+    ):
+        for staged in ahead:
+            result = read(staged.group)
+            staged.discard()
+            yield result
 
 
 def _batch(pool: Pool, step: int, global_weight: int, ready: torch.cuda.Event | None) -> Batch:

@@ -32,6 +32,7 @@ class DataFile:
             file is read at once.
         size_bytes: size of the file; None if not known.
         staged: path of its copy on local disk (staging.py); None if there is none.
+        dt: the date of its feature partition, as an ISO date; empty if it is not known.
     """
 
     path: str
@@ -39,6 +40,7 @@ class DataFile:
     row_groups: tuple[int, ...] = ()
     size_bytes: int | None = None
     staged: str | None = None
+    dt: str = ""
 
     @property
     def on_disk(self) -> str:

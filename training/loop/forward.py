@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from conf.errors import ConfigError
 from conf.types import Train
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
+from training.loop.losses import mean_loss
 from training.models.click_model import ClickModel
 
 
@@ -81,8 +81,7 @@ class Forward:
         """
         with _float32_products(self._train.precision, self._device), self._compiler_errors():
             logits = self._logits(batch)
-            losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-            loss: Tensor = (losses * batch.weights).sum() / batch.global_weight
+            loss = mean_loss(self._train.loss, logits, batch)
             (loss if scale is None else loss * scale).backward()
         return loss.detach()
 

@@ -30,7 +30,7 @@ class Meter(Callback):
 
     def _restart(self) -> None:
         self._loss_sum = torch.zeros((), device=self._device)
-        self._rows = 0
+        self._rows = 0.0
         self._since = time.perf_counter()
 
     def on_train_start(self, state: TrainingState) -> None:

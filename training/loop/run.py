@@ -17,7 +17,9 @@ from torch import nn
 from conf.types import ModelConfig, Split
 from storage import file_io
 from training.checkpoints import Checkpoints, open_trained, save_trained
+from training.data.item_catalogue import read_catalogue
 from training.data.loader import Loader
+from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.device.choose_device import choose_device
 from training.device.memory import keep_freed_memory
@@ -75,7 +77,7 @@ def run_plan(
     model = rank.build(plan.model)
     if device.type == "cpu":
         keep_freed_memory()
-    trainer = Trainer(model, plan.train, collectives)
+    trainer = Trainer(model, plan.train, collectives, rank.negatives(plan.train_files))
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
@@ -135,7 +137,22 @@ class _Rank:
             self.plan.model.multi_hot,
             self.device,
             train.reading,
+            with_row_keys=shuffled and train.negatives is not None,
         )
+
+    def negatives(self, files: Sequence[DataFile]) -> NegativeSampler | None:
+        """Returns what draws the negatives of a training on these files; None if it draws none."""
+        plan, train = self.plan, self.plan.train
+        if train.negatives is None:
+            return None
+        paths = {file.path for file in files}
+        others = [file for file in plan.splits["train"] if file.path not in paths]
+        multi_hot = plan.model.multi_hot
+        catalogue = read_catalogue(
+            files, others, plan.spec, multi_hot, train.reading, self.collectives, self.device
+        )
+        shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
+        return NegativeSampler(catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards))
 
     def train(
         self,
@@ -172,7 +189,7 @@ class _Rank:
             log.info("baseline %s", architecture)
         loader = self.loader(plan.splits["train"], shuffled=True)
         callbacks = [self._loss_check(loader, plan.splits["train"]), *self._progress(architecture)]
-        trainer = Trainer(model, plan.train, self.collectives)
+        trainer = Trainer(model, plan.train, self.collectives, self.negatives(plan.splits["train"]))
         TrainingLoop(trainer, plan.train, self.device, callbacks).fit(loader)
         return model
 

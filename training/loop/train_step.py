@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from conf.types import Train
 from training.data.batch import Batch
+from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
 from training.embeddings.row_gradients import RowGradient
@@ -28,10 +29,23 @@ class Trainer:
 
     The loss is the weighted sum over the local rows divided by the weight of the global batch. Gradients are
     therefore summed over ranks, not averaged, and do not depend on which rank has which rows.
+
+    Args:
+        model: the model; it is trained in place.
+        train: the settings of the training.
+        collectives: those of this training's ranks.
+        negatives: draws the negatives of every step; None if the batches contain all rows of a step.
     """
 
-    def __init__(self, model: nn.Module, train: Train, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Train,
+        collectives: Collectives,
+        negatives: NegativeSampler | None = None,
+    ) -> None:
         self.model = model
+        self._negatives = negatives
         self._train = train
         self._collectives = collectives
         self._tables = tables_of(model)
@@ -48,7 +62,7 @@ class Trainer:
             batch: this rank's rows, shard after shard.
             rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
         """
-        loss = self._gradients(batch)
+        loss = self._gradients(self._negatives.expand(batch) if self._negatives else batch)
         # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
         # reduced.
         wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
@@ -72,7 +86,8 @@ class Trainer:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
-            dropout.draw_mask(key, self._shards, len(batch.labels))
+            equal = [len(batch.labels) // len(self._shards)] * len(self._shards)
+            dropout.draw_mask(key, self._shards, batch.shard_rows or equal)
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:

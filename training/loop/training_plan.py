@@ -16,6 +16,7 @@ from storage.paths import Lake
 from training.data.sharding import DataFile
 from training.registry import versions
 from training.registry.parent import day_name, find_parent, train_days
+from training.settings.negatives import require_no_pair_features
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings.
+        ConfigError: the architecture does not have the configured settings, or negatives are to be drawn
+            although a feature depends on user and item.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -66,6 +68,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
     config = config.model_copy(update={"model": complete(config.model)})
     spec = read_spec(lake, dataset.workflow_version)
+    if config.train.negatives:
+        require_no_pair_features([feature.name for feature in spec.scoped("pair")])
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
@@ -139,7 +143,13 @@ def _find_files(
 ) -> tuple[DataFile, ...]:
     """Returns the files of a split that have rows, from the manifests, except for the days in `without`."""
     return tuple(
-        DataFile(_resolved(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
+        DataFile(
+            _resolved(partition.file(entry.path)),
+            entry.rows,
+            entry.row_groups,
+            entry.bytes,
+            dt=partition.dt,
+        )
         for partition, manifest, label in split_partitions(lake, dataset, split)
         for entry in manifest.split_files(label)
         if entry.rows and day_name(partition.dt, label) not in without

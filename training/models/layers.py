@@ -60,18 +60,17 @@ class Dropout(nn.Module):
         self.share = share
         self.register_buffer("mask", torch.ones(1, width), persistent=False)
 
-    def draw_mask(self, key: str, shards: range, rows: int) -> None:
+    def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
         """Draws the factors of the next step: 0, or 1 / (1 - share).
 
         Args:
             key: a text that contains seed, step and layer.
-            shards: the logical shards of the next batch's rows. The batch has equally many rows of each, in
-                this order.
-            rows: number of rows of the next batch.
+            shards: the logical shards of the next batch's rows, in the order of these rows.
+            rows: for each of these shards, its number of rows in the next batch.
         """
-        if len(self.mask) != rows:
-            self.mask = self.mask.new_empty(rows, self.mask.shape[1])
-        for shard, part in zip(shards, self.mask.tensor_split(len(shards)), strict=True):
+        if len(self.mask) != sum(rows):
+            self.mask = self.mask.new_empty(sum(rows), self.mask.shape[1])
+        for shard, part in zip(shards, self.mask.split(list(rows)), strict=True):
             digest = sha256(f"{key}/{shard}".encode()).digest()
             generator = torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
             part.bernoulli_(1 - self.share, generator=generator)

@@ -1,0 +1,163 @@
+"""Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
+
+Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So it is the same for every number
+of ranks, on every device, and after a resumption. No negative uses rows of a later day: items and their
+features are those of the row's day, and only pairs of that day and of earlier train days are rejected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from conf.types import MultiHot, TrainNegatives
+from storage.feature_spec import FeatureSpec
+from training.data.batch import Batch
+from training.data.hashing import mix, uniform
+from training.data.item_catalogue import ItemCatalogue, columns_of_items, pair_hash
+from training.data.row_keys import split_row_keys
+from training.models.inputs import id_columns
+
+# A draw that hits an item that the user chose is repeated this number of times at most. If all of them hit
+# such items, the negative gets weight zero.
+_ATTEMPTS = 8
+
+
+class NegativeSampler:
+    """Replaces the rows of a batch by its positive rows, each followed by its negatives.
+
+    Args:
+        catalogue: the items, on the device of the training.
+        settings: the number of negatives, and how items are drawn.
+        seed: seed of the draws.
+        spec: the features.
+        multi_hot: how many ids of each list are used.
+        num_shards: number of this rank's shards.
+    """
+
+    def __init__(
+        self,
+        catalogue: ItemCatalogue,
+        settings: TrainNegatives,
+        seed: int,
+        spec: FeatureSpec,
+        multi_hot: MultiHot,
+        num_shards: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._draws = settings.per_positive
+        self._seed = seed
+        self._num_shards = num_shards
+        device = catalogue.items.device
+        dense, ids = columns_of_items(spec, id_columns(spec, multi_hot))
+        self._dense_columns = torch.tensor(dense, dtype=torch.int64, device=device)
+        self._id_columns = torch.tensor(ids, dtype=torch.int64, device=device)
+        self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
+        day_of_item = catalogue.days.repeat_interleave(catalogue.starts.diff())
+        self._sorted, self._order = mix(catalogue.items + mix(day_of_item)).sort()
+
+    def expand(self, batch: Batch) -> Batch:
+        """Returns the batch of groups: each positive row, then its negatives with label 0.
+
+        Rows of label 0 are left out. If there is no positive row, the batch has one group of weight zero.
+
+        Args:
+            batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
+        """
+        assert batch.row_keys is not None
+        rows = ((batch.labels == 1) & (batch.weights > 0)).nonzero().flatten()
+        empty = len(rows) == 0
+        if empty:
+            rows = torch.zeros(1, dtype=torch.int64, device=batch.labels.device)
+        size, group = len(rows), 1 + self._draws
+        own, drawn, accepted = self._draw(batch.row_keys[rows], batch.epoch)
+        weights = torch.cat([accepted.new_ones(size, 1), accepted], dim=1).float()
+        labels = torch.zeros(size, group, device=weights.device)
+        labels[:, 0] = 1
+        catalogue = self._catalogue
+        shares = self._shares[torch.cat([own[:, None], drawn], dim=1)]
+        log_draw = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
+        rows_of_shard = len(batch.labels) // self._num_shards
+        groups_of_shard = torch.bincount(rows // rows_of_shard, minlength=self._num_shards).tolist()
+        return replace(
+            batch,
+            dense=_groups(batch.dense[rows], group, self._dense_columns, catalogue.dense, drawn),
+            categorical=_groups(batch.categorical[rows], group, self._id_columns, catalogue.ids, drawn),
+            labels=labels.flatten(),
+            weights=(weights * 0 if empty else weights).flatten(),
+            global_weight=batch.global_weight * catalogue.positive_share,
+            row_keys=None,
+            group=group,
+            log_draw=log_draw.flatten(),
+            shard_rows=[count * group for count in groups_of_shard],
+        )
+
+    def _draw(self, row_keys: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws items for (P, 7) rows.
+
+        Returns:
+            (P,) int64, the row's own item; (P, draws) int64, the drawn items, all as positions in the
+            catalogue; and (P, draws) bool, whether the user did not choose the drawn item.
+        """
+        catalogue = self._catalogue
+        row_id, user, item, day = split_row_keys(row_keys)
+        position = torch.searchsorted(catalogue.days, day).clamp(max=len(catalogue.days) - 1)
+        own = self._find(item, day)
+        number = torch.arange(self._draws, dtype=torch.int64, device=row_id.device)
+        key = mix(mix(mix(row_id + mix(day)) + epoch) + self._seed)[:, None] + number * _ATTEMPTS
+        first, last = catalogue.starts[position], catalogue.starts[position + 1] - 1
+        keys, of_row = key.flatten(), torch.arange(len(key), device=key.device).repeat_interleave(self._draws)
+        drawn = torch.zeros_like(keys)
+        left = torch.arange(len(keys), device=keys.device)  # the draws without an accepted item
+        for attempt in range(_ATTEMPTS):
+            row = of_row[left]
+            target = position[row] + uniform(mix(keys[left] + attempt))
+            place = torch.searchsorted(self._cumulative, target, right=True).clamp(first[row], last[row])
+            drawn[left] = place
+            left = left[self._chosen(user[row], catalogue.items[place], day[row])]
+            if not len(left):
+                break
+        accepted = torch.ones_like(keys, dtype=torch.bool)
+        accepted[left] = False
+        drawn, accepted = drawn.view_as(key), accepted.view_as(key)
+        return own, drawn, accepted
+
+    def _find(self, item: Tensor, day: Tensor) -> Tensor:
+        """Returns the position in the catalogue, (P,), of each item on the day of its row."""
+        place = torch.searchsorted(self._sorted, mix(item + mix(day)))
+        return self._order[place.clamp(max=len(self._order) - 1)]
+
+    def _chosen(self, user: Tensor, items: Tensor, day: Tensor) -> Tensor:
+        """Returns whether the user chose the item on a train day up to `day`. All arguments are int64."""
+        pairs = self._catalogue.pairs
+        wanted = pair_hash(user, items)
+        place = torch.searchsorted(pairs, wanted).clamp(max=len(pairs) - 1)
+        return (pairs[place] == wanted) & (self._catalogue.first_days[place] <= day)
+
+
+def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor, Tensor]:
+    """Returns (N,) float64 probabilities of the items of each day, and their cumulative sums.
+
+    The sums of day k rise from k to k + 1.
+    """
+    shares, sums = [], []
+    starts = catalogue.starts.tolist()
+    for index, (start, stop) in enumerate(pairwise(starts)):
+        weights = catalogue.clicks[start:stop].double() ** popularity
+        if float(weights.sum()) == 0:  # a day without positive rows, for which nothing is drawn
+            weights = torch.ones_like(weights)
+        share = weights / weights.sum()
+        shares.append(share)
+        sums.append(index + share.cumsum(0))
+    return torch.cat(shares), torch.cat(sums)
+
+
+def _groups(rows: Tensor, group: int, columns: Tensor, of_items: Tensor, drawn: Tensor) -> Tensor:
+    """Returns (P · group, W): each of (P, W) rows, then its copies with the columns of the drawn items."""
+    grouped = rows[:, None, :].repeat(1, group, 1)
+    if len(columns):
+        grouped[:, 1:, columns] = of_items[drawn]
+    return grouped.flatten(0, 1)

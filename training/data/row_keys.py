@@ -1,0 +1,88 @@
+"""The keys of rows as numbers, for drawing negatives: seven int32 columns of a batch.
+
+    0, 1  row_id, an int64 in two halves, the lower half first
+    2, 3  a 64-bit hash of user_key
+    4, 5  a 64-bit hash of item_key
+    6     the date of the row's feature partition, in days since 1970-01-01
+
+int32 columns take the same way through the loader as ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conf.dates import days_since_epoch
+from conf.errors import DataError
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from training.data.sharding import RowGroup
+
+ROW_KEY_COLUMNS = 7
+
+
+def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
+    """Reads some columns of a row group that is on local disk, without nulls.
+
+    Raises:
+        DataError: a column is missing, or it has nulls.
+    """
+    with pq.ParquetFile(group.file.on_disk) as opened:
+        missing = [name for name in names if name not in opened.schema_arrow.names]
+        if missing:
+            raise DataError(
+                f"{group.file.path} lacks the columns {missing}, which train.negatives needs",
+                "name the user and the item under keys, and run build_features again",
+            )
+        table = (
+            opened.read(columns=list(names))
+            if group.count == 1
+            else opened.read_row_group(group.index, columns=list(names))
+        )
+    for name in names:
+        if table.column(name).null_count:
+            raise DataError(
+                f"{group.file.path}: column {name} has {table.column(name).null_count} nulls",
+                "run build_features again for the day of this file",
+            )
+    return table
+
+
+def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Returns a 64-bit hash of each key, (N,), which depends only on the key."""
+    encoded = keys.combine_chunks().dictionary_encode()
+    hashes = pd.util.hash_array(encoded.dictionary.to_numpy(zero_copy_only=False), categorize=False)
+    return hashes.view(np.int64)[encoded.indices.to_numpy()]
+
+
+def read_row_keys(group: RowGroup) -> NDArray[np.int32]:
+    """Reads the seven columns (N, 7) of a row group that is on local disk.
+
+    Raises:
+        DataError: a column is missing, or it has nulls.
+    """
+    table = read_columns_of_group(group, [ROW_ID, USER_KEY, ITEM_KEY])
+    wide = np.stack(
+        [
+            table.column(ROW_ID).to_numpy().astype(np.int64),
+            hash_keys(table.column(USER_KEY)),
+            hash_keys(table.column(ITEM_KEY)),
+        ],
+        axis=1,
+    )
+    day = np.full((table.num_rows, 1), days_since_epoch(group.file.dt), np.int32)
+    return np.concatenate([wide.view(np.int32), day], axis=1)
+
+
+def split_row_keys(row_keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns row id, hash of the user, hash of the item, and day, each (L,) int64, from (L, 7) int32."""
+    # A new tensor, because a slice of a wider matrix cannot be viewed as int64.
+    wide = row_keys[:, :6].clone(memory_format=torch.contiguous_format).view(torch.int64)
+    return wide[:, 0], wide[:, 1], wide[:, 2], row_keys[:, 6].long()
