@@ -1,6 +1,7 @@
 """The two sensors at the start of each run.
 
-The first sensor waits for the other DAG. The second waits for the raw log and returns the run's plan.
+The first sensor waits until no run of the other DAG is active, because the daily DAG and the training DAG
+write the same tables. The second sensor waits for the raw log and returns the plan of the run.
 """
 
 from __future__ import annotations

@@ -76,11 +76,11 @@ class Embeddings(Strict):
 
     Placement does not change results, except for rounding.
 
-    With `placement: auto`, every rank holds all tables of at most `replicated_max_bytes`. For the larger
-    tables, let b be their bytes divided by the number of ranks. The rows of a larger table are distributed
-    over all ranks if the table has more than `row_wise_share` × b bytes, or if a rank would otherwise hold
-    more than `rank_max_bytes`. Each other table is on one rank. The bytes of a table include the state of its
-    optimizer.
+    With `placement: auto`, every rank holds all tables of at most `replicated_max_bytes`. Let b be the total
+    number of bytes of all larger tables, divided by the number of ranks. If a table has more than
+    `row_wise_share` × b bytes, its rows are distributed over all ranks. If a rank would still hold more than
+    `rank_max_bytes`, the rows of further tables are distributed too, the largest table first. Each other
+    table is on one rank. The bytes of a table include the state of its optimizer.
     """
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(

@@ -128,8 +128,8 @@ def publish_files(
     Args:
         partition: where to publish the files.
         files: maps the path of each file, relative to the partition's folder, to its label (the split of its
-            rows, or None). The files are in the order of the rows. At least one file is needed, because it
-            defines the columns; this file may have no rows.
+            rows, or None). The rows of the first file are the first rows of the partition, and so on. At
+            least one file is needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:

@@ -17,7 +17,7 @@ from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
-from scoring.candidates.retrieval import retrieved_items
+from scoring.candidates.retrieval_in_spark import retrieved_items
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context

@@ -127,5 +127,5 @@ def _headline(measures: ModelMeasures) -> dict[str, Any]:
 
 
 def _check_facts(check: Check) -> dict[str, Any]:
-    """Returns a check as JSON values. The published format calls the message `said`."""
+    """Returns a check as JSON values. In the JSON, the field `message` is named `said`."""
     return {"said" if name == "message" else name: value for name, value in asdict(check).items()}

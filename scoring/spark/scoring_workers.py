@@ -4,4 +4,4 @@ Importing torch takes seconds, so the daemon imports it once for all workers.
 """
 
 # All scoring uses this one constant, so that Spark forks all scoring workers from one process.
-SCORING_IMPORTS = ("scoring.candidates.nearest_items", "scoring.ranking.recommender", "scoring.rows.task")
+SCORING_IMPORTS = ("scoring.candidates.retrieval", "scoring.ranking.recommender", "scoring.rows.task")

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
-from scoring.candidates.nearest_items import Retriever, load_retriever
-from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
+from scoring.candidates.retrieval import Retriever, load_retriever
+from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
 from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side

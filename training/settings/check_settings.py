@@ -1,0 +1,79 @@
+"""Reads and checks a model's settings. Settings that its architecture does not have are refused."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+from conf.errors import ConfigError
+from conf.load import read_section
+from conf.types import ModelConfig, Strict
+from storage.feature_spec import require_lists
+from training.settings.architectures import MODEL_SECTIONS, model_section
+from training.settings.field_types import Features
+
+_MODELS = "training.models"
+_SETTINGS = "training.settings"
+# Modules in training/models that are not architectures.
+_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers"}
+
+
+def known_architectures() -> list[str]:
+    """Returns the names of the architectures in training/models, without importing them."""
+    loaded = sys.modules.get(_MODELS)
+    spec = find_spec(_MODELS)
+    folders = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
+    return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES)
+
+
+def complete(config: ModelConfig) -> ModelConfig:
+    """Returns the configuration with all settings of its architecture, including defaults.
+
+    Raises:
+        ConfigError: the architecture does not exist, a key is not one of its settings, or a value is not
+            valid.
+    """
+    return ModelConfig.model_validate(read_settings(config).model_dump(mode="json"))
+
+
+def read_settings(config: ModelConfig) -> Strict:
+    """Returns a model's settings as its architecture's `Settings`. Raises the same errors as `complete`."""
+    architecture = config.architecture
+    settings: type[Strict] = _module(architecture).Settings
+    return read_section(
+        MODEL_SECTIONS.get(architecture) or model_section(architecture, settings),
+        config.model_dump(),
+        f"architecture {architecture}: ",
+        f"its settings are {sorted(settings.model_fields)}; "
+        "correct these keys in the model's configuration file or in --set",
+        ("model",),
+    )
+
+
+def check_model(config: ModelConfig, features: Features) -> None:
+    """Checks a model's settings against the names of its features, before any features are on disk.
+
+    Raises:
+        ConfigError: the architecture or its settings are not valid (see `complete`), or the settings do not
+            fit the features.
+    """
+    settings = read_settings(config)
+    require_lists(config.multi_hot, features.lists)
+    check = getattr(_module(config.architecture), "check", None)
+    if check is not None:
+        check(settings, features)
+
+
+def _module(architecture: str) -> ModuleType:
+    """Returns the module that contains the architecture's settings."""
+    known = known_architectures()
+    if architecture not in known:
+        raise ConfigError(
+            f"model.architecture={architecture!r} does not exist; known: {known}",
+            f"set model.architecture to one of these, or add the module training/models/{architecture}.py",
+        )
+    without_torch = f"{_SETTINGS}.{architecture}"
+    return import_module(without_torch if find_spec(without_torch) else f"{_MODELS}.{architecture}")
