@@ -106,7 +106,7 @@ def test_products_are_of_features_of_one_id(left: list[str]) -> None:
 
 def test_a_compiled_dense_part_cannot_have_products() -> None:
     model = build_model(crossed(["C0"], ["C1"]), make_spec(1, [8, 6]))
-    with pytest.raises(ConfigError, match="WideAndDeep uses ids outside its tables"):
+    with pytest.raises(ConfigError, match="WideAndDeep needs the raw ids"):
         Trainer(model, make_train().model_copy(update={"compile": True}), LocalCollectives())
 
 

@@ -135,8 +135,8 @@ def _require_separate(model: nn.Module) -> ClickModel:
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
-            f"{type(model).__name__} uses ids outside its tables, for model.crosses, which "
-            "train.compile and train.cuda_graphs do not support",
+            "train.compile and train.cuda_graphs do not support model.crosses, because "
+            f"{type(model).__name__} needs the raw ids to compute them",
             "--set train.compile=false --set train.cuda_graphs=false, or remove model.crosses",
         )
     return model

@@ -1,4 +1,4 @@
-"""The union of all model sections: one member per architecture, selected by the key `architecture`."""
+"""The type of the section `model`: a union with one member per architecture, by the key `architecture`."""
 
 from __future__ import annotations
 

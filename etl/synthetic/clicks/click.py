@@ -7,9 +7,10 @@ categories of two columns. The second sum is over the columns in LEVEL_SLOPES, w
 levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. An empty field has its own row or
 column in a taste, and adds 0 to the other sums.
 
-The logit is rounded to 1/256, so there are 4096 possible probabilities. So the exact AUC of a day can be
-computed from the numbers of clicked and unclicked rows with each probability. A ranking by click probability
-has the best possible AUC, because the columns contain no other information about the label.
+The logit is rounded to a multiple of 1/256 and limited to the range from -8 to 8 - 1/256, so there are 4096
+possible probabilities. So the exact AUC of a day can be computed from the numbers of clicked and unclicked
+rows with each probability. A ranking by click probability has the best possible AUC, because the columns
+contain no other information about the label.
 """
 
 from __future__ import annotations
