@@ -24,7 +24,7 @@ from training.data.loader import Loader
 from training.data.prefetch import Prefetch
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
 from training.device.memory import keep_freed_memory
-from training.launch.rank_main import HorovodCollectives
+from training.launch.horovod_collectives import HorovodCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 

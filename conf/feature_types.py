@@ -1,12 +1,12 @@
-"""The typed configuration of features: groups of columns, scopes, the split by time, and the workflow."""
+"""The typed configuration of features: groups of columns, scopes, and the workflow."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from conf.raw_types import Days, Names, Share, Strict
+from conf.raw_types import Names, Strict
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
@@ -41,40 +41,6 @@ class Scopes(Strict):
         description="Features that depend neither on the user nor on the item, such as the hour of the day "
         "or the device. For lists, `score.context` gives the raw values of these features.",
     )
-
-
-class SplitConfig(Strict):
-    """Settings that divide rows over time into train, validation and test."""
-
-    by: Literal["day", "fraction", "leave_last_out"] = Field(
-        description="`day`: each split consists of whole days. The last test day is the run date; the "
-        "validation days precede the test days, and the train days precede the validation days. `fraction`: "
-        "all rows of the log are divided by event time, or by the order of the valid rows if the log has no "
-        "event time. `leave_last_out`: for each user, the test rows begin with the latest positive row, and "
-        "the validation rows begin with the positive row before it."
-    )
-    train_days: Days = Field(default=7, description="Number of train days (by=day).")
-    validation_days: Days = Field(default=1, description="Number of validation days (by=day).")
-    test_days: Days = Field(default=1, description="Number of test days (by=day).")
-    min_train_days: Days = Field(
-        default=1,
-        description="Smallest number of train days that have a log (by=day). Train days without a log are "
-        "left out.",
-    )
-    train: Share = Field(default=0.8, description="Share of the rows that are train (by=fraction).")
-    validation: Share = Field(
-        default=0.1, description="Share of the rows that are validation (by=fraction). The rest is test."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> SplitConfig:
-        if self.train + self.validation >= 1.0:
-            raise ValueError(f"train={self.train} + validation={self.validation} leaves no rows for test")
-        if self.min_train_days > self.train_days:
-            raise ValueError(
-                f"min_train_days={self.min_train_days} is more than train_days={self.train_days}"
-            )
-        return self
 
 
 class WorkflowConfig(Strict):

@@ -21,7 +21,7 @@ from conf.candidate_types import (
     UserAttributes,
 )
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
-from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, SplitConfig, WorkflowConfig
+from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, WorkflowConfig
 from conf.gate_types import Gate
 from conf.loop_types import Profile, Reading, StopAt, TrainNegatives
 from conf.monitoring_types import Watch
@@ -43,7 +43,7 @@ from conf.raw_types import (
     expand_range,
 )
 from conf.rule_types import ListRules
-from conf.split_types import SPLITS, Split
+from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
 from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
 

@@ -22,9 +22,10 @@ from etl.fit.fit_workflow import fit_workflow
 from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.raw.layout_digest import layout_digest
 from etl.spark.latest_features import publish_latest
-from etl.spark.quarantine import DayCounts, check_day, layout_digest, quarantine_day
-from etl.spark.split_rows import PreparedRows, preparation, prepared_rows
+from etl.spark.prepared_rows import PreparedRows, preparation, prepared_rows
+from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.split.time_split import SPLIT, plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan

@@ -32,7 +32,7 @@ IMPORTED = (
     "distutils.version",
     "etl.text.encode_pass",
     "etl.value_counts.fit_statistics",
-    "etl.value_counts.profiles",
+    "etl.value_counts.report_statistics",
     "etl.text.scan_pass",
 )
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from etl.ops.base import Fitted, Statistics, Step, Type
 from etl.ops.categorify import Categorify
-from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain
 
 

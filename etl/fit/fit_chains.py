@@ -19,7 +19,7 @@ from etl.fit.row_statistics import RowStatistics
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import Fitted, Statistics, Step
 from etl.ops.keyed import KeyedFitted
-from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.unfitted_chains import Chain
 

@@ -11,21 +11,17 @@ from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
 from conf.errors import ConfigError
-from conf.load import config_digest
 from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
-from etl.ops import Operator, operator_from_config
-from etl.ops.join_external import JoinExternal
+from etl.fit.workflow_version import chain_description, require_same_chains, workflow_version
 from etl.ops.tables import LocalTables
-from etl.raw.files import RawFiles, require_raw
-from etl.spark.quarantine import layout_digest
-from etl.spark.split_rows import preparation
+from etl.raw.files import RawFiles
 from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
-from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import (
     FittedWorkflow,
     LocalWorkflow,
@@ -33,17 +29,10 @@ from etl.workflow.fitted_workflow import (
     save_workflow,
     workflow_exists,
 )
-from etl.workflow.unfitted_chains import Chain
 from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
-from storage.manifest import digest_of
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.etl")
-
-# Part of every version's digest. Raise it when the meaning of an operator changes.
-FORMAT = 2
-# Parameters that may change in an extension: they affect only values without an id, or the age of a value.
-_MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
 def fit_workflow(
@@ -59,7 +48,7 @@ def fit_workflow(
 
     Args:
         days: the training days.
-        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
             stay unchanged. Only its vocabularies grow: they get the values of training days that they do not
             include yet. So a model that was trained on the parent's features remains valid. With None, all
@@ -78,13 +67,13 @@ def fit_workflow(
         return parent
     counted |= {day.dt: day.digest for day in new_days}
     planned = plan(config)
-    version = _version(config, planned, parent, new_days)
+    version = workflow_version(config, planned, parent, new_days)
     if workflow_exists(lake, version):
         log.info("workflow %s already exists", version)
         return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
-    descriptions = [_description(chain) for chain in planned.chains]
+    descriptions = [chain_description(chain) for chain in planned.chains]
     if parent:
-        _require_same_chains(descriptions, parent)
+        require_same_chains(descriptions, parent)
     latest = days_since_epoch(max(counted))
     training = TrainingDays(
         rows=lambda: training_rows([rows_of(day) for day in new_days]),
@@ -112,67 +101,6 @@ def training_rows(days: Sequence[DataFrame]) -> DataFrame:
     """Returns all rows of the days, or only the train split if the log is split inside one partition."""
     rows = reduce(DataFrame.unionByName, days)
     return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
-
-
-def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
-    """Returns the digest of everything that the fitted workflow depends on."""
-    # The settings of the split select training rows only if the log is split inside one partition.
-    sections = ["features", "prepare", "scopes", "keys", "negatives"]
-    sections += [] if config.split.by == "day" else ["split"]
-    external = {
-        table.path: require_raw(config, table, days[-1].dt, "join_external.path", days[-1].recorder).digest
-        for chain in planned.chains
-        for step in chain.steps
-        if isinstance(step.operator, JoinExternal) and not parent
-        for table in [step.operator.source(step)[0]]
-    }
-    return digest_of(
-        {
-            "format": FORMAT,
-            "config": config_digest(_canonical(config), *sections),
-            "layout": layout_digest(config),
-            "parent": parent.version if parent else "",
-            "days": {day.dt: day.digest for day in days},
-            "external": external,
-            **preparation(config),
-        }
-    )
-
-
-def _canonical(config: Config) -> Config:
-    """Returns the configuration, with operators in a uniform notation and without default parameters."""
-    groups = [
-        group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
-        for group in config.features
-    ]
-    return config.model_copy(update={"features": groups})
-
-
-def _require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
-    """Raises ConfigError if the chains differ from the parent's chains."""
-    changed = [chain for chain in descriptions if chain not in parent.descriptions]
-    changed += [chain for chain in parent.descriptions if chain not in descriptions]
-    if changed:
-        raise ConfigError(
-            f"workflow {parent.version} has other features than the configuration, so it cannot be extended: "
-            f"{changed[:3]}",
-            "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
-            "new workflow (the next model then trains from scratch)",
-        )
-
-
-def _description(chain: Chain) -> str:
-    """Returns a text with everything about a chain that must not change when its workflow is extended."""
-    steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
-    return f"{','.join(chain.inputs)} → {', '.join(steps)}"
-
-
-def _parameters(operator: Operator) -> str:
-    """Returns the operator's name and the parameters that must not change when a workflow is extended."""
-    entry = operator.config()
-    parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
-    fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
-    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in fixed.items())})"
 
 
 def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:

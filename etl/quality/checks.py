@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from conf.errors import DataError
 from conf.types import Quality, SplitConfig
-from etl.quality.report_types import ColumnReport, Comparison
+from etl.quality.report_rates import ColumnReport, Comparison
 
 Level = Literal["warn", "stop"]
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from etl.quality.counts import Kind
 from etl.quality.reduce_by_key import reduce_by_key
-from etl.quality.report_types import Number
+from etl.quality.report_rates import Number
 from metrics.histogram import bin_keys
 
 TOP = 20

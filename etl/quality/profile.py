@@ -18,11 +18,11 @@ from conf.load import config_digest
 from conf.types import Config, Split
 from etl.quality.column_summary import Summary, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
-from etl.quality.day_values import Values
-from etl.quality.report_types import Number
+from etl.quality.new_values import Values
+from etl.quality.report_rates import Number
 from etl.raw.files import RawFiles, require_raw
-from etl.spark.quarantine import layout_digest
-from etl.spark.split_rows import preparation
+from etl.raw.layout_digest import layout_digest
+from etl.spark.prepared_rows import preparation
 from etl.split.time_split import SPLIT
 from storage.manifest import Manifest, current_manifest, digest_of
 from storage.paths import Lake, Partition
@@ -123,7 +123,7 @@ def profiles_of(
 
     Args:
         pieces: the pieces; one profile is published for each of them.
-        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
         counted: if this is not None, profiles are computed from these value counts and not from rows. Then
             the published partitions have facts but no rows.
     """

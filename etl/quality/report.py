@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import SPLITS, Config, Split
 from etl.quality.checks import Finding, check_limits, require_no_stop
 from etl.quality.counts import feature_columns
-from etl.quality.day_values import Values, compare_values
+from etl.quality.new_values import Values, compare_values
 from etl.quality.profile import ColumnProfile, CountedDays, Piece, Profile, profiles_of, shortened
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from etl.raw.files import RawFiles
 from metrics.psi import bin_names, bin_numbers, drift_of
 from storage.manifest import combined_digest, is_published, read_manifest
@@ -65,7 +65,7 @@ def report_quality(
     Args:
         splits: the raw files of the days of each split. If one partition of the log is divided into splits,
             every split has this partition.
-        rows_of: returns the prepared rows of a day (etl.spark.split_rows).
+        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
         counted: the value counts of the days; None if values are not counted when the text is read.
 
     Raises:

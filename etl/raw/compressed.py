@@ -61,7 +61,7 @@ def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
     Returns:
         A frame with one row per line, and with the columns `file`, `block`, `index`, `line` and `is_utf8`.
-        etl.raw.positions reads other files to frames with the same columns. `file` is the path with URL
+        etl.raw.row_ids reads other files to frames with the same columns. `file` is the path with URL
         escapes, `block` is 0, and `index` is the position of the line in the file, from 0.
     """
     sent = tuple(paths)

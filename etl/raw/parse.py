@@ -17,7 +17,7 @@ from conf.types import RawTable
 from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
 from etl.raw.compressed import first_bytes
-from etl.raw.positions import number_lines, paths_by_spark_name
+from etl.raw.row_ids import number_lines, paths_by_spark_name
 from etl.raw.value_text import literal_pattern
 from storage.feature_spec import FLOAT32_MAX
 

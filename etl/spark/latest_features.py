@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.spark.quarantine import layout_digest
+from etl.raw.layout_digest import layout_digest
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec

@@ -12,13 +12,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.types import Config, RawTable
+from conf.types import Config
 from etl.raw.files import RawFiles
+from etl.raw.layout_digest import layout_digest
 from etl.raw.parse import REASON
 from etl.spark.read_log import bad_rows, read_log
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import ROW_ID
-from storage.manifest import Manifest, current_manifest, digest_of
+from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake
 from storage.publish import publish
 
@@ -47,20 +48,6 @@ class DayCounts:
         """Reads the counts from the manifest of a day's quarantine."""
         good = quarantine.rows_in - sum(quarantine.dropped.values())
         return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped))
-
-
-# Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
-_RULES = 2
-
-
-def layout_digest(config: Config) -> str:
-    """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths."""
-    tables: list[RawTable | None] = [config.log, config.users, config.items]
-    keys = config.keys.model_dump() if config.keys else None
-    prepare = [config.prepare] if config.prepare else []
-    return digest_of(
-        [_RULES, *(table and table.model_dump(exclude={"path"}) for table in tables), keys, *prepare]
-    )
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from conf.errors import DataError
 from conf.types import Config, RawTable
 from etl.ops.base import Type
-from etl.ops.engine import choose_engine
-from etl.raw import ids
+from etl.ops.choose_engine import choose_engine
+from etl.raw import key_rule
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parquet_rows, read_text_rows
 from etl.workflow.feature_plan import plan
@@ -63,12 +63,12 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
 def _bad_key(table: RawTable, name: str) -> Column:
     """Returns an expression: the reason to reject a row if its id in the column `name` is not valid, or null.
 
-    etl/raw/ids.py describes the rule for ids.
+    etl/raw/key_rule.py describes the rule for ids.
     """
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")
-    return F.when(ids.is_bad_key(F.col(name)), F.lit(ids.reason(name)))
+    return F.when(key_rule.is_bad_key(F.col(name)), F.lit(key_rule.reason(name)))
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
@@ -115,8 +115,8 @@ def read_attributes(
         recorder: records the table's files as an input of the run.
 
     Raises:
-        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/ids.py, or a key
-            is null or occurs more than once. A join with duplicate keys would multiply rows.
+        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/key_rule.py, or a
+            key is null or occurs more than once. A join with duplicate keys would multiply rows.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
@@ -131,7 +131,7 @@ def read_attributes(
     ).first()
     if checked is None or checked["bad"]:
         first = tuple(checked["first_bad"]) if checked else ()
-        rule = f" ({ids.RULE})" if id_column and first and first[1] == ids.reason(id_column) else ""
+        rule = f" ({key_rule.RULE})" if id_column and first and first[1] == key_rule.reason(id_column) else ""
         raise DataError(
             f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse; the line number and reason of "
             f"the first are {first}{rule}",

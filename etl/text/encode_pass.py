@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks
 from etl.text import parsed_splits
-from etl.text.layout import FileLayout
+from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, parse_block, unify
 from etl.text.scan_pass import columns_to_parse, starts_file
-from etl.workflow.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
+from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
 from spark.tasks import collect_results
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec

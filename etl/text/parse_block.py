@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.native.scan import scan
-from etl.raw import ids
+from etl.raw import key_rule
 from etl.raw.arrow_parse import floats, split_fields, typed_column
 from etl.raw.value_text import text_array
-from etl.text.layout import FileLayout
+from etl.text.file_layout import FileLayout
 from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -177,8 +177,8 @@ def _derived_columns(
         derived[key] = pa.DictionaryArray.from_arrays(encoded.indices, texts)
         reasons.add(np.flatnonzero(_nulls(encoded)), f"missing_key:{column}")
         if pa.types.is_string(encoded.dictionary.type):  # numbers always obey the rule of ids
-            bad = np.flatnonzero(np.asarray(ids.are_bad_keys(texts)))
-            reasons.add(_rows_with(encoded, bad), ids.reason(column))
+            bad = np.flatnonzero(np.asarray(key_rule.are_bad_keys(texts)))
+            reasons.add(_rows_with(encoded, bad), key_rule.reason(column))
     if layout.event_time:
         derived[EVENT_TIME] = _event_time(
             columns, layout.event_time.column, _MICROSECONDS[layout.event_time.unit], reasons

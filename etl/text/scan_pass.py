@@ -19,9 +19,9 @@ from etl.quality.counts import LABEL_CELLS
 from etl.raw.file_splits import FileSplit, read_blocks
 from etl.raw.value_text import text_array
 from etl.text import parsed_splits
-from etl.text.layout import FileLayout
+from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, parse_block, unify
-from etl.value_counts.count_files import write_counts
+from etl.value_counts.count_file_format import write_counts
 from spark.tasks import run_tasks
 from storage.feature_spec import LABEL
 

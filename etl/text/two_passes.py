@@ -17,19 +17,22 @@ from conf.dates import days_since_epoch
 from conf.names import scheme_of
 from conf.types import Config
 from etl.native.library import is_built
-from etl.ops.engine import choose_engine
+from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
 from etl.quality.counts import Column
-from etl.quality.day_values import Values
+from etl.quality.new_values import Values
 from etl.raw.file_splits import FileSplit, split_files
 from etl.raw.files import RawFiles, raw_path
-from etl.spark.quarantine import DayCounts, layout_digest
+from etl.raw.layout_digest import layout_digest
+from etl.spark.quarantine import DayCounts
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
-from etl.text.layout import FileLayout, file_layout
-from etl.text.publish_scan import ScannedDay, file_name, publish_counts, publish_quarantine
+from etl.text.file_layout import FileLayout, file_layout
+from etl.text.publish_quarantine import publish_quarantine
+from etl.text.publish_value_counts import file_name, publish_counts
 from etl.text.scan_pass import ScanTask, collect_summaries, scan_splits
-from etl.value_counts.count_files import BUCKET_BYTES, buckets_for
-from etl.value_counts.profiles import compare_days, summarise_days
+from etl.text.scanned_day import ScannedDay
+from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
+from etl.value_counts.report_statistics import compare_days, summarise_days
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from etl.ops.base import Moments
 from etl.statistics.moments import ExactSums, sums_of_counts
-from etl.value_counts.count_files import ALL, Bucket
+from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
 from etl.value_counts.requests import CountRequest, Counts, derived_values
 from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from etl.value_counts.count_files import Bucket, buckets_for
+from etl.value_counts.count_file_format import Bucket, buckets_for
 
 # Maximum number of different values that one task merges. A value needs about 100 bytes of memory.
 MERGE_VALUES = 8_000_000

@@ -19,8 +19,8 @@ from etl.ops.base import Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import text_array
 from etl.statistics.vocabulary import IdRule
-from etl.value_counts.count_files import ALL, Bucket, read_counts
-from etl.workflow.chains import FittedChain
+from etl.value_counts.count_file_format import ALL, Bucket, read_counts
+from etl.workflow.fitted_chains import FittedChain
 
 _TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from etl.native.count_sums import Sums
 from etl.statistics.vocabulary import IdRule
-from etl.value_counts.count_files import ALL, Bucket
+from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.requests import CountRequest, Counts, derived_texts
 from storage import file_io
 from storage.publish import own_path

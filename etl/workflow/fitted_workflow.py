@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from etl.ops import OPERATORS
-from etl.ops.engine import Engine, choose_engine
+from etl.ops.choose_engine import Engine, choose_engine
 from etl.ops.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
-from etl.workflow.chains import FittedChain, apply_chains, as_number, compute_features, one_row
+from etl.workflow.fitted_chains import FittedChain, apply_chains, as_number, compute_features, one_row
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, is_published, is_whole, read_manifest
@@ -142,7 +142,7 @@ class FittedWorkflow(LocalWorkflow):
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
         """Returns a frame with the columns `spec.table_columns` and `keep`, one row per prepared row.
 
-        `rows` are prepared rows: they have the keys, the label and the raw columns (etl.spark.split_rows).
+        `rows` are prepared rows: they have the keys, the label and the raw columns (etl.spark.prepared_rows).
         """
         label = F.col(self.spec.label).cast("float")
         keys = [*self.spec.key_columns, self.spec.label]

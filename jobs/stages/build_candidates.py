@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from conf.load import config_digest
 from scoring.candidates.build import SourceTables, make_candidates
-from scoring.candidates.clicks import within
-from scoring.candidates.inputs import (
+from scoring.candidates.candidate_tables import (
     CandidateTables,
     candidate_rows,
     exclusions,
@@ -13,6 +12,7 @@ from scoring.candidates.inputs import (
     retrieve,
     table_digests,
 )
+from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset

@@ -13,8 +13,8 @@ from jobs.checks import check_training
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.registry.model_json import read_description
-from training.registry.parent import fresh_start
 from training.registry.versions import champion_as_of, model_path
+from training.registry.warm_or_fresh import fresh_start
 
 log = logging.getLogger("nightrank.build_features")
 

@@ -17,7 +17,8 @@ from storage.publish import publish_facts
 from storage.run_context import RunContext
 from training.registry import mlflow_mirror
 from training.registry.champion_history import champion_state_as_of
-from training.registry.versions import challenger_of, model_path, reason_against_promotion, record_decision
+from training.registry.overrides import reason_against_promotion
+from training.registry.versions import challenger_of, model_path, record_decision
 
 log = logging.getLogger("nightrank.evaluate_model")
 

@@ -19,8 +19,8 @@ from conf.errors import DataError
 from conf.load import config_digest
 from etl.raw.files import require_raw
 from etl.spark.read_log import good_rows, read_log
+from scoring.candidates.candidate_tables import exclusions, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
-from scoring.candidates.inputs import exclusions, read_candidate_tables
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from conf.types import SPLITS, Config
 from etl.quality.checks import Finding
-from etl.quality.report_types import Comparison
+from etl.quality.report_rates import Comparison
 from reporting.facts.parquet import column, even_files
 from storage import file_io
 from storage.dataset import read_dataset

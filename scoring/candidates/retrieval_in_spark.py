@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
-from scoring.spark.score_frames import task_slot
 from scoring.spark.scoring_workers import SCORING_IMPORTS
+from scoring.spark.task_slot import task_slot
 from spark.tasks import map_batches
 from storage.feature_spec import USER_KEY
 

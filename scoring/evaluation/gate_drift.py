@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from etl.quality.report_types import ClickRates
-from etl.quality.report_types import Comparison as DataReport
+from etl.quality.report_rates import ClickRates
+from etl.quality.report_rates import Comparison as DataReport
 from metrics.psi import Drift, bin_numbers, drift_of
 from scoring.evaluation.gate import Check, level_of
 from scoring.evaluation.gate_measures import ModelMeasures

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from conf.errors import InfrastructureError
 from scoring.inputs.requests import FEATURES_DT, PROBABILITY
 from scoring.model.predictor import Predictor
-from scoring.rows.batch import score_batch
 from scoring.rows.file_splits import Piece
 from scoring.rows.reader import read_ahead, read_piece
+from scoring.rows.score_batch import score_batch
 from storage import file_io
 from storage.feature_spec import ROW_ID
 

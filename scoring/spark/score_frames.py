@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import Piece
 from scoring.spark.scoring_workers import SCORING_IMPORTS
+from scoring.spark.task_slot import task_slot
 from spark.tasks import collect_results, map_batches
 from storage.feature_spec import USER_KEY, FeatureSpec
 
@@ -122,22 +122,10 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
-        from scoring.rows.batch import score_batch
+        from scoring.rows.score_batch import score_batch
 
         predictor = models_of_process().predictor(model, *task_slot())
         for batch in batches:
             yield score_batch(predictor, batch, keep)
 
     return score
-
-
-def task_slot() -> tuple[int | None, int]:
-    """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
-
-    The index is None if the task has no GPU.
-    """
-    task = TaskContext.get()
-    if task is None:
-        return None, 1
-    gpu = task.resources().get("gpu")
-    return (int(gpu.addresses[0]) if gpu else None), task.cpus()

@@ -20,7 +20,7 @@ from conf.types import Config
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_log
-from etl.text.layout import file_layout
+from etl.text.file_layout import file_layout
 from etl.text.parse_block import parse_block, plain
 from etl.text.scan_pass import columns_to_parse, starts_file
 from tests.etl import cases, raw_oracle

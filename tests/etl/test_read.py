@@ -111,7 +111,7 @@ def test_csv_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> N
     (tmp_path / "raw/a.csv").write_text("when,who,what,price\n1,2,3,4\n")
     with pytest.raises(DataError, match=r"a\.csv has no columns \['Clicked or not'\]") as caught:
         _read(spark, config)
-    assert "log.columns" in caught.value.remedy
+    assert "(`source`, or `name`" in caught.value.remedy
 
 
 def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from conf.types import Config
-from etl.quality.report_types import Comparison
+from etl.quality.report_rates import Comparison
 from reporting.monitoring.run_record import RunRecord, write_record
 from storage.manifest import Manifest, replace_manifest
 from storage.paths import Lake

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from conf.load import load_config
 from conf.types import Config, Split
 from etl.quality.checks import Finding
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.manifest import FileEntry, Manifest, replace_manifest

@@ -15,12 +15,12 @@ from training.checkpoints import Checkpoints, Position
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.loop.callback import Callback, StepResult, TrainingState
-from training.loop.checkpointing import SaveCheckpoints
 from training.loop.early_stopping import EarlyStopping
 from training.loop.meter import Meter
 from training.loop.train_step import Trainer
 from training.loop.training_loop import TrainingLoop, TrainingResult
 from training.loop.validation import Validation
+from training.loop.when_to_checkpoint import SaveCheckpoints
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,11 @@ from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
 from training.registry.champion_history import champion_state_as_of, read_overrides
-from training.registry.overrides import OverrideRequest, pin, release, roll_back
+from training.registry.overrides import OverrideRequest, pin, reason_against_promotion, release, roll_back
 from training.registry.versions import (
     ChampionDecision,
     champion_as_of,
     model_path,
-    reason_against_promotion,
     record_decision,
 )
 

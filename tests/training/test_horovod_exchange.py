@@ -20,7 +20,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
     """On one rank: losses and held-out probabilities of each (placement, optimiser, architecture)."""
     import horovod.torch as hvd
 
-    from training.launch.rank_main import HorovodCollectives
+    from training.launch.horovod_collectives import HorovodCollectives
 
     torch.set_num_threads(1)
     hvd.init()

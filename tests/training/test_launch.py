@@ -27,7 +27,7 @@ from storage.dataset import read_dataset
 from storage.paths import Lake
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training.launch import __main__ as alone
-from training.launch import rank_main, ranks, slots
+from training.launch import rank_device, ranks, slots
 from training.launch.outcome import Outcome
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.model_json import read_description
@@ -193,20 +193,20 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Horovod sees each elastic rank as a host, so by local rank all would take the first GPU."""
-    monkeypatch.setattr(rank_main, "get_available_devices", list)
+    monkeypatch.setattr(rank_device, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("training.launch.rank_main.hvd.local_rank", lambda: 0)
+    monkeypatch.setattr("training.launch.rank_device.hvd.local_rank", lambda: 0)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     plan = plan_of(config)
     free = replace(plan, train=plan.train.model_copy(update={"device": "auto"}))
     elastic = replace(free, train=free.train.model_copy(update={"elastic": Elastic()}))
-    assert rank_main._device(free) == torch.device("cuda", 0)
+    assert rank_device.device_of_rank(free.train) == torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="Spark gave this rank's task no GPU"):
-        rank_main._device(elastic)
-    monkeypatch.setattr(rank_main, "get_available_devices", lambda: ["1"])
+        rank_device.device_of_rank(elastic.train)
+    monkeypatch.setattr(rank_device, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert rank_main._device(elastic) == torch.device("cuda", 0)
+    assert rank_device.device_of_rank(elastic.train) == torch.device("cuda", 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
 

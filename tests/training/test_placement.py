@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from conf.types import Embeddings
-from training.embeddings.placement import Placement
-from training.embeddings.planner import TableShape, describe, plan_placement
+from training.embeddings.placed_rows import Placement
+from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.router import Router
 
 KINDS = ("auto", "replicated", "table_wise", "row_wise")

@@ -16,8 +16,8 @@ from storage.paths import Lake
 from tests.training.feature_tables import make_config
 from training.registry import mlflow_mirror
 from training.registry.overrides import OverrideRequest, roll_back
-from training.registry.parent import find_parent, fresh_start
 from training.registry.versions import ChampionDecision, model_path, record_decision, record_run
+from training.registry.warm_or_fresh import find_parent, fresh_start
 
 MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
 

@@ -29,7 +29,7 @@ from training.loop.warm_start import warm_start
 from training.models import build_model
 from training.registry import versions
 from training.registry.model_json import read_description
-from training.registry.parent import find_parent
+from training.registry.warm_or_fresh import find_parent
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}

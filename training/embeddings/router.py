@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from training.embeddings.placement import Placement
+from training.embeddings.placed_rows import Placement
 
 
 class Router(nn.Module):

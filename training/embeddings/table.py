@@ -25,7 +25,7 @@ from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
 from training.embeddings.exchange import fetch, return_gradient, sum_over_ranks
 from training.embeddings.lookup import BatchLookup, ListElements, Pooling
-from training.embeddings.placement import Placement, replicate_all
+from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically

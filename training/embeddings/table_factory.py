@@ -11,7 +11,7 @@ import torch
 from conf.train_types import Embeddings, EmbeddingStorage
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.lookup import Pooling
-from training.embeddings.planner import TableShape, describe, plan_placement
+from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.row_storage import DTYPES
 from training.embeddings.table import StackedEmbedding
 

@@ -1,16 +1,13 @@
 """Changes Horovod's behaviour in the driver.
 
-Without these changes, Horovod would fork the driver, keep its own signal handlers installed, and start ranks
-with the wrong Python interpreter.
+Without these changes, Horovod would fork the driver, and start ranks with the wrong Python interpreter.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 
 import horovod.runner.gloo_run
 import horovod.runner.launch
@@ -18,7 +15,6 @@ import horovod.spark.gloo_run
 import horovod.spark.runner
 
 _CHECK_GLOO = (horovod.runner.launch, horovod.spark.runner)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -53,37 +49,3 @@ def elastic_interpreter(python: str) -> Iterator[None]:
         yield
     finally:
         horovod.spark.gloo_run.sys = original
-
-
-@contextmanager
-def signals_end_ranks() -> Iterator[list[int]]:
-    """Lets SIGINT and SIGTERM end the ranks, and restores the former handlers afterwards.
-
-    Horovod's own handlers would stay installed, and would not report which signal arrived. Outside the main
-    thread this function does nothing, because Python allows signal handlers only in the main thread.
-
-    Yields:
-        The signals that have arrived.
-    """
-    received: list[int] = []
-    ended = threading.Event()
-    main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS} if main else {}
-
-    def end(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        ended.set()
-
-    def register() -> threading.Event:
-        for number in handlers:
-            signal.signal(number, end)
-        return ended
-
-    original = horovod.runner.gloo_run.register_shutdown_event
-    horovod.runner.gloo_run.register_shutdown_event = register
-    try:
-        yield received
-    finally:
-        horovod.runner.gloo_run.register_shutdown_event = original
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

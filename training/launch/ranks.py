@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
 from training.distributed.progress import Channel, Listener, Report
-from training.launch.horovod_calls import elastic_interpreter, no_fork, signals_end_ranks
+from training.launch.horovod_calls import elastic_interpreter, no_fork
 from training.launch.outcome import Outcome
+from training.launch.signals import signals_end_ranks
 from training.launch.slots import is_local, ranks_to_start
 from training.loop.training_plan import TrainPlan
 

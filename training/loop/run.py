@@ -28,7 +28,6 @@ from training.distributed.progress import Report
 from training.embeddings.table import set_kernels
 from training.kernels.choice import use_kernels
 from training.loop.callback import Callback
-from training.loop.checkpointing import SaveCheckpoints
 from training.loop.early_stopping import EarlyStopping
 from training.loop.evaluate import evaluate
 from training.loop.loss_check import LossCheck
@@ -40,6 +39,7 @@ from training.loop.training_loop import TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
 from training.loop.validation import Validation
 from training.loop.warm_start import warm_start
+from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model
 
 log = logging.getLogger("nightrank.training")

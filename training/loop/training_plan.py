@@ -15,7 +15,7 @@ from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
 from training.data.sharding import DataFile
 from training.registry import versions
-from training.registry.parent import day_name, find_parent, train_days
+from training.registry.warm_or_fresh import day_name, find_parent, train_days
 from training.settings.negatives import require_no_pair_features
 
 

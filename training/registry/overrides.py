@@ -1,10 +1,11 @@
-"""Overrides: manual changes of the champion by rollback, pin and release.
+"""Overrides: manual changes of the champion by rollback, pin and release, and what they forbid.
 
 Each override is stored as a dated record. Repeating an override has no effect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conf.errors import ConfigError, DataError
@@ -13,12 +14,13 @@ from storage.paths import Lake
 from training.registry import versions
 from training.registry.champion_history import (
     Action,
+    ChampionState,
     Override,
     champion_state_as_of,
     read_overrides,
     write_overrides,
 )
-from training.registry.model_json import is_complete
+from training.registry.model_json import is_complete, is_described, read_description
 
 _MIN_PREFIX_LENGTH = 4
 
@@ -157,3 +159,23 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
             f"{_MIN_PREFIX_LENGTH}): {listed}",
         )
     return matches[0]
+
+
+def reason_against_promotion(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
+    """Returns why overrides forbid the promotion of a version; None if they allow it."""
+    if state.pinned is not None and state.pinned.champion != version:
+        return f"champion {state.pinned.champion} is pinned ({state.pinned})"
+    for ancestor in _lineage(lake, name, version):
+        if ancestor in state.withdrawn:
+            subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"
+            return f"{subject} was withdrawn ({state.withdrawn[ancestor]})"
+    return None
+
+
+def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
+    """Yields a version and its ancestors (the models from which trainings started), newest first."""
+    current: str | None = version
+    while current is not None:
+        yield current
+        path = versions.model_path(lake, name, current)
+        current = read_description(path).get("parent") if is_described(path) else None

@@ -27,12 +27,10 @@ from training.registry import mlflow_mirror
 from training.registry.champion_history import (
     OVERRIDES,
     PROMOTIONS,
-    ChampionState,
     champion_state_as_of,
     dated_path,
     dates_of,
 )
-from training.registry.model_json import is_described, read_description
 
 # Settings of `train` that do not change the trained model. `retrain` determines the parent, which is already
 # part of the version.
@@ -139,26 +137,6 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
 def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
     """Returns the champion at the end of a run, or at its start if `before`; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
-
-
-def reason_against_promotion(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
-    """Returns why overrides forbid the promotion of a version; None if they allow it."""
-    if state.pinned is not None and state.pinned.champion != version:
-        return f"champion {state.pinned.champion} is pinned ({state.pinned})"
-    for ancestor in _lineage(lake, name, version):
-        if ancestor in state.withdrawn:
-            subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"
-            return f"{subject} was withdrawn ({state.withdrawn[ancestor]})"
-    return None
-
-
-def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
-    """Yields a version and its ancestors (the models from which trainings started), newest first."""
-    current: str | None = version
-    while current is not None:
-        yield current
-        path = model_path(lake, name, current)
-        current = read_description(path).get("parent") if is_described(path) else None
 
 
 def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDecision) -> None:

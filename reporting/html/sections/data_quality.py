@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from conf.types import SPLITS
 from etl.quality.checks import Finding
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows, share
+from etl.quality.report_rates import ColumnReport, Comparison, PieceRows, share
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
 from reporting.facts.run_facts import DataQuality

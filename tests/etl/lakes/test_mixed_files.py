@@ -14,7 +14,7 @@ from conf.errors import ConfigError, DataError
 from conf.types import Config
 from etl.raw.files import find_raw
 from etl.raw.parse import common_header
-from etl.raw.positions import number_lines
+from etl.raw.row_ids import number_lines
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
-from etl.ops.engine import Engine
+from etl.ops.choose_engine import Engine
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import FittedWorkflow, load_local
 from storage.paths import Lake

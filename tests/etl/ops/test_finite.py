@@ -19,7 +19,7 @@ from etl.ops.base import Fitted, Moments, Statistics
 from etl.ops.normalize import FittedNormalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax
 from etl.ops.tables import LocalTables, Tables
-from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import FileEntry
 from storage.paths import Partition

@@ -16,8 +16,8 @@ from conf.errors import ConfigError
 from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
 from etl.raw.files import require_raw
+from etl.spark.prepared_rows import prepared_rows
 from etl.spark.read_log import read_log
-from etl.spark.split_rows import prepared_rows
 from etl.split.time_split import DAY, SPLIT
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import FLOAT32_MAX

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from etl.ops import OPERATORS, Fitted
 from etl.split.time_split import DAY
-from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import load_workflow
 from storage.paths import Lake
 from tests.etl.ops.case import Case

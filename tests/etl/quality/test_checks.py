@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from conf.errors import EXIT_DATA, DataError
 from conf.types import Quality, SplitConfig
 from etl.quality.checks import Finding, check_limits, require_no_stop
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 
 DAY = "2026-01-08"
 BY_DAY = SplitConfig(by="day")

@@ -26,9 +26,9 @@ from etl.build import raw_days
 from etl.quality.column_summary import TOP, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
 from etl.quality.report import DataReport, report_quality
-from etl.quality.report_types import ColumnReport, Comparison
+from etl.quality.report_rates import ColumnReport, Comparison
 from etl.raw.files import RawFiles
-from etl.spark.split_rows import prepared_rows
+from etl.spark.prepared_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan

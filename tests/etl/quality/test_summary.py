@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from etl.quality.column_summary import TOP, Summary, summarise
 from etl.quality.counts import Kind
-from etl.quality.day_values import Values, values_of
+from etl.quality.new_values import Values, values_of
 from metrics.histogram import bin_bounds
 
 CELLS: dict[Kind, Any] = {

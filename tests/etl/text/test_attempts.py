@@ -21,10 +21,10 @@ from etl.ops.tables import LocalTables
 from etl.raw.file_splits import split_files
 from etl.statistics.vocabulary import IdRule
 from etl.text import encode_pass, scan_pass
-from etl.text.layout import file_layout
+from etl.text.file_layout import file_layout
 from etl.value_counts import vocabularies
 from etl.value_counts.requests import CountRequest
-from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from tests.etl import cases
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from etl.native import lookup as lookups
 from etl.native.count_sums import Sums, buckets_of
 from etl.native.lookup import Lookup
-from etl.value_counts.count_files import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
+from etl.value_counts.count_file_format import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 VALUE = st.one_of(st.text(max_size=12), st.sampled_from(["", "12345678", "123456789", "a\0", "a", "é" * 9]))

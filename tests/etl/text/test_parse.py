@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conf.raw_types import SEPARATORS
 from conf.types import Config
-from etl.text.layout import FileLayout, file_layout
+from etl.text.file_layout import FileLayout, file_layout
 from etl.text.parse_block import parse_block, plain, unify
 from etl.text.scan_pass import _ValueCounter, columns_to_parse
 from tests.etl import cases, raw_oracle

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conf.types import Config
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from metrics.histogram import bin_keys
 from scoring.evaluation.gate_drift import drift_checks, score_drift
 from scoring.evaluation.gate_measures import ModelMeasures

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from etl.native.count_sums import Sums
 from etl.quality.column_summary import Summary, summarise
 from etl.quality.counts import LABEL_CELLS, Column
-from etl.quality.day_values import Values, values_of
-from etl.value_counts.count_files import Bucket, read_counts
+from etl.quality.new_values import Values, values_of
+from etl.value_counts.count_file_format import Bucket, read_counts
 from etl.value_counts.merge_tasks import assign_to_tasks
 from etl.value_counts.requests import Counts
 from spark.tasks import run_tasks

@@ -1,0 +1,86 @@
+"""The version of a workflow, a digest of everything that a fit depends on; and what may be extended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conf.errors import ConfigError
+from conf.load import config_digest
+from conf.types import Config
+from etl.ops import Operator, operator_from_config
+from etl.ops.join_external import JoinExternal
+from etl.raw.files import RawFiles, require_raw
+from etl.raw.layout_digest import layout_digest
+from etl.spark.prepared_rows import preparation
+from etl.workflow.feature_plan import Plan
+from etl.workflow.fitted_workflow import FittedWorkflow
+from etl.workflow.unfitted_chains import Chain
+from storage.manifest import digest_of
+
+# Part of every version's digest. Raise it when the meaning of an operator changes.
+FORMAT = 2
+# Parameters that may change in an extension: they affect only values without an id, or the age of a value.
+_MAY_CHANGE = ("min_count", "max_size", "max_age_days")
+
+
+def workflow_version(
+    config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]
+) -> str:
+    """Returns the digest of everything that the fitted workflow depends on."""
+    # The settings of the split select training rows only if the log is split inside one partition.
+    sections = ["features", "prepare", "scopes", "keys", "negatives"]
+    sections += [] if config.split.by == "day" else ["split"]
+    external = {
+        table.path: require_raw(config, table, days[-1].dt, "join_external.path", days[-1].recorder).digest
+        for chain in planned.chains
+        for step in chain.steps
+        if isinstance(step.operator, JoinExternal) and not parent
+        for table in [step.operator.source(step)[0]]
+    }
+    return digest_of(
+        {
+            "format": FORMAT,
+            "config": config_digest(_canonical(config), *sections),
+            "layout": layout_digest(config),
+            "parent": parent.version if parent else "",
+            "days": {day.dt: day.digest for day in days},
+            "external": external,
+            **preparation(config),
+        }
+    )
+
+
+def _canonical(config: Config) -> Config:
+    """Returns the configuration, with operators in a uniform notation and without default parameters."""
+    groups = [
+        group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
+        for group in config.features
+    ]
+    return config.model_copy(update={"features": groups})
+
+
+def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
+    """Raises ConfigError if the chains differ from the parent's chains."""
+    changed = [chain for chain in descriptions if chain not in parent.descriptions]
+    changed += [chain for chain in parent.descriptions if chain not in descriptions]
+    if changed:
+        raise ConfigError(
+            f"workflow {parent.version} has other features than the configuration, so it cannot be extended: "
+            f"{changed[:3]}",
+            "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
+            "new workflow (the next model then trains from scratch)",
+        )
+
+
+def chain_description(chain: Chain) -> str:
+    """Returns a text with everything about a chain that must not change when its workflow is extended."""
+    steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
+    return f"{','.join(chain.inputs)} → {', '.join(steps)}"
+
+
+def _parameters(operator: Operator) -> str:
+    """Returns the operator's name and the parameters that must not change when a workflow is extended."""
+    entry = operator.config()
+    parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
+    fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
+    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in fixed.items())})"

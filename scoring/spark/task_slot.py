@@ -1,0 +1,17 @@
+"""Which GPU and how many CPU threads a scoring task uses: those that Spark assigned to the task."""
+
+from __future__ import annotations
+
+from pyspark import TaskContext
+
+
+def task_slot() -> tuple[int | None, int]:
+    """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
+
+    The index is None if the task has no GPU.
+    """
+    task = TaskContext.get()
+    if task is None:
+        return None, 1
+    gpu = task.resources().get("gpu")
+    return (int(gpu.addresses[0]) if gpu else None), task.cpus()
