@@ -38,8 +38,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed
 from airflow_dags.assets import CHAMPION, RECOMMENDATIONS
 from airflow_dags.dates import DATE_PARAM
+from airflow_dags.retries import RETRIES
 from airflow_dags.sensors import first_sensors
-from airflow_dags.submit import RETRIES, stage
+from airflow_dags.submit import stage
 
 DAG_ID = "daily_recommendations"
 _LOG_TIMEOUT = timedelta(hours=12)

@@ -14,8 +14,9 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dags.dates import run_date_of
+from airflow_dags.retries import failure
 from airflow_dags.settings import read_settings
-from airflow_dags.submit import PLAN, Call, application, asked_overrides, failure, hook_for
+from airflow_dags.submit import PLAN, Call, application, asked_overrides, hook_for
 
 # States of a task that has not started yet, or that is waiting.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -17,14 +16,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_dags.job_hook import JobHook
 from airflow_dags.overrides import refusal
+from airflow_dags.retries import failure, timeout_of
 from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_settings, require_spark_connection
 
 PLAN = "raw_log"  # the task whose XCom is the plan of the run
-RETRIES = 2
-_HOPELESS = {2: "bad configuration", 3: "bad data"}
-# Maximum duration of a job. After this time the job is ended and the task is retried.
-_TIMEOUTS = {"train_model": timedelta(hours=12), "train_retriever": timedelta(hours=6)}
-_TIMEOUT = timedelta(hours=3)
 
 
 @dataclass(frozen=True)
@@ -73,19 +68,6 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
 def application(call: Call, settings: Settings) -> str:
     """Returns the path of the script of a job."""
     return f"{settings.home}/jobs/{call.job}.py"
-
-
-def failure(job: str, code: int | None, error: Exception) -> AirflowException:
-    """Returns the exception for a failed job. It decides whether Airflow retries the task.
-
-    The task is not retried after exit code 2 (bad configuration) or 3 (bad data).
-    """
-    if code in _HOPELESS:
-        return AirflowFailException(
-            f"{job} ended with exit code {code}: {_HOPELESS[code]}; a retry cannot help\n{error}"
-        )
-    known = "was not started" if code is None else f"ended with exit code {code}"
-    return AirflowException(f"{job} {known}: worth a retry\n{error}")
 
 
 class JobOperator(SparkSubmitOperator):
@@ -162,7 +144,7 @@ def stage(name: str, **options: Any) -> JobOperator:
         "task_id": name,
         "step": name,
         "pool": POOL,
-        "execution_timeout": _TIMEOUTS.get(options.get("job", name), _TIMEOUT),
+        "execution_timeout": timeout_of(options.get("job", name)),
         # After a skipped step the next step still runs. After a failed step it does not.
         "trigger_rule": "none_failed",
         **options,

@@ -38,8 +38,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed, tell
 from airflow_dags.assets import CHAMPION
 from airflow_dags.dates import DATE_PARAM
+from airflow_dags.retries import RETRIES
 from airflow_dags.sensors import first_sensors
-from airflow_dags.submit import RETRIES, JobOperator, stage
+from airflow_dags.submit import JobOperator, stage
 
 DAG_ID = "weekly_training"
 _LOG_TIMEOUT = timedelta(hours=12)

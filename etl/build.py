@@ -26,7 +26,8 @@ from etl.raw.layout_digest import layout_digest
 from etl.spark.latest_features import publish_latest
 from etl.spark.prepared_rows import PreparedRows, preparation, prepared_rows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
-from etl.split.time_split import SPLIT, plan_days
+from etl.split.time_split import SPLIT
+from etl.split.window_days import plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow

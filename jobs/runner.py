@@ -27,7 +27,7 @@ from conf.printable import PrintableFormatter
 from jobs.checks import check_config
 from jobs.command_line import job_parser
 from jobs.standard_output import separate_output
-from reporting.monitoring.record_run import Observer
+from reporting.monitoring.run_observer import Observer
 from spark.error_log import SparkLog, root_cause, without_frames
 from spark.hadoop_files import hdfs
 from spark.session import build_session

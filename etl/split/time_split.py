@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
-from datetime import date, timedelta
 from fractions import Fraction
 from itertools import accumulate
 
@@ -13,7 +11,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.types import Split, SplitConfig
+from conf.types import SplitConfig
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
 SPLIT = "split"
@@ -23,37 +21,6 @@ DAY = "_day"
 CUT = "by rank of the kept rows"
 # Row ids are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
 _BLOCK_BITS = 16
-
-
-def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
-    """Returns the days of each split for a run date, oldest first. Train days without a log are ignored.
-
-    Raises:
-        DataError: a validation or test day has no log, or fewer than `min_train_days` train days have a log.
-    """
-    length = config.train_days + config.validation_days + config.test_days
-    last = date.fromisoformat(run_date)
-    days = [(last - timedelta(days=back)).isoformat() for back in reversed(range(length))]
-    train, later = days[: config.train_days], days[config.train_days :]
-    missing = [day for day in later if not has_log(day)]
-    if missing:
-        raise DataError(
-            f"there is no raw log for {missing}, which are validation or test days of run date {run_date}",
-            "deliver the raw logs of these days",
-        )
-    present = [day for day in train if has_log(day)]
-    if len(present) < config.min_train_days:
-        raise DataError(
-            f"only {len(present)} of the train days {train[0]}..{train[-1]} have a raw log, but "
-            f"split.min_train_days={config.min_train_days}",
-            "deliver the raw logs of more train days, choose a later --run-date, or lower "
-            "split.min_train_days",
-        )
-    return {
-        "train": present,
-        "validation": later[: config.validation_days],
-        "test": later[config.validation_days :],
-    }
 
 
 def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:

@@ -12,7 +12,7 @@ from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from jobs.chain.stage_remarks import remark
 from jobs.chain.steps import RunPlan, Step
 from jobs.chain.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
-from reporting.monitoring.record_run import Observer
+from reporting.monitoring.run_observer import Observer
 from reporting.terminal.stage_progress import StageProgress
 from storage import file_io
 from storage.job_summary import JobSummary
