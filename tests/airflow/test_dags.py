@@ -169,7 +169,7 @@ NOT_ALLOWED: dict[str, tuple[list[str], list[str] | None, str]] = {
     "no key": (["=1"], None, "not of the form a.b=value"),
     "an option": (["--config=/tmp/x.yaml"], None, "--config"),
     "what the deployer took away": (["score.k=3"], ["gate."], "score.k"),
-    "anything, where nothing is allowed": (["score.k=3"], [], "the allowed keys are none"),
+    "anything, where nothing is allowed": (["score.k=3"], [], "allowed keys are none"),
 }
 ALLOWED: dict[str, tuple[list[str], list[str] | None]] = {
     "nothing": ([], None),

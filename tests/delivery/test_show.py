@@ -104,7 +104,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRu
     """The user's list is removed from a copy of the lake; the candidates still have the user."""
     lake = copied(runs, tmp_path)
     drop_rows(lake, "recommendations", "user_id", "u004")
-    with pytest.raises(DataError, match=r"'u004' has no list on 2026-01-05, but \d+ candidates"):
+    with pytest.raises(DataError, match=r"user 'u004' has \d+ candidates on 2026-01-05, but no list"):
         find(lake, RUN_DATE, "u004")
     partition = lake.candidates(WORKFLOW).partition(RUN_DATE)
     for entry in read_manifest(partition).files:
