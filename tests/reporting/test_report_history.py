@@ -102,7 +102,7 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
     assert titles[:8] == drawn
     section = page.text.split("The last 30 days", 1)[1].split("Recent runs", 1)[0]
     for text in (
-        f"Of the 30 run dates up to {RUN_DATE} 29 have run",
+        f"Of the 30 run dates up to {RUN_DATE}, 29 have run",
         "Failed attempts: 2.",
         "build_features 3",
         "the <log> of that day is empty",

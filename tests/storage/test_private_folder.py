@@ -86,7 +86,7 @@ def test_what_another_user_may_have_prepared_is_refused(
     before = os.lstat(path)
     with pytest.raises(ConfigError, match=re.escape(f"{path} {problem}: another user may have")) as caught:
         private_folder(str(tmp_path), "train.reading.staging_folder")
-    assert "set train.reading.staging_folder to a folder of your own" in caught.value.remedy
+    assert "set train.reading.staging_folder to a folder that only you can write" in caught.value.remedy
     assert (os.lstat(path).st_mode, os.lstat(path).st_uid) == (before.st_mode, before.st_uid)
     assert not (tmp_path / "nowhere").exists()
 

@@ -221,6 +221,6 @@ def test_weights_of_another_architecture_are_named(tmp_path: Path) -> None:
 def test_a_model_of_numbers_that_are_none_is_not_saved(tmp_path: Path) -> None:
     whole = make_trainer()
     whole.state()["model.embedding.weight"][8, 1] = torch.nan
-    with pytest.raises(DataError, match=r"after the last step model\.embedding\.weight contains numbers"):
+    with pytest.raises(DataError, match=r"after the last step, model\.embedding\.weight contains numbers"):
         save_trained(str(tmp_path), whole, describe(), LocalCollectives())
     assert list(tmp_path.iterdir()) == []
