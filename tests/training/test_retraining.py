@@ -90,7 +90,8 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
     assert parent is not None
     assert parent.version == "v08"
     with pytest.raises(
-        DataError, match=r"is warm, and .* cannot start from champion v08: it was trained on ids of workflow w1"
+        DataError,
+        match=r"is warm, and .* cannot start from champion v08: it was trained on ids of workflow w1",
     ):
         find_parent(config, lake, dataset_of(9, "w2"))
     with pytest.raises(DataError, match="it has already been trained on all train days"):

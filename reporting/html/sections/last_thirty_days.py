@@ -55,8 +55,8 @@ def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html
     costs = [day.cost for day in days if day.cost is not None]
     price = f", {sum(costs):,.2f} {currency}" if costs else ""
     return lead(
-        f"Of the {DAYS} run dates up to {run_date}, {len(days)} {'has' if len(days) == 1 else 'have'} run, on "
-        f"{hours:,.1f} core hours{price}. ",
+        f"Of the {DAYS} run dates up to {run_date}, {len(days)} {'has' if len(days) == 1 else 'have'} run, "
+        f"on {hours:,.1f} core hours{price}. ",
         tag("strong", f"Failed attempts: {failed}.", class_="stop") if failed else "No attempt failed.",
     )
 
