@@ -77,7 +77,8 @@ class Gate(Strict):
     The challenger must not be worse than the champion by more than `margin`. The gate computes a confidence
     interval of the difference between the two AUCs (challenger minus champion) on the same test rows. This
     interval must begin above -`margin`. The interval is computed by resampling users, or by resampling rows
-    if the log has no keys. The first model is always promoted.
+    if the log has no keys. If lists can be made, the same rule applies to NDCG@k of both models' lists
+    (`lists_margin`). The first model is always promoted.
     """
 
     margin: Annotated[float, Field(ge=0)] = Field(
@@ -110,6 +111,16 @@ class Gate(Strict):
     )
     calibration_high: Positive = Field(
         default=1.25, description="Upper limit of the challenger's ratio of predicted to observed clicks."
+    )
+    lists_margin: Limit = Field(
+        default=0.02,
+        description="Largest decrease of NDCG@k of the users' lists that is accepted (k is `score.k`). Null: "
+        "the lists are measured, but they do not decide.",
+    )
+    lists_users: PositiveInt | None = Field(
+        default=1000,
+        description="Largest number of users whose lists are measured. A hash of the user key chooses them, "
+        "so both models and all reruns use the same users. Null: lists are not measured.",
     )
     drift: Drift = Field(default=Drift(), description="Limits on the drift of data and scores.")
 

@@ -264,8 +264,7 @@ def _publish_features(
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
     for raw in checked.in_order:
-        inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
-        inputs |= preparation(config)
+        inputs = feature_inputs(config, raw, workflow.version)
         manifest = current_manifest(table.partition(raw.dt), inputs)
         if manifest:
             log.info("features of %s are up to date", raw.dt)
@@ -278,6 +277,12 @@ def _publish_features(
         dt: _publish_frame(config, table.partition(dt), workflow, checked.rows_of(raw), counts, inputs)
         for dt, (raw, counts, inputs) in missing.items()
     }
+
+
+def feature_inputs(config: Config, raw: RawFiles, workflow_version: str) -> dict[str, str]:
+    """Returns the inputs of the feature partition of a day, as its manifest names them."""
+    inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
+    return inputs | preparation(config)
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:

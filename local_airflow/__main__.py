@@ -38,6 +38,7 @@ SMALL_LOG = [
     "output.row_group_rows=2048",
     "train.global_batch_size=512",
     "gate.margin=0.1",
+    "gate.lists_margin=0.1",
 ]
 _RUN_MAY_TAKE_S = 1200
 

@@ -125,6 +125,42 @@ def reduce_replicates(
     return sums
 
 
+def reduce_means(units: Ints, values: Mapping[str, Ints], resample: Resample) -> dict[str, list[int]]:
+    """Returns the sums of one partition of m units, each of which has one row: one integer per replicate.
+
+    The result has the key `weights`, the sum of the weights of the units, and the keys of `values`, the
+    weighted sums of these values.
+
+    Args:
+        units: (m,) hash of each unit.
+        values: maps the name of each measure to its (m,) values, as integer multiples of a small number.
+        resample: number of replicates, and seed.
+    """
+    sums: dict[str, list[int]] = {name: [] for name in ("weights", *values)}
+    for weights in draw_weights(units, resample):
+        weight = weights.astype(np.int64)
+        sums["weights"].append(int(weight.sum()))
+        for name, of_units in values.items():
+            sums[name].append(int(weight @ of_units))
+    return sums
+
+
+def combine_means(
+    partitions: Iterable[Mapping[str, Any]], units_of_value: Mapping[str, int]
+) -> dict[str, Floats]:
+    """Returns the mean of each measure in each of B replicates, from the sums of all partitions.
+
+    The arrays have the shape (B,). A mean is NaN if all weights of the replicate are 0.
+
+    Args:
+        partitions: the results of reduce_means for all partitions, in any order.
+        units_of_value: maps the name of each measure to the integer that stands for 1.0.
+    """
+    names, collected = ("weights", *units_of_value), list(partitions)
+    total = {name: sum(np.array(sums[name], dtype=object) for sums in collected) for name in names}
+    return {name: _ratios(total[name], total["weights"] * units) for name, units in units_of_value.items()}
+
+
 def _sums_by_unit(values: Ints, unit_of_row: Ints, units: int) -> Ints:
     """Returns the sum of the values of each unit's rows, shape (units,)."""
     order = np.argsort(unit_of_row, kind="stable")

@@ -17,6 +17,8 @@ candidate_items/<workflow version>/dt=…     all items that may be recommended,
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
+gate_items/<workflow version>/dt=…          the items that evaluate_model ranks, with features from before the
+                                            test rows
 measures/dt=…                   comparison of the lists with later clicks
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
                                 written if the lists of the date exceed a limit and are not published
@@ -178,6 +180,13 @@ class Lake:
     def evaluations(self) -> Table:
         """Returns the table of comparisons of challenger and champion, which evaluate_model writes."""
         return self._table("evaluations")
+
+    def gate_items(self, workflow_version: str) -> Table:
+        """Returns the table of the items that evaluate_model ranks, with their indices.
+
+        Their features come from rows before the test split.
+        """
+        return self._table("gate_items", workflow_version)
 
     @property
     def measures(self) -> Table:

@@ -52,9 +52,9 @@ def publish_latest(
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
     published = {}
-    for side, key, name, attributes, table in (
-        ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),
-        ("item", ITEM_KEY, config.keys.item, config.items, lake.items(workflow.version)),
+    for side, key, attributes, table in (
+        ("user", USER_KEY, config.users, lake.users(workflow.version)),
+        ("item", ITEM_KEY, config.items, lake.items(workflow.version)),
     ):
         partition = table.partition(run_date)
         columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
@@ -67,8 +67,7 @@ def publish_latest(
             published[side] = current
             continue
         if attributes:
-            raw_rows = read_attributes(spark, config, attributes, name, f"{side}s", run_date, name)
-            rows = workflow.encode(raw_rows.withColumn(key, F.col(name).cast("string")), columns, [key])
+            rows = attribute_features(spark, config, workflow, run_date, side, columns)
         else:
             rows = _from_window(spark, lake, workflow, features, key, columns)
         rows = rows.persist()
@@ -78,7 +77,7 @@ def publish_latest(
             inputs=partition_inputs,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=_rules(key, columns, workflow.spec),
+            rules=latest_rules(key, columns, workflow.spec),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )
@@ -86,7 +85,48 @@ def publish_latest(
     return published
 
 
-def _rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
+def attribute_features(
+    spark: SparkSession,
+    config: Config,
+    workflow: FittedWorkflow,
+    run_date: str,
+    side: str,
+    columns: Sequence[str],
+) -> DataFrame:
+    """Returns the features of all rows of the table of attributes (section `users` or `items`).
+
+    Args:
+        spark, config: session and configuration of the run. The section of the side and `keys` must be set.
+        workflow: computes the features.
+        run_date: the date that replaces `{date}` in the table's path.
+        side: whose attributes to read: `user` or `item`.
+        columns: the features to compute. The result has these columns and the key of the side.
+    """
+    is_user = side == "user"
+    table, key = (config.users, USER_KEY) if is_user else (config.items, ITEM_KEY)
+    if table is None or config.keys is None:
+        raise ValueError(f"internal error, please report: there is no table of {side} attributes")
+    name = config.keys.user if is_user else config.keys.item
+    raw_rows = read_attributes(spark, config, table, name, f"{side}s", run_date, name)
+    return workflow.encode(raw_rows.withColumn(key, F.col(name).cast("string")), columns, [key])
+
+
+def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequence[str]) -> DataFrame:
+    """Returns the latest row of each key: the row with the largest row_id on the latest day.
+
+    Args:
+        days: pairs of a date and a frame of rows of this date. The frames have the columns `key`, row_id and
+            `columns`.
+        key: the column of the key, such as user_key.
+        columns: the columns of the result, in addition to `key`.
+    """
+    rows = [frame.select(key, ROW_ID, *columns).withColumn("_dt", F.lit(day)) for day, frame in days]
+    latest = F.max_by(F.struct(*(F.col(name) for name in columns), F.col(ROW_ID)), F.struct("_dt", ROW_ID))
+    grouped = reduce(DataFrame.unionByName, rows).groupBy(key).agg(latest.alias("latest"))
+    return grouped.select(key, *(F.col(f"latest.{name}").alias(name) for name in columns))
+
+
+def latest_rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
     """Returns the rules for rows of the two tables: only lists may be null, and numbers must be finite."""
     lists = {feature.name for feature in spec.multi_hot}
     not_null = [key, *(name for name in columns if name not in lists)]
@@ -104,11 +144,10 @@ def _from_window(
     """Returns the latest row of each key in the feature partitions, with the columns `key` and `columns`."""
     table = lake.features(workflow.version)
     days = [
-        rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]).withColumn(
-            "_dt", F.lit(day.partition)
+        (
+            day.partition,
+            rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]),
         )
         for day in features
     ]
-    latest = F.max_by(F.struct(*(F.col(name) for name in columns), F.col(ROW_ID)), F.struct("_dt", ROW_ID))
-    grouped = reduce(DataFrame.unionByName, days).groupBy(key).agg(latest.alias("latest"))
-    return grouped.select(key, *(F.col(f"latest.{name}").alias(name) for name in columns))
+    return latest_rows(days, key, columns)

@@ -62,6 +62,7 @@ def run(context: RunContext) -> JobSummary:
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
             **({"challenger_ranking": ranking} if ranking else {}),
+            "lists": {**facts["lists"], "ndcg_interval": evaluation.intervals.get("ndcg")},
         },
     )
 

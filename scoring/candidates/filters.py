@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.types import Split
 from etl.split.negatives import is_drawn
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
 from scoring.inputs.feature_rows import read_split
@@ -58,7 +59,9 @@ class Exclusions:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
+def known_items(
+    context: RunContext, dataset: Dataset, items: DataFrame, splits: Sequence[Split] | None = None
+) -> tuple[DataFrame | None, str]:
     """Returns the items that must not be recommended to a user again, and the name of this filter.
 
     The settings `repeats` and `candidates.exclude_clicked` decide which items these are.
@@ -67,12 +70,14 @@ def known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tupl
         context: the context of the run.
         dataset: the dataset of the run date.
         items: a frame with the columns item_index and item_key, one row per item.
+        splits: the splits to use instead of `candidates.exclude_clicked`.
 
     Returns:
         Two values. The first is a frame with the columns user_key and item_index, without repeated rows; None
         if every item may be recommended again. The second is the name of the filter.
     """
-    splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
+    repeats = context.config.repeats
+    splits = context.config.candidates.exclude_clicked if splits is None else splits
     if not splits or repeats == "all":
         return None, CLICKED
     rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])

@@ -1,11 +1,12 @@
 """The rules that decide whether a challenger (a new model) replaces the champion (the model that serves).
 
-An evaluation has four steps, each in one file. gate_run.py runs these steps in order:
+An evaluation has five steps. gate_run.py runs these steps in order:
 
 1. gate_measures.py measures both models on the same test rows and compares the measures.
-2. gate_drift.py checks how far scores and data have drifted.
-3. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
-4. gate_record.py formats the result for the report and for the registry.
+2. gate_lists.py measures the lists of both models for the same users. gate_list_checks.py compares them.
+3. gate_drift.py checks how far scores and data have drifted.
+4. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
+5. gate_record.py formats the result for the report and for the registry.
 
 The challenger is promoted if the test shows, with a configured confidence, that the challenger is not worse
 than the champion by more than a margin. Equal quality is enough, because the challenger was trained on newer
@@ -28,7 +29,30 @@ Level = Literal["ok", "warn", "hold"]
 # Name of the check of manual decisions (gate_run.py). Unlike other checks, it can also stop a first model.
 STANDING = "standing"
 
-_SHORT = {"auc": "AUC", "log_loss": "log loss"}
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of which the challenger must not be worse than the champion by more than a margin.
+
+    Attributes:
+        name: the name of the check.
+        label: the name of the measure in messages.
+        setting: the configuration key of the margin; None if the measure has no margin.
+        remedy: what to do, except raising the margin, if the interval is too wide.
+        few: what there is too little of if there is no interval.
+        sign: -1 if a smaller value is better, otherwise 1.
+    """
+
+    name: str
+    label: str
+    setting: str | None
+    remedy: str = "test on more days (split.test_days)"
+    few: str = "too few clicks or non-clicks to resample"
+    sign: Literal[1, -1] = 1
+
+
+_AUC = Measure("auc", "AUC", "gate.margin")
+_LOG_LOSS = Measure("log_loss", "log loss", "gate.log_loss_margin", sign=-1)
 
 
 @dataclass(frozen=True)
@@ -113,7 +137,7 @@ def decide(
         gate: the section `gate` of the configuration.
         challenger: the figures of the challenger.
         comparison: the comparison with the champion; None if there is no champion yet.
-        other_checks: the checks of drift, and the check of manual decisions.
+        other_checks: the checks of lists and of drift, and the check of manual decisions.
     """
     checks = list(_quality_checks(gate, challenger, comparison))
     if not math.isfinite(challenger.auc):
@@ -159,9 +183,9 @@ def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | No
     """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked."""
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
-        yield _margin_check("auc", challenger.auc, champion.auc, comparison.auc, gate.margin)
-        yield _margin_check(
-            "log_loss",
+        yield margin_check(_AUC, challenger.auc, champion.auc, comparison.auc, gate.margin)
+        yield margin_check(
+            _LOG_LOSS,
             -challenger.log_loss,
             -champion.log_loss,
             _negated(comparison.log_loss),
@@ -172,8 +196,8 @@ def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | No
     yield _calibration_check(gate, challenger, comparison.champion if comparison else None)
 
 
-def _margin_check(
-    name: Literal["auc", "log_loss"],
+def margin_check(
+    measure: Measure,
     challenger: float,
     champion: float,
     gain: Interval | None,
@@ -183,17 +207,16 @@ def _margin_check(
 
     The gain is the challenger's value minus the champion's value. The level is `hold` if the confidence
     interval of the gain begins below -margin, or if there is no interval. Without a margin, the level is
-    always `ok`. Callers pass the log loss with its sign changed, so that a larger value is better for both
-    measures.
+    always `ok`. Callers pass a measure with `sign` -1 with its sign changed, so that a larger value is always
+    better.
     """
-    sign = 1 if name == "auc" else -1
-    setting = "gate.margin" if name == "auc" else "gate.log_loss_margin"
+    name, sign, setting = measure.name, measure.sign, measure.setting
     message = (
-        f"{_SHORT[name]} {sign * challenger:.4f} against the champion's {sign * champion:.4f} "
+        f"{measure.label} {sign * challenger:.4f} against the champion's {sign * champion:.4f} "
         f"({sign * (challenger - champion):+.4f}"
     )
     if gain is None:
-        message += "; no interval: too few clicks or non-clicks to resample)"
+        message += f"; no interval: {measure.few})"
         level: Level = "ok" if margin is None else "hold"
         return Check(name, level, message, challenger - champion, margin, setting)
     low, high = sorted((sign * gain.low, sign * gain.high))
@@ -210,7 +233,7 @@ def _margin_check(
         if gain.high - gain.low > 2 * margin:
             message += (
                 "; the interval is wider than twice the margin, so even an equally good model would not be "
-                f"promoted: test on more days (split.test_days) or raise {setting}"
+                f"promoted: {measure.remedy} or raise {setting}"
             )
     return Check(name, "hold", message, gain.low, margin, setting)
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scoring.evaluation.gate import Check, Comparison, Verdict
+from scoring.evaluation.gate_list_checks import ListComparison
+from scoring.evaluation.gate_lists import ListFigures
 from scoring.evaluation.gate_measures import ModelMeasures
 from scoring.model.model_info import ModelInfo
 from storage.dataset import Dataset
@@ -35,6 +37,7 @@ class Evaluation:
         info: the challenger's model.json.
         challenger, champion: the measures of each model; `champion` is None if there is no champion.
         comparison: the comparison of challenger and champion; None if there is no champion.
+        lists: the comparison of the models' lists.
         drift: the figures that `drift_checks` returns.
         verdict: the decision and all checks.
     """
@@ -43,6 +46,7 @@ class Evaluation:
     challenger: ModelMeasures
     champion: ModelMeasures | None
     comparison: Comparison | None
+    lists: ListComparison
     drift: Mapping[str, Any]
     verdict: Verdict
 
@@ -55,14 +59,16 @@ class Evaluation:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Returns the confidence intervals of the differences in AUC and log loss, challenger minus champion.
+        """Returns the confidence intervals of the differences, challenger minus champion.
 
-        The keys are `auc` and `log_loss`. A key is missing if its interval is unknown.
+        The keys are `auc` and `log_loss`, and for lists `hit_rate` and `ndcg`. A key is missing if its
+        interval is unknown.
         """
         if self.comparison is None:
             return {}
         intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
-        return {name: asdict(interval) for name, interval in intervals.items() if interval is not None}
+        known = {name: asdict(interval) for name, interval in intervals.items() if interval is not None}
+        return known | self.lists.interval_facts()
 
     @property
     def checks(self) -> list[dict[str, Any]]:
@@ -79,6 +85,8 @@ class Evaluation:
             "promoted": self.verdict.promoted,
             "reason": self.verdict.reason,
             "margin": context.config.gate.margin,
+            "lists_margin": context.config.gate.lists_margin,
+            "lists": self.lists.to_facts(),
             "intervals": self.intervals,
             "resampled": {"by": resampled_by, "count": self.comparison.users} if self.comparison else None,
             "checks": self.checks,
@@ -100,8 +108,8 @@ class Evaluation:
             self.champion_after,
             self.verdict.reason,
             metrics={
-                "challenger": _headline(self.challenger),
-                "champion": _headline(self.champion) if self.champion else None,
+                "challenger": _headline(self.challenger, self.lists.challenger),
+                "champion": _headline(self.champion, self.lists.champion) if self.champion else None,
             },
             intervals=self.intervals,
             checks=self.checks,
@@ -120,10 +128,11 @@ def best_auc(context: RunContext, dataset: Dataset) -> float | None:
     return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
 
 
-def _headline(measures: ModelMeasures) -> dict[str, Any]:
+def _headline(measures: ModelMeasures, lists: ListFigures | None) -> dict[str, Any]:
     """Returns those figures of a model that the registry records."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
-    return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking}
+    of_lists = {"lists": lists.to_facts()} if lists else {}
+    return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking, **of_lists}
 
 
 def _check_facts(check: Check) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Runs all steps of the gate in order: measures both models, compares them, checks for drift, and decides."""
+"""Runs all steps of the gate in order: measures both models, checks lists and drift, and decides."""
 
 from __future__ import annotations
 
 from scoring.evaluation.gate import STANDING, Check, decide
 from scoring.evaluation.gate_drift import drift_checks
+from scoring.evaluation.gate_list_checks import compare_lists, list_checks
+from scoring.evaluation.gate_lists import measure_lists_of
 from scoring.evaluation.gate_measures import compare, measure_models
 from scoring.evaluation.gate_record import Evaluation
 from scoring.model.model_info import ModelInfo
@@ -32,16 +34,19 @@ def run_gate(
         DataError: the champion and the challenger were not measured on the same rows, or the test split lacks
             clicks or non-clicks.
     """
+    gate = context.config.gate
     models = [challenger] if champion is None else [challenger, champion]
     measurement = measure_models(context.spark, context, dataset, models)
     challenger_measures, champion_measures, comparison = measurement.models[challenger.version], None, None
     if champion is not None:
         champion_measures = measurement.models[champion.version]
-        comparison = compare(
-            context.config.gate.confidence, challenger_measures, champion_measures, measurement.users
-        )
-    checks, drift = drift_checks(context, challenger_measures, champion_measures)
+        comparison = compare(gate.confidence, challenger_measures, champion_measures, measurement.users)
+    measured_lists = measure_lists_of(context, dataset, models)
+    champion_version = champion.version if champion else None
+    lists = compare_lists(gate.confidence, measured_lists, challenger.version, champion_version)
+    drift_found, drift = drift_checks(context, challenger_measures, champion_measures)
+    checks = [*list_checks(gate, lists), *drift_found]
     if barred_because is not None:
         checks.insert(0, Check(STANDING, "hold", barred_because))
-    verdict = decide(context.config.gate, challenger_measures.figures, comparison, checks)
-    return Evaluation(challenger, challenger_measures, champion_measures, comparison, drift, verdict)
+    verdict = decide(gate, challenger_measures.figures, comparison, checks)
+    return Evaluation(challenger, challenger_measures, champion_measures, comparison, lists, drift, verdict)

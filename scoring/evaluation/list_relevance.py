@@ -44,6 +44,30 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
         warm: a frame with the distinct user_key of the warm users. All other users are cold.
         k: maximum length of a list.
     """
+    users = user_relevance(lists, positives, k).join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
+    measured = (
+        users.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
+        .agg(
+            F.count(F.lit(1)).alias("users"),
+            F.count(F.when(F.col("hits") > 0, 1)).alias("hit"),
+            F.sum("ndcg").alias("ndcg"),
+        )
+        .collect()
+    )
+    no_users = Relevance(0, None, None)
+    by_group = {
+        row["warm"]: Relevance(row["users"], row["hit"] / row["users"], float(row["ndcg"]) / row["users"])
+        for row in measured
+    }
+    return {group: by_group.get(group, no_users) for group in (True, False)}
+
+
+def user_relevance(lists: DataFrame, positives: DataFrame, k: int) -> DataFrame:
+    """Returns the relevance of the list of each user who has a list and at least one positive.
+
+    The columns are user_key, hits (number of positives in the list) and ndcg (decimal; Relevance describes
+    it). The arguments are those of `measure_lists`.
+    """
     gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
     entries = lists.join(positives.withColumn("hit", F.lit(1)), [USER_KEY, ITEM_KEY], "left")
     listed = entries.groupBy(USER_KEY).agg(
@@ -54,22 +78,8 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
         F.least("wanted", F.lit(k)).cast("int"),
     )
     wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
-    users = listed.join(wanted, USER_KEY).join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
-    measured = (
-        users.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
-        .agg(
-            F.count(F.lit(1)).alias("users"),
-            F.count(F.when(F.col("hits") > 0, 1)).alias("hit"),
-            F.sum((F.col("gain").cast("double") / ideal).cast(_EXACT)).alias("ndcg"),
-        )
-        .collect()
-    )
-    no_users = Relevance(0, None, None)
-    by_group = {
-        row["warm"]: Relevance(row["users"], row["hit"] / row["users"], float(row["ndcg"]) / row["users"])
-        for row in measured
-    }
-    return {group: by_group.get(group, no_users) for group in (True, False)}
+    ndcg = (F.col("gain").cast("double") / ideal).cast(_EXACT).alias("ndcg")
+    return listed.join(wanted, USER_KEY).select(USER_KEY, "hits", ndcg)
 
 
 def ideal_gains(k: int) -> list[float]:

@@ -43,6 +43,7 @@ SMALL_LOG = [
     "train.epochs=1",
     "train.baselines=[]",
     "gate.margin=0.1",
+    "gate.lists_margin=0.1",
 ]
 
 # Takes the place of spark-submit. While <folder>/<job> has lines, a start of that job takes the first line as

@@ -262,8 +262,13 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     }
     held = {**warned, "name": "oov_share", "level": "hold", "said": "many new ids", "setting": None}
     between = {"difference": 0.0022, "low": -0.0008, "high": 0.0051, "confidence": 0.95, "replicates": 990}
+    ndcg = {**between, "difference": -0.004, "low": -0.0125, "high": 0.0045}
+    figures = {"items": 800, "hit_rate": 0.4321, "ndcg": 0.2104}
+    lists = {"k": 10, "users": 1_000, "skipped": None, "challenger": figures}
     more = {
-        "intervals": {"auc": between},
+        "intervals": {"auc": between, "ndcg": ndcg},
+        "lists_margin": 0.02,
+        "lists": {**lists, "champion": {**figures, "ndcg": 0.2144}},
         "resampled": {"by": "user", "count": 4_000},
         "checks": [held, warned],
         "drift": {"feature_psi": {"C7": 0.412}, "oov_share": {"C1": 0.0625}},
@@ -277,6 +282,9 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
         "AUC ok AUC <b> gate.margin",
         "C7 0.412",
         "C1 6.25%",
+        "Lists of 1,000 users",
+        "challenger 0.4321 0.2104 800 champion 0.4321 0.2144 800",
+        "Gain in NDCG@10 of lists",
     ):
         assert words in page.text
     chart = next(
@@ -284,6 +292,23 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
         for name, attributes in page.tags
         if name == "svg" and str(attributes["aria-label"]).startswith("Gain in AUC")
     )
+    of_lists = [
+        str(attributes["aria-label"])
+        for name, attributes in page.tags
+        if name == "svg" and str(attributes["aria-label"]).startswith("Gain in NDCG")
+    ]
+    assert of_lists == [
+        "Gain in NDCG@10 of lists. challenger minus champion -0.0040, interval from -0.0125 to +0.0045; "
+        "it must not begin below -0.0200"
+    ]
+    first = {**facts, "lists": {**lists, "champion": None}}
+    publish_facts(partition, first)
+    page_of_first = Page(build(config, RUN_DATE)[1]).text
+    assert "challenger 0.4321 0.2104 800" in page_of_first
+    assert "Gain in NDCG" not in page_of_first
+    skipped = {**lists, "challenger": None, "champion": None, "users": 0, "skipped": "no keys"}
+    publish_facts(partition, {**facts, "lists": skipped})
+    assert "Lists of" not in Page(build(config, RUN_DATE)[1]).text
     assert chart == (
         "Gain in AUC. challenger minus champion +0.0022, interval from -0.0008 to +0.0051; "
         "it must not begin below -0.0020"

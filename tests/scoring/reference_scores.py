@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +74,12 @@ def write_model(
     version: str = "m1",
     sign: float = 1.0,
     spec: FeatureSpec = SPEC,
+    factors: Mapping[str, float] | None = None,
 ) -> str:
-    """A model folder; weights come from a seed, times `sign`."""
+    """A model folder; weights come from a seed, times `sign`.
+
+    `factors` multiplies the weights of some features of a logistic regression.
+    """
     layers = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8]} if architecture == "dlrm" else {}
     config = ModelConfig.model_validate({"architecture": architecture, **layers})
     model = build_model(config, spec)
@@ -82,6 +87,8 @@ def write_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 * sign)
+        for name, factor in (factors or {}).items():
+            _weights_of(model.state_dict(), name).mul_(factor)
     description = {
         "name": "toy",
         "version": version,
@@ -93,6 +100,17 @@ def write_model(
     }
     save_model(str(folder), model, description)
     return str(folder)
+
+
+def _weights_of(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The weights of one feature of SPEC in a logistic regression, as a view."""
+    dense = [feature.name for feature in SPEC.dense]
+    if name in dense:
+        position = dense.index(name)
+        return weights["weights"][position : position + 1]
+    categorical = [feature.name for feature in SPEC.categorical]
+    start, position = np.cumsum([0, *SPEC.cardinalities]), categorical.index(name)
+    return weights["embedding.weight"][int(start[position]) : int(start[position + 1])]
 
 
 def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:

@@ -25,7 +25,8 @@ from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
-from scoring.evaluation import encoded_test_rows
+from scoring.evaluation import encoded_test_rows, gate_lists
+from scoring.evaluation.features_before_test import features_before_test
 from scoring.model import context_features
 from scoring.spark import int8_change
 from storage import file_io
@@ -204,6 +205,7 @@ def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, scored_run:
     assert "worse by more than gate.margin=0.002" in facts["reason"]
     levels = {check["name"]: check["level"] for check in facts["checks"]}
     expected = {"auc": "hold", "log_loss": "ok", "rows": "ok", "users": "ok", "oov_share": "ok"}
+    expected |= {"list_ndcg": "hold", "list_hit_rate": "ok"}  # m2 reverses the lists of m1
     assert expected.items() <= levels.items()
     assert levels["feature_psi"] == "warn"  # this lake has no data report
     assert set(levels) == {*expected, "feature_psi", "calibration", "score_psi"}
@@ -438,6 +440,11 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
 
     monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, __: version)
     monkeypatch.setattr(encoded_test_rows, "encode_split", encode_split)
+    monkeypatch.setattr(
+        gate_lists,
+        "features_before_test",
+        lambda context, dataset, spec, side: features_before_test(context, dataset, SPEC, side),
+    )
     job = job_of(spark, fresh, DAY_AFTER)
     if lost_rows:
         with pytest.raises(DataError, match=r"measured on different rows[\s\S]*build_features"):
@@ -449,6 +456,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     assert asked == [("w2", DAY_AFTER, "test")]
     assert (facts["champion"]["workflow_version"], facts["challenger"]["workflow_version"]) == ("w1", "w2")
     assert facts["champion"]["auc"] == facts["challenger"]["auc"]
+    assert facts["lists"]["champion"] == facts["lists"]["challenger"]
     assert champion_as_of(lake, "toy", DAY_AFTER) == "m3"
 
 

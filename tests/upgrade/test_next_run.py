@@ -81,3 +81,6 @@ def test_a_training_starts_from_the_old_champion(spark: SparkSession, lake: Lake
     new = vocabulary(lake, description["workflow_version"])
     assert {key: new[key] for key in old} == old
     assert dataset.run_date == NEXT
+    lists = read_manifest(lake.evaluations.partition(NEXT)).facts["lists"]
+    assert lists["users"] > 0
+    assert lists["champion"]["items"] == lists["challenger"]["items"] > 0, "the old workflow makes lists too"

@@ -1,4 +1,4 @@
-"""The section about the gate: its decision, the confidence interval of the gain in AUC, and all checks."""
+"""The section about the gate: its decision, the confidence intervals of the gains, and all checks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _NAMES = {
     "rows": "Rows",
     "users": "Users",
     "calibration": "Calibration",
+    "list_ndcg": "NDCG of lists",
+    "list_hit_rate": "Hit rate of lists",
     "score_psi": "Drift of scores",
     "feature_psi": "Drift of columns",
     "click_rate_change": "Click rate",
@@ -36,7 +38,12 @@ def render(run: RunFacts) -> Html:
         "Gate",
         _lead(evaluation),
         _checks(checks) if checks else None,
-        grid(*_interval(evaluation), *_drift(evaluation.get("drift") or {})),
+        grid(
+            *_interval(evaluation),
+            *_list_interval(evaluation),
+            *_lists(evaluation.get("lists") or {}),
+            *_drift(evaluation.get("drift") or {}),
+        ),
     )
 
 
@@ -73,6 +80,51 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
         limit_name="minus gate.margin",
     )
     return [figure(chart, "Gain in AUC", "and its interval, on the test day.")]
+
+
+def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
+    """Returns a chart of the challenger's gain in NDCG of lists and the confidence interval of the gain.
+
+    The result is a list of one element. It is empty if there is no interval, or no margin to compare it with.
+    """
+    between = (evaluation.get("intervals") or {}).get("ndcg")
+    margin = evaluation.get("lists_margin")
+    if between is None or margin is None:
+        return []
+    title = f"Gain in NDCG@{evaluation['lists']['k']} of lists"
+    span = Span("challenger minus champion", between["difference"], between["low"], between["high"])
+    chart = interval_chart(
+        title,
+        span,
+        -margin,
+        x_label="NDCG of the challenger's lists minus that of the champion's",
+        limit_name="minus gate.lists_margin",
+    )
+    users = numbers.count(evaluation["lists"]["users"])
+    return [figure(chart, title, f"and its interval, for {users} users with a click in the test split.")]
+
+
+def _lists(lists: Mapping[str, Any]) -> list[Html]:
+    """Returns a table of hit rate and NDCG of both models' lists.
+
+    The result is a list of one element. It is empty if lists were not measured, for example by an earlier
+    release.
+    """
+    rows: list[list[Child]] = [
+        [
+            model,
+            numbers.decimal(lists[model]["hit_rate"], 4),
+            numbers.decimal(lists[model]["ndcg"], 4),
+            numbers.count(lists[model]["items"]),
+        ]
+        for model in ("challenger", "champion")
+        if lists.get(model)
+    ]
+    if not rows:
+        return []
+    k = lists["k"]
+    caption = f"Lists of {numbers.count(lists['users'])} users"
+    return [tag("div", table(["Model", f"HR@{k}", f"NDCG@{k}", "Items"], rows, caption), class_="compact")]
 
 
 def _checks(checks: list[Mapping[str, Any]]) -> Html:

@@ -1,0 +1,261 @@
+"""Measures the lists that champion and challenger would have made before the test rows.
+
+For each model, all items are ranked for a sample of users, with features from before the test rows. The lists
+are compared with the users' clicks in the test split. Each Spark task reduces its users to one row of integer
+sums, so neither partitions nor the number of users change what the driver needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.raw.files import require_raw
+from etl.spark.latest_features import latest_rules
+from metrics.bootstrap import Resample, combine_means, reduce_means
+from scoring.candidates.all_items import all_items
+from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.filters import exclude, known_items
+from scoring.candidates.items import number_items
+from scoring.evaluation.features_before_test import BEFORE_TEST, features_before_test
+from scoring.evaluation.list_relevance import user_relevance
+from scoring.evaluation.prediction_quality import UNIT
+from scoring.inputs.feature_rows import read_split
+from scoring.inputs.requests import ITEM_INDEX, ListRequest
+from scoring.model.context_features import encoded_context
+from scoring.model.model_info import ModelInfo
+from scoring.spark.score_frames import score_lists
+from storage.dataset import Dataset
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.manifest import Manifest, current_manifest, data_files
+from storage.publish import publish, rows_of
+from storage.run_context import RunContext
+
+# NDCG is added as integer multiples of 2⁻³², so that sums do not depend on how users are partitioned.
+_UNITS = {"hit_rate": 1, "ndcg": 2**32}
+
+_COLUMNS = {
+    **dict.fromkeys(("users", *_UNITS), pa.int64()),
+    **{f"replicate_{name}": pa.list_(pa.int64()) for name in ("weights", *_UNITS)},
+}
+_PARTIAL = pa.schema(_COLUMNS)
+_DDL = {pa.int64(): "long"}
+_PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kind in _COLUMNS.items())
+
+
+@dataclass(frozen=True)
+class ListFigures:
+    """The figures of one model's lists.
+
+    Attributes:
+        items: number of items that were ranked for each user.
+        hit_rate: HR@k, the share of the users who have a positive in their list.
+        ndcg: NDCG@k, the mean over the users (scoring.evaluation.list_relevance).
+        replicates: maps `hit_rate` and `ndcg` to a float64 array with one value for each bootstrap replicate;
+            empty without a bootstrap.
+    """
+
+    items: int
+    hit_rate: float
+    ndcg: float
+    replicates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns the figures as JSON values."""
+        return {"items": self.items, "hit_rate": self.hit_rate, "ndcg": self.ndcg}
+
+
+@dataclass(frozen=True)
+class ListMeasurement:
+    """The figures of the lists of one or two models, for the same users.
+
+    Attributes:
+        k: maximum length of a list.
+        users: number of users whose lists were measured.
+        models: maps the version of each model to the figures of its lists; empty if lists were not measured.
+        skipped: the reason why lists were not measured; None if they were.
+        level: the level of the gate's check if lists were not measured.
+    """
+
+    k: int
+    users: int = 0
+    models: Mapping[str, ListFigures] = field(default_factory=dict)
+    skipped: str | None = None
+    level: Literal["ok", "warn"] = "ok"
+
+
+def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]) -> ListMeasurement:
+    """Measures the lists of each model.
+
+    The users are those with a click in the test split and a row in the train or validation split. Of these,
+    the `gate.lists_users` users with the smallest hashes of their keys are measured. A user's list consists
+    of the k items with the highest probabilities, of all items with a row before the test. Items that the
+    user's rows before the test exclude are left out. The sources, filters and rules of published lists do not
+    apply. A click on an item that is not among the candidates counts as missed.
+    """
+    k, most_users = context.config.score.k, context.config.gate.lists_users
+    reason = reason_against_lists(context, models)
+    if reason is not None or most_users is None:
+        return ListMeasurement(k, skipped=reason or "gate.lists_users is null")
+    with context.phase("list users"):
+        clicked = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
+        positives = clicked.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
+        users = sampled_users(context, dataset, positives, most_users).persist()
+        count = users.count()
+        positives = positives.join(F.broadcast(users), USER_KEY, "left_semi").persist()
+    if not count:
+        reason = "no user with a click in the test split has a row in the train or validation split"
+        return ListMeasurement(k, skipped=reason, level="warn")
+    resample = Resample(context.config.gate.replicates, context.config.gate.seed) if len(models) > 1 else None
+    figures = {}
+    for model in models:
+        with context.phase("list items"):
+            items = publish_items(context, dataset, model)
+        with context.phase("lists"):
+            lists = lists_of(context, dataset, model, items, users)
+            relevance = users.join(user_relevance(lists, positives, k), USER_KEY, "left")
+            figures[model.version] = _figures(relevance, items.rows, resample)
+    users.unpersist()
+    positives.unpersist()
+    return ListMeasurement(k, count, figures)
+
+
+def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> str | None:
+    """Returns the reason why this configuration or the models cannot make lists; None if they can."""
+    if context.config.keys is None:
+        return "the log has no users and items (section `keys`)"
+    pairs = sorted({feature.name for model in models for feature in model.spec.scoped("pair")})
+    if pairs:
+        return f"the features {pairs} may differ for every pair of user and item"
+    try:
+        for model in models:
+            encoded_context(context, model)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def sampled_users(context: RunContext, dataset: Dataset, positives: DataFrame, most: int) -> DataFrame:
+    """Returns the users whose lists are measured: a frame with the distinct user_key.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        positives: a frame with the column user_key: the users with a click in the test split.
+        most: maximum number of users. Those with the smallest hashes of their keys are returned.
+    """
+    known = read_split(context.spark, context.lake, dataset, BEFORE_TEST, [USER_KEY])
+    users = positives.select(USER_KEY).distinct().join(known, USER_KEY, "left_semi")
+    return users.orderBy(F.xxhash64(USER_KEY), USER_KEY).limit(most)
+
+
+def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Manifest:
+    """Publishes the items that are ranked, as the table `gate_items`, unless they are published already.
+
+    Workers read the items from these files. The features are those of `features_before_test`.
+    """
+    version, attributes = model.spec.workflow_version, context.config.items
+    inputs = {"dataset": dataset.digest, "workflow": version}
+    if attributes is not None:
+        raw = require_raw(context.config, attributes, context.run_date, "items.path", context.recorder)
+        inputs["attributes"] = raw.digest
+    partition = context.lake.gate_items(version).partition(context.run_date)
+    current = current_manifest(partition, inputs)
+    if current is not None:
+        return current
+    items = number_items(features_before_test(context, dataset, model.spec, "item")).persist()
+    columns = [feature.name for feature in model.spec.scoped("item")]
+    published = publish(
+        items,
+        partition,
+        inputs=inputs,
+        row_group_rows=context.config.output.row_group_rows,
+        expected_rows=items.count(),
+        sort_by=[ITEM_INDEX],
+        rules=latest_rules(ITEM_KEY, columns, model.spec),
+        grace_hours=context.config.output.grace_hours,
+    )
+    items.unpersist()
+    return published
+
+
+def lists_of(
+    context: RunContext, dataset: Dataset, model: ModelInfo, items: Manifest, users: DataFrame
+) -> DataFrame:
+    """Returns the lists of the users: user_key, position (from 1) and item_key, one row per list entry.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        model: the model that ranks.
+        items: the manifest of the table `gate_items` of the model's workflow.
+        users: a frame with the distinct user_key.
+    """
+    partition = context.lake.gate_items(model.spec.workflow_version).partition(context.run_date)
+    numbered = rows_of(context.spark, partition, items, columns=[ITEM_INDEX, ITEM_KEY])
+    splits = [split for split in context.config.candidates.exclude_clicked if split in BEFORE_TEST]
+    known, known_as = known_items(context, dataset, numbered, splits)
+    if known is not None:
+        known = known.join(F.broadcast(users), USER_KEY, "left_semi")
+    excluded = exclude(users, numbered, known, [], known_as=known_as)
+    features = features_before_test(context, dataset, model.spec, "user")
+    tasks = context.spark.sparkContext.defaultParallelism
+    candidates = all_items(excluded).join(features, USER_KEY).repartition(tasks, USER_KEY)
+    score = context.config.score
+    request = ListRequest(
+        model.request(score),
+        tuple(data_files(partition, items)),
+        tuple(sorted(encoded_context(context, model).items())),
+        score.k,
+    )
+    lists = score_lists(candidates, model.spec, request)
+    return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
+
+
+def _figures(relevance: DataFrame, items: int, resample: Resample | None) -> ListFigures:
+    """Returns the figures of a model's lists, and their replicates.
+
+    Args:
+        relevance: a frame with user_key, hits and ndcg, one row per user. `hits` and `ndcg` are null for a
+            user without a list.
+        items: number of items that were ranked.
+        resample: how to resample; with None, no replicates are computed.
+    """
+    hit = F.coalesce((F.col("hits") > 0).cast("long"), F.lit(0))
+    ndcg = F.coalesce(F.round(F.col("ndcg").cast("double") * _UNITS["ndcg"]).cast("long"), F.lit(0))
+    rows = relevance.select(F.xxhash64(USER_KEY).alias(UNIT), hit.alias("hit_rate"), ndcg.alias("ndcg"))
+    partials = rows.mapInArrow(_reducer(resample), _PARTIAL_DDL).collect()
+    users = sum(sums["users"] for sums in partials)
+    means = {name: sum(sums[name] for sums in partials) / units / users for name, units in _UNITS.items()}
+    replicates = [{name: sums[f"replicate_{name}"] for name in ("weights", *_UNITS)} for sums in partials]
+    resampled = combine_means(replicates, _UNITS) if resample else {}
+    return ListFigures(items, means["hit_rate"], means["ndcg"], resampled)
+
+
+def _reducer(
+    resample: Resample | None,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for mapInArrow that reduces the users of one task to one row of sums."""
+
+    def reduce_users(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if tables:
+            rows = pa.concat_tables(tables)
+            values = {name: rows.column(name).to_numpy() for name in _UNITS}
+            sums: dict[str, Any] = {"users": rows.num_rows}
+            sums |= {name: int(value.sum()) for name, value in values.items()}
+            resampled: Mapping[str, list[int]] = {name: [] for name in ("weights", *_UNITS)}
+            if resample is not None:
+                resampled = reduce_means(rows.column(UNIT).to_numpy(), values, resample)
+            sums |= {f"replicate_{name}": resampled[name] for name in resampled}
+            yield pa.RecordBatch.from_pylist([sums], schema=_PARTIAL)
+
+    return reduce_users
