@@ -6,6 +6,8 @@ The features of a model are computed by the workflow version with which the mode
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from conf.load import config_digest
 from scoring.evaluation.gate import Verdict
@@ -62,9 +64,24 @@ def run(context: RunContext) -> JobSummary:
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
             **({"challenger_ranking": ranking} if ranking else {}),
-            "lists": {**facts["lists"], "ndcg_interval": evaluation.intervals.get("ndcg")},
+            **_list_facts(facts["lists"]),
+            "ndcg_interval": evaluation.intervals.get("ndcg"),
         },
     )
+
+
+def _list_facts(lists: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of both models' lists for the job summary, such as `challenger_ndcg`.
+
+    Args:
+        lists: the entry `lists` of the facts of the evaluation.
+    """
+    figures = {
+        f"{model}_{name}": lists[model][name] if lists[model] else None
+        for model in ("challenger", "champion")
+        for name in ("hit_rate", "ndcg")
+    }
+    return {"list_users": lists["users"], "lists_skipped": lists["skipped"], **figures}
 
 
 def _log_verdict(verdict: Verdict) -> None:

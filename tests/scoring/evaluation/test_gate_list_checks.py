@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.types import Gate
@@ -51,6 +51,7 @@ def test_a_better_auc_does_not_promote_a_model_with_worse_lists() -> None:
     )
 
 
+@settings(deadline=None)
 @given(SMALL, SMALL, st.floats(0, 0.1))
 def test_the_lower_end_of_the_interval_decides(one: float, other: float, margin: float) -> None:
     low, high = sorted((one, other))
@@ -59,6 +60,7 @@ def test_the_lower_end_of_the_interval_decides(one: float, other: float, margin:
     assert levels(decision) == {"list_ndcg": "ok" if low >= -margin else "hold", "list_hit_rate": "ok"}
 
 
+@settings(deadline=None)
 @given(SMALL, SMALL, st.integers(1, 1_000))
 def test_without_a_margin_lists_are_shown_but_do_not_decide(one: float, other: float, users: int) -> None:
     low, high = sorted((one, other))
@@ -68,6 +70,7 @@ def test_without_a_margin_lists_are_shown_but_do_not_decide(one: float, other: f
     assert f"95% from {low:+.4f} to {high:+.4f}" in decision.checks[-2].message
 
 
+@settings(deadline=None)
 @given(SMALL, st.integers(1, 99), st.booleans())
 def test_few_users_warn_and_do_not_decide(low: float, users: int, known: bool) -> None:
     decision = verdict(comparison(low if known else None, 0.2, users), min_users=100)
