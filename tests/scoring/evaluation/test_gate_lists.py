@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
@@ -22,7 +23,7 @@ from metrics.bootstrap import Resample, draw_weights
 from scoring.evaluation.gate_lists import measure_lists_of, reason_against_lists
 from scoring.model import context_features
 from scoring.model.model_info import ModelInfo, read_model_info
-from storage.dataset import Dataset, Member
+from storage.dataset import Dataset, Member, publish_dataset
 from storage.feature_spec import Feature
 from storage.manifest import read_manifest
 from storage.paths import Lake
@@ -67,7 +68,7 @@ class Gated:
 
     def per_user(self, version: str) -> pd.DataFrame:
         """The oracle: hit and NDCG of each measured user, by pandas."""
-        log = pd.concat([feature_rows(self.reference, day).to_pandas().assign(day=day) for day in range(4)])
+        log = pd.concat([steep_rows(self.reference, day).to_pandas().assign(day=day) for day in range(4)])
         before, test = log[log.day < 3], log[(log.day == 3) & (log.label == 1)]
         users, items = self.reference.users, self.reference.items
         path = model_path(Lake(self.config.lake), "toy", version)
@@ -83,6 +84,20 @@ class Gated:
             ideal = sum(1 / math.log2(place + 2) for place in range(min(K, len(wanted))))
             rows[user] = {"hit_rate": float(any(hits)), "ndcg": gain / ideal}
         return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def steep_rows(reference: ReferenceScores, day: int) -> pa.Table:
+    """Rows of one day whose clicks depend strongly on the user and still more on the item."""
+    rows = feature_rows(reference, day, 600 if day == 3 else 150)
+    logits = np.log(reference.probabilities / (1 - reference.probabilities))
+    of_user, of_item = logits.mean(axis=1), logits.mean(axis=0)
+    user = pd.Index(reference.users.user_key).get_indexer(rows.column("user_key").to_pandas())
+    item = pd.Index(reference.items.item_key).get_indexer(rows.column("item_key").to_pandas())
+    latent = 2 * (of_user - of_user.mean())[user] / of_user.std()
+    latent += 3 * (of_item - of_item.mean())[item] / of_item.std() - 1.5
+    clicks = np.random.default_rng(700 + day).random(rows.num_rows) < 1 / (1 + np.exp(-latent))
+    label = rows.schema.get_field_index("label")
+    return rows.set_column(label, "label", pa.array(clicks.astype(np.float32)))
 
 
 def with_gate(config: Config, **changed: Any) -> Config:
@@ -101,8 +116,14 @@ def gated(
     spark: SparkSession, reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gated]:
     config = publish_lake(tmp_path_factory.mktemp("gated"), reference)
-    config = with_gate(config, calibration_low=0.01, calibration_high=100.0, replicates=REPLICATES)
+    config = with_gate(
+        config, calibration_low=0.01, calibration_high=100.0, replicates=REPLICATES, min_users=10, margin=0.1
+    )
     lake = Lake(config.lake)
+    for number, day in enumerate(DAYS):
+        write_table(lake.features(WORKFLOW).partition(day), steep_rows(reference, number))
+    for run_date in (RUN_DATE, DAY_AFTER):
+        publish_dataset(lake, dataset_of(lake, run_date), "")
     for version, dt, factors in (("champion", RUN_DATE, CHAMPION), ("challenger", DAY_AFTER, CHALLENGER)):
         write_model(Path(lake.models("toy")) / version, version=version, factors=factors)
         record_run(lake, "toy", dt, version)
@@ -136,7 +157,7 @@ def test_figures_and_intervals_equal_pandas(gated: Gated) -> None:
             assert lists[name][measure] == pytest.approx(users[name][measure].mean(), abs=1e-9)
     assert (lists["k"], lists["users"], lists["skipped"]) == (K, len(users["champion"]), None)
     assert lists["users"] > gated.config.gate.min_users
-    units = gated.units[users["champion"].index].to_numpy()
+    units = gated.units[users["champion"].index].to_numpy(np.int64)
     weights = list(draw_weights(units, Resample(REPLICATES, gated.config.gate.seed)))
     for measure in ("hit_rate", "ndcg"):
         values = (users["challenger"][measure] - users["champion"][measure]).to_numpy()
