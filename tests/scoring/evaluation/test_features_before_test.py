@@ -61,11 +61,10 @@ def latest(config: Config, built: BuildResult, side: Side, days: list[str]) -> p
 
 @pytest.mark.parametrize("side", ["user", "item"])
 def test_neither_workflow_uses_the_test_day(builds: TwoBuilds, side: Side) -> None:
-    """The last day has rows of the same users with other values, and users of its own."""
+    """The last day has rows of the same users and items with other values."""
     config, before = builds.context.config, DAYS[:3]
     expected = latest(config, builds.second, side, before)
     pd.testing.assert_frame_equal(builds.features(builds.second, side), expected, check_dtype=False)
-    assert len(latest(config, builds.second, side, DAYS)) > len(expected)
     changed = latest(config, builds.second, side, DAYS).merge(expected, how="inner")
     assert len(changed) < len(expected)
     by_first = builds.features(builds.first, side)
