@@ -225,6 +225,7 @@ def test_what_people_decided_holds_at_the_gate(
     spark: SparkSession, fresh: Config, reference: ReferenceScores, tmp_path: Path
 ) -> None:
     """m3 equals m1, so the gate would promote it; a pin or a rollback of its parent prevents this."""
+    fresh = fresh.model_copy(update={"gate": fresh.gate.model_copy(update={"lists_margin": None})})
     lake = Lake(fresh.lake)
     evaluate_model(job_of(spark, fresh))
     write_model(Path(lake.models("toy")) / "m3", version="m3")
