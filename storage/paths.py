@@ -3,6 +3,7 @@
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
 value_counts/dt=…               counts of the raw values of a day, by file split
+last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
                                 (profiles/<config name>/<split>/dt=… for a log that is not stored by day)
 quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
@@ -142,6 +143,11 @@ class Lake:
     def value_counts(self) -> Table:
         """Returns the table of counts of raw values, by day."""
         return self._table("value_counts")
+
+    @property
+    def last_clicks(self) -> Table:
+        """Returns the table of each user's last clicks, by day."""
+        return self._table("last_clicks")
 
     @property
     def datasets(self) -> Table:

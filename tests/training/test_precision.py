@@ -21,7 +21,7 @@ from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model

@@ -15,7 +15,7 @@ from conf.load import load_config
 from conf.types import ModelConfig
 from storage.feature_spec import Feature, FeatureSpec
 from storage.paths import Lake
-from tests.training.architectures import VARIANTS, variant
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
 from tests.training.feature_tables import make_config, publish_all, random_rows
 from training import models
 from training.checkpoints import load_model
@@ -56,14 +56,15 @@ def test_wrong_settings_are_named(section: dict[str, Any], message: str) -> None
         complete(ModelConfig.model_validate(section))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str) -> None:
     config = complete(variant(name))
     kind = models._module(config).Settings
     assert set(config.settings) == set(kind.model_fields)
     assert complete(config) == config
     assert complete(ModelConfig.model_validate(config.model_dump(mode="json"))) == config
-    assert config.settings.items() >= {k: v for k, v in VARIANTS[name].items() if k != "architecture"}.items()
+    given = {**VARIANTS, **SEQUENCE_VARIANTS}[name]
+    assert config.settings.items() >= {k: v for k, v in given.items() if k != "architecture"}.items()
 
 
 def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.placement import TableShape, plan_placement
-from training.embeddings.table import StackedEmbedding, tables_of
+from training.embeddings.table import StackedEmbedding
+from training.embeddings.tables_of_model import tables_of
 from training.loop.train_step import Trainer
 from training.models import build_model
 
