@@ -16,6 +16,8 @@ from benchmarks.peers.ease import ease_weights
 from storage.manifest import Manifest, replace_manifest
 from storage.paths import Lake
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -20,6 +20,8 @@ from jobs.checks import check_config, check_lists, check_training
 from tests.etl.ops.examples import COLUMNS, EXAMPLES, FRAME_EXAMPLES
 from training.settings import known_architectures
 
+pytestmark = pytest.mark.slow
+
 WRONG: tuple[Any, ...] = (
     *(
         None,

@@ -38,6 +38,8 @@ from training.loop.training_plan import TrainPlan, make_plan
 from training.loop.warm_start import warm_start
 from training.models import build_model, complete
 
+pytestmark = pytest.mark.slow
+
 RUN_DATE = "2026-01-04"
 LISTS = {"max_length": 4, "pooling": "sum"}
 DEEP = sorted(set(VARIANTS) - {"logistic_regression"})

@@ -234,6 +234,7 @@ def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:
         train_steps(LocalCollectives(), rows, steps=1, cuda_graphs=True)
 
 
+@pytest.mark.processes
 def test_a_compiled_training_is_the_same(rows: Rows) -> None:
     _, plain = train_steps(LocalCollectives(), rows, steps=10)
     trainer, compiled = train_steps(LocalCollectives(), rows, steps=10, compile=True)

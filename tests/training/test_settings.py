@@ -100,6 +100,12 @@ def preset(name: str) -> ModelConfig:
     return ModelConfig.model_validate(yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
 
 
+def of_items() -> FeatureSpec:
+    """The two features that a model over sequences needs."""
+    item = Feature("item_id", "categorical", "int32", "item", 4)
+    return FeatureSpec((item, Feature("history", "multi_hot", "list<int32>", "user", 4)), ("row_id",), "w1")
+
+
 def build_preset(name: str) -> Any:
     return build_model(preset(name), criteo_like())
 
@@ -141,9 +147,12 @@ def test_deepfm_preset_has_the_published_widths() -> None:
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_scores_and_tells_where_it_is_from(path: Path) -> None:
-    model = build_preset(path.stem).eval()
+    spec = of_items() if path.stem == "sasrec" else criteo_like()
+    config = preset(path.stem)
+    model = build_model(config, spec).eval()
+    width = len(spec.categorical) + sum(spec.list_lengths(config.multi_hot))
     with torch.no_grad():
-        logits = model(torch.zeros(2, 13), torch.ones(2, 26, dtype=torch.int64))
+        logits = model(torch.zeros(2, len(spec.dense)), torch.ones(2, width, dtype=torch.int64))
     assert logits.shape == (2,)
     assert logits.isfinite().all()
     assert path.read_text().startswith("# ")

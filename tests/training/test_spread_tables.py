@@ -26,6 +26,8 @@ from training.embeddings.tables_of_model import tables_of
 from training.loop.train_step import Trainer
 from training.models import build_model
 
+pytestmark = pytest.mark.slow
+
 ROWS, STEPS, LENGTH = 64, 50, 4
 CARDINALITIES, LISTS = [40, 9, 150], [30, 5]
 # Of the tables of 8 numbers a row, `auto` replicates C1 and L1. C2 is row-wise, C0 and L0 are table-wise.

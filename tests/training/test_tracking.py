@@ -22,7 +22,7 @@ from tests.processes import die_with_parent, kill_tree, wait_for
 from tests.training.test_registry import decide, description
 from training.registry import mlflow_mirror
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 
 VERSION = "nightrank.version"
 PARAMS = {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
