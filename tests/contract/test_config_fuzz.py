@@ -274,7 +274,7 @@ def test_operators_hold_too(name: str) -> None:
 def test_a_file_of_random_bytes_or_of_a_damaged_configuration_is_refused_or_accepted(tmp_path: Path) -> None:
     draw = random.Random(11)
     good = Path("conf/datasets/movielens.yaml").read_bytes().replace(b"../models/", b"")
-    for name in ("dlrm_small.yaml", "two_tower_small.yaml"):
+    for name in ("sasrec.yaml", "two_tower_small.yaml"):
         (tmp_path / name).write_bytes(Path(f"conf/models/{name}").read_bytes())
     path = tmp_path / "damaged.yaml"
     refused = 0
