@@ -9,17 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf.candidate_types import (
-    AllItems,
-    Candidates,
-    Covisitation,
-    NotAllowed,
-    OutOfStock,
-    Popular,
-    Repeats,
-    Retrieval,
-    UserAttributes,
-)
+from conf.candidate_types import Candidates, NotAllowed, OutOfStock, Repeats, UserAttributes
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
 from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, WorkflowConfig
 from conf.gate_types import Gate
@@ -44,6 +34,7 @@ from conf.raw_types import (
     expand_range,
 )
 from conf.rule_types import ListRules
+from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
 from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
@@ -51,11 +42,13 @@ from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot
 __all__ = [
     "SPLITS",
     "AllItems",
+    "Als",
     "Candidates",
     "Column",
     "Config",
     "Covisitation",
     "Deliver",
+    "Ease",
     "EmbeddingStorage",
     "Embeddings",
     "EventTime",

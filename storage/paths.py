@@ -15,6 +15,7 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
+item_vectors/<workflow version>/<source>/dt=…   item vectors of a source of candidates (`ease`, `als`)
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
@@ -215,6 +216,10 @@ class Lake:
         The table `candidates` refers to items by these indices.
         """
         return self._table("candidate_items", workflow_version)
+
+    def item_vectors(self, workflow_version: str, source: str) -> Table:
+        """Returns the table of item vectors of a source of candidates, as item indices and vectors."""
+        return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:
         """Returns the folder of a workflow version."""

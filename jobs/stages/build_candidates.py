@@ -14,6 +14,7 @@ from scoring.candidates.candidate_tables import (
 )
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
+from scoring.candidates.vector_tables import vector_store
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -91,6 +92,7 @@ def publish_candidates(
         context.run_date,
         tables.segments,
         retrieve(context, version, tables, numbered, excluding),
+        vector_store(context, dataset, numbered),
     )
     return publish(
         make_candidates(config, sources),

@@ -163,6 +163,8 @@ SECTIONS: dict[str, Any] = {
         "sources": [
             {"source": "popular", "segment": "land", "window_days": 3},
             {"source": "covisitation"},
+            {"source": "ease"},
+            {"source": "als"},
             {"source": "retrieval", "model": {"architecture": "two_tower"}},
         ],
         "max": 500,
