@@ -29,7 +29,7 @@ from scoring.model.predictor import Predictor
 from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import Side, context_side, side_of
 from storage.feature_spec import USER_KEY
-from training.models.two_tower import TwoTower
+from training.models.factorization import VectorModel
 
 # Number of items whose features are on the device at the same time.
 _BATCH_ITEMS = 8_192
@@ -37,11 +37,11 @@ _BATCH_ITEMS = 8_192
 
 @dataclass(frozen=True)
 class Retriever:
-    """A two-tower model and the vectors of all items, which finds the nearest items of users.
+    """A model with vectors, such as a two-tower model, and the vectors of all items, which finds the nearest items of users.
 
     Attributes:
         predictor: the model on its device.
-        towers: the same model as `predictor.model`, with the type TwoTower.
+        towers: the same model as `predictor.model`, with the type VectorModel.
         vectors: (N, E) float32 on the device: one vector of length E for each item index.
         context: the model inputs of the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
@@ -49,7 +49,7 @@ class Retriever:
     """
 
     predictor: Predictor
-    towers: TwoTower
+    towers: VectorModel
     vectors: Tensor
     context: Side
     n: int
@@ -120,13 +120,13 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
         predictor: the loaded model `request.model`.
 
     Raises:
-        ConfigError: the model is not a two-tower model, or a context value is missing.
+        ConfigError: the model has no vectors of users and items, or a context value is missing.
     """
     towers = predictor.model
-    if not isinstance(towers, TwoTower):
+    if not isinstance(towers, VectorModel):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "set `model` of the source `retrieval` to a two_tower model, and run train_retriever",
+            "set `model` of the source `retrieval` to a model of the architecture two_tower or sasrec, and run train_retriever",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
@@ -135,7 +135,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
 
 
 @torch.inference_mode()
-def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
+def _item_vectors(towers: VectorModel, items: Side, device: torch.device) -> Iterator[Tensor]:
     """Yields the item vectors (N, E) in batches of `_BATCH_ITEMS` rows.
 
     If there are no items, yields one empty batch.

@@ -80,7 +80,7 @@ class RetrievalRequest:
     """A request to retrieve candidates of users.
 
     Attributes:
-        model: a two-tower model.
+        model: a model with vectors of users and items.
         item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
         context: pairs of name and encoded value: one pair for each feature of scope `context`.
         n: maximum number of items per user.
