@@ -37,7 +37,7 @@ _BATCH_ITEMS = 8_192
 
 @dataclass(frozen=True)
 class Retriever:
-    """A model with vectors, such as a two-tower model, and the vectors of all items, which finds the nearest items of users.
+    """A model and the vectors of all items, which finds the nearest items of users.
 
     Attributes:
         predictor: the model on its device.
@@ -126,7 +126,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     if not isinstance(towers, VectorModel):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "set `model` of the source `retrieval` to a model of the architecture two_tower or sasrec, and run train_retriever",
+            "set `model` of the source `retrieval` to a two_tower or sasrec model, and run train_retriever",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
