@@ -1,0 +1,80 @@
+"""ALS and BPR of the library implicit, in the library's own environment (requirements/benchmark-lists.txt).
+
+    python benchmarks/peers/implicit_models.py TASK.npz LISTS.npz --seeds N [--quick]
+
+TASK.npz is written by benchmarks/lists.py. For each model, every setting of a grid of eight is fitted on the train split and
+measured on the validation items; the setting with the best NDCG makes the lists of the test. ALS computes the vector of
+a user from the choices of the train and validation splits, which it was not fitted on. BPR cannot do that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+from implicit.als import AlternatingLeastSquares
+from implicit.bpr import BayesianPersonalizedRanking
+from scipy.sparse import csr_matrix
+
+from benchmarks.list_measures import Lists, gains, top
+
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "als": {"factors": (32, 64), "regularization": (0.01, 1.0), "alpha": (1.0, 10.0)},
+    "bpr": {"factors": (32, 64), "learning_rate": (0.01, 0.05), "regularization": (0.001, 0.01)},
+}
+_ITERATIONS = {"als": 15, "bpr": 150}
+
+
+def fit(name: str, setting: dict[str, Any], train: csr_matrix, seed: int) -> Any:
+    """Returns the fitted model."""
+    kind = AlternatingLeastSquares if name == "als" else BayesianPersonalizedRanking
+    model = kind(iterations=_ITERATIONS[name], random_state=seed, num_threads=0, **setting)
+    model.fit(train, show_progress=False)
+    return model
+
+
+def make_lists(name: str, model: Any, history: csr_matrix, excluded: np.ndarray, k: int) -> Lists:
+    """Returns the lists (U, k). ALS computes the users' vectors from `history`."""
+    users = np.arange(history.shape[0])
+    vectors = model.recalculate_user(users, history) if name == "als" else model.user_factors
+    items = model.item_factors
+    return top(lambda chosen: (vectors[chosen] @ items.T).astype(np.float64), excluded, k)
+
+
+def main() -> int:
+    """Runs the peers; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("task", help="the file that benchmarks/lists.py wrote")
+    parser.add_argument("output", help="the file for the lists")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fit only one setting per model")
+    options = parser.parse_args()
+    task = np.load(options.task)
+    train, history = csr_matrix(task["train"]), csr_matrix(task["history"])
+    k, lists, facts = int(task["k"]), {}, {}
+    for name, grid in GRIDS.items():
+        settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        scored = []
+        for setting in settings[:1] if options.quick else settings:
+            model = fit(name, setting, train, seed=0)
+            found = make_lists(name, model, train, task["rated"], k)
+            scored.append((gains(found, task["validation"])[:, 1].mean(), setting))
+        ndcg, best = max(scored, key=lambda pair: pair[0])
+        facts[name] = {"setting": best, "validation_ndcg": float(ndcg)}
+        for seed in range(options.seeds):
+            model = fit(name, best, train, seed)
+            lists[f"{name}_{seed}"] = make_lists(name, model, history, task["excluded"], k)
+    np.savez(options.output, **lists)
+    print(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
