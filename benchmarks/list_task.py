@@ -1,4 +1,4 @@
-"""The task of benchmarks/lists.py, read from the tables that the product published."""
+"""The task of benchmarks/lists.py as matrices of U users and I items, computed from the raw log with pandas."""
 
 from __future__ import annotations
 
@@ -9,107 +9,132 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
-from benchmarks.list_measures import Lists, Matrix
-from conf.types import Config, Split
-from storage.dataset import read_dataset, split_files
+from benchmarks.list_logs import split_rows
+from benchmarks.list_measures import Lists, gains, top
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import Lake
 
 
 @dataclass(frozen=True)
 class Task:
-    """Choices, held-out items and excluded items of U users and I items, each in the order of the keys.
+    """Choices, held-out items and excluded items. Users and items are in the order of their keys.
 
     Attributes:
-        users, items: the keys.
+        users, items: the keys of all rows of the log.
         train: (U, I), 1 where the user chose the item in the train split.
         history: (U, I), 1 where the user chose the item in the train or validation split.
-        rated: (U, I), whether the user has a row of the item in the train split, chosen or not.
-        excluded: (U, I), whether the product excludes the item from the user's list.
-        validation, test: (U,), the held-out item that the user chose, or -1. Only users with a row in the
-            train split have one.
+        rated: (U, I), 1 where the user has a row of the item in the train split, positive or not.
+        excluded: (U, I), 1 where the user has such a row in the train or validation split.
+        validation, test: (U,), the held-out item of each split, or -1 if there is none.
+        warm: (U,), whether the user has a row in the train split, positive or not. The others are cold.
     """
 
     users: pd.Index
     items: pd.Index
-    train: Matrix
-    history: Matrix
-    rated: NDArray[np.bool_]
-    excluded: NDArray[np.bool_]
+    train: csr_matrix
+    history: csr_matrix
+    rated: csr_matrix
+    excluded: csr_matrix
     validation: Lists
     test: Lists
+    warm: NDArray[np.bool_]
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """Returns the number of users who chose each item in the train split, (I,)."""
-        return self.train.sum(0).astype(np.int64)
+        return np.asarray(self.train.sum(0), np.int64)[0]
+
+    @property
+    def warm_test(self) -> Lists:
+        """Returns the test items of the warm users, otherwise -1, (U,)."""
+        return np.where(self.warm, self.test, -1)
+
+    @property
+    def cold_test(self) -> Lists:
+        """Returns the test items of the cold users, otherwise -1, (U,)."""
+        return np.where(self.warm, -1, self.test)
 
 
-def read_rows(partition: Partition) -> pd.DataFrame:
-    """Returns the rows of a published partition."""
-    files = data_files(partition, read_manifest(partition))
-    return pa.concat_tables(pq.read_table(file, partitioning=None) for file in files).to_pandas()
+def make_task(rows: pd.DataFrame) -> Task:
+    """Returns the task of a log's rows (user, item, time, positive)."""
+    users, items = (pd.Index(np.unique(rows[key].to_numpy(str))) for key in ("user", "item"))
+    user, item = users.get_indexer(pd.Index(rows["user"])), items.get_indexer(pd.Index(rows["item"]))
+    split, positive = split_rows(rows).to_numpy(str), rows["positive"].to_numpy(bool)
+    in_train, before_test = split == "train", split != "test"
 
-
-def read_task(lake: Lake, config: Config, run_date: str) -> Task:
-    """Returns the task of a run date."""
-    dataset = read_dataset(lake, run_date)
-    version = dataset.workflow_version
-    numbered = read_rows(lake.candidate_items(version).partition(run_date)).sort_values("item_index")
-    candidates = read_rows(lake.candidates(version).partition(run_date)).sort_values("user_key")
-    items, users = pd.Index(numbered["item_key"]), pd.Index(candidates["user_key"])
-    assert config.negatives is not None
-    stride = config.negatives.per_positive + 1
-
-    def rows_of(split: Split) -> pd.DataFrame:
-        columns = ["row_id", "user_key", "item_key", "label"]
-        files = split_files(lake, dataset, split)
-        rows = pa.concat_tables(pq.read_table(file, columns=columns, partitioning=None) for file in files)
-        frame = rows.to_pandas()
-        frame = frame[frame["row_id"] % stride == 0]  # the other rows are drawn negatives
-        return frame.assign(
-            user=users.get_indexer(frame["user_key"]), item=items.get_indexer(frame["item_key"])
-        )
-
-    def matrix(frame: pd.DataFrame) -> NDArray[np.bool_]:
-        cells = np.zeros((len(users), len(items)), np.bool_)
-        cells[frame["user"], frame["item"]] = True
+    def matrix(kept: NDArray[np.bool_]) -> csr_matrix:
+        ones = np.ones(int(kept.sum()))
+        cells = csr_matrix((ones, (user[kept], item[kept])), shape=(len(users), len(items)))
+        cells.data[:] = 1  # a repeated row adds up
         return cells
 
-    splits = {split: rows_of(split) for split in ("train", "validation", "test")}
-    positive = {split: rows[rows["label"] == 1] for split, rows in splits.items()}
-    rated = matrix(splits["train"])
-    train = matrix(positive["train"])
-    excluded = np.zeros_like(rated)
-    for user, indices in enumerate(candidates["excluded"]):
-        if indices is not None:
-            excluded[user, indices] = True
-
-    def held_out(split: Split) -> Lists:
-        rows = positive[split]
-        assert rows["user"].is_unique
+    def held_out(name: str) -> Lists:
+        kept = (split == name) & positive
         item_of = np.full(len(users), -1, np.int64)
-        item_of[rows["user"]] = rows["item"]
-        return np.where(rated.any(1), item_of, -1)
+        item_of[user[kept]] = item[kept]
+        return item_of
 
-    history = (train | matrix(positive["validation"])).astype(np.float64)
+    rated = matrix(in_train)
     return Task(
         users,
         items,
-        train.astype(np.float64),
-        history,
+        matrix(in_train & positive),
+        matrix(before_test & positive),
         rated,
-        excluded,
+        matrix(before_test),
         held_out("validation"),
         held_out("test"),
+        np.diff(rated.indptr) > 0,
     )
 
 
+def popular_lists(task: Task, k: int) -> Lists:
+    """Returns lists (U, k) of the items that the most users chose in the train split."""
+    popularity = task.chosen.astype(np.float64)
+    return top(lambda users: np.broadcast_to(popularity, task.excluded[users].shape), task.excluded, k)
+
+
 def published_lists(lake: Lake, task: Task, run_date: str, k: int) -> Lists:
-    """Returns the published lists (U, k) of items, with -1 where a list is shorter."""
-    rows = read_rows(lake.recommendations.partition(run_date))
+    """Returns the published lists (U, k) of items, with -1 where a list is shorter.
+
+    Raises:
+        SystemExit: a list has an item that the user rated before the test, or an item that is not in the log.
+    """
+    partition = lake.recommendations.partition(run_date)
+    files = data_files(partition, read_manifest(partition))
+    rows = pa.concat_tables(pq.read_table(file, partitioning=None) for file in files).to_pandas()
+    user = task.users.get_indexer(pd.Index(rows["user_id"].astype(str)))
+    item = task.items.get_indexer(pd.Index(rows["item_id"].astype(str)))
+    excluded = np.asarray(task.excluded[user, item])[0] > 0
+    wrong = rows[excluded | (user < 0) | (item < 0)]
+    if len(wrong):
+        first = wrong.iloc[0]
+        raise SystemExit(
+            f"lists: our list of user {first['user_id']} has the item {first['item_id']}, which the user rated "
+            "before the test, or which is not in the log; check candidates.exclude_clicked"
+        )
     lists = np.full((len(task.users), k), -1, np.int64)
-    user = task.users.get_indexer(pd.Index(rows["user_id"]))
-    lists[user, rows["position"] - 1] = task.items.get_indexer(pd.Index(rows["item_id"]))
+    lists[user, rows["position"] - 1] = item
     return lists
+
+
+def require_published(lake: Lake, task: Task, run_date: str, lists: Lists) -> None:
+    """Exits with an error if measure_recommendations published other figures than the lists give here.
+
+    These figures are the number of warm users, and hit rate and NDCG of our lists and of the most popular items.
+    """
+    facts = read_manifest(lake.measures.partition(run_date)).facts
+    published = [
+        facts["users"],
+        *(of[key] for of in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
+    ]
+    counted: list[float] = [int((task.warm_test >= 0).sum())]
+    for found in (lists, popular_lists(task, lists.shape[1])):
+        counted += gains(found, task.warm_test).mean(0)[:2].tolist()
+    if not np.allclose(published, counted, rtol=0, atol=1e-9):
+        raise SystemExit(
+            "lists: (users, our hit rate and NDCG, those of the most popular items) differ: "
+            f"measure_recommendations published {published}, this script computed {counted}"
+        )

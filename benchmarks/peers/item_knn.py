@@ -8,24 +8,29 @@ number of users who chose i. Each item keeps its most similar items only.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
-
-Matrix = NDArray[np.float64]
+from scipy.sparse import csr_matrix
 
 
-def item_knn_weights(interactions: Matrix, neighbours: int, shrink: float) -> Matrix:
+def item_knn_weights(interactions: csr_matrix, neighbours: int, shrink: float) -> csr_matrix:
     """Returns the weights (I, I). The scores of all items for all users are `interactions @ weights`.
 
     Args:
         interactions: (U, I), 1 where the user chose the item, otherwise 0.
-        neighbours: number of most similar items that each item keeps.
+        neighbours: number of most similar items that each item keeps; equal similarities by item.
         shrink: added to the denominator, so that items with few users are less similar.
     """
-    together = interactions.T @ interactions
-    norm = np.sqrt(np.diag(together))
-    similarity = together / (np.outer(norm, norm) + shrink + 1e-12)
-    np.fill_diagonal(similarity, 0.0)
-    if neighbours < len(similarity):
-        order = np.argsort(-similarity, axis=1, kind="stable")
-        np.put_along_axis(similarity, order[:, neighbours:], 0.0, axis=1)
-    return similarity.T.copy()
+    together = (interactions.T @ interactions).tocsr()
+    together.sort_indices()
+    norm = np.sqrt(together.diagonal())
+    values, columns, starts = [], [], [0]
+    for item in range(together.shape[0]):
+        row = slice(together.indptr[item], together.indptr[item + 1])
+        is_other = together.indices[row] != item
+        others, counts = together.indices[row][is_other], together.data[row][is_other]
+        similarity = counts / (norm[item] * norm[others] + shrink)
+        nearest = np.argsort(-similarity, kind="stable")[:neighbours]
+        values.append(similarity[nearest])
+        columns.append(others[nearest])
+        starts.append(starts[-1] + len(nearest))
+    kept = (np.concatenate(values), np.concatenate(columns), np.array(starts))
+    return csr_matrix(kept, shape=together.shape)
