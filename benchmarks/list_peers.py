@@ -26,7 +26,7 @@ from setup.locked_environment import is_installed, locked_environment
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/benchmark-lists.txt"
 PENALTIES = (10.0, 30.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0)
-NEIGHBOURS = tuple(itertools.product((20, 50, 100, 200), (0.0, 10.0)))
+NEIGHBOURS = tuple(itertools.product((5, 10, 20, 50), (0.0, 10.0)))
 # EASE inverts a matrix of (items, items) doubles: 20,000 items take 3.2 GB per copy.
 EASE_ITEMS = 20_000
 
@@ -37,10 +37,12 @@ class Peer:
 
     Attributes:
         lists: (U, k) for each seed; one for a peer without random numbers. Empty if the peer did not run.
+        train_lists: the same, computed from histories without the validation item; empty if it uses no history.
         facts: the setting and its NDCG on the validation items, or the reason why the peer did not run.
     """
 
     lists: list[Lists] = field(default_factory=list)
+    train_lists: list[Lists] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,9 +74,12 @@ def _tuned(grid: Sequence[Any], weights_of: Callable[[Any], Any], task: Task, k:
         print(f"lists: {setting}: validation {ndcg:.4f}", file=sys.stderr, flush=True)
         if ndcg > best_ndcg:
             best, best_ndcg, best_weights = setting, ndcg, weights
-    lists = _lists_of(task.history, best_weights, task.excluded, k)
+    lists, train_lists = (
+        with_popular(_lists_of(history, best_weights, task.excluded, k), history, task)
+        for history in (task.history, task.train)
+    )
     facts = {"setting": best, "settings_tried": len(grid), "validation_ndcg": best_ndcg}
-    return Peer([with_popular(lists, task.history, task)], facts)
+    return Peer([lists], [train_lists], facts)
 
 
 def _lists_of(history: Any, weights: Any, excluded: Any, k: int) -> Lists:
@@ -117,9 +122,12 @@ def _implicit(task: Task, k: int, seeds: int, *, quick: bool) -> dict[str, Peer]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         facts = json.loads(done.stdout.splitlines()[-1])
         with np.load(folder / "lists.npz") as stored:
-            lists = {name: [stored[f"{name}_{seed}"] for seed in range(seeds)] for name in facts}
-    known = {"als": task.history, "bpr": task.train}
+            found = {name: stored[name] for name in stored}
+
+    def lists_of(name: str, history: Any) -> list[Lists]:
+        return [with_popular(found[f"{name}_{seed}"], history, task) for seed in range(seeds)]
+
     return {
-        name: Peer([with_popular(one, known[name], task) for one in of], facts[name])
-        for name, of in lists.items()
+        "als": Peer(lists_of("als", task.history), lists_of("als_train", task.train), facts["als"]),
+        "bpr": Peer(lists_of("bpr", task.train), facts=facts["bpr"]),
     }

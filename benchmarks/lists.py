@@ -9,7 +9,7 @@ it is a file `.inter` of RecBole with user_id, item_id and timestamp.
 Protocol: leave-last-out and full ranking. A user's rows are ordered by (time, row number). The last choice is the test item, the
 choice before it the validation item. All items are ranked, except those that the user rated before the test, whatever the
 rating. All models are fitted on the train split. At the test, the histories of ItemKNN, EASE and ALS also hold the validation
-item; popularity and BPR use no history. Our model gets the input that its configuration names. Cold users, who have no row
+item; the last column has the NDCG@10 without it. Popularity and BPR use no history. Our model gets the input that its configuration names. Cold users, who have no row
 in the train split, are measured apart. Equal scores are ordered by item.
 
 Each peer takes the setting with the best NDCG@10 on the validation items, out of eight. Models with random numbers are trained
@@ -99,6 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=5,
         help="least number of rows of each user and item in a file of choices (default %(default)s)",
     )
+    parser.add_argument(
+        "--lake",
+        action="append",
+        default=[],
+        help="for one log: lake of a finished run of nightly, whose lists are measured; one per seed (default: run nightly)",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one seed, one epoch, one setting of each peer")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs = find_logs(options, parser)
     seeds = 1 if options.quick else options.seeds
     settings = (f"score.k={K}", *(QUICK if options.quick else ()), *options.overrides)
-    measured = {log.name: compare(log, settings, seeds, quick=options.quick) for log in logs}
+    measured = {log.name: compare(log, settings, seeds, options.lake, quick=options.quick) for log in logs}
     pooled = pool(list(measured.values())) if len(measured) > 1 else {}
     if pooled:
         print(f"\nusers of all logs together\n{_pooled_table(pooled)}")
@@ -115,7 +121,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers = {log: of.figures | of.reasons for log, of in measured.items()}
     of_machine = machine(len(os.sched_getaffinity(0)), ("torch", "numpy"))
     more = {"quick": options.quick, "seeds": seeds, "overrides": options.overrides}
-    more |= {"config": str(options.config) if options.config else None, "pooled": pooled}
+    more |= {
+        "config": str(options.config) if options.config else None,
+        "lakes": len(options.lake),
+        "pooled": pooled,
+    }
     print(summary_line("lists", of_machine, ours, peers, ratios, **more))
     return 0
 
@@ -155,12 +165,15 @@ def _found(what: str, folder: Path, log: Any) -> list[Any]:
     return [log]
 
 
-def compare(log: Log, settings: Sequence[str], seeds: int, *, quick: bool) -> Measured:
-    """Runs all contenders on one log and prints their table."""
+def compare(log: Log, settings: Sequence[str], seeds: int, lakes: Sequence[str], *, quick: bool) -> Measured:
+    """Runs all contenders on one log and prints their table. If there are lakes, it measures their lists."""
     task = make_task(log.rows)
     started = time.monotonic()
-    ours = Peer([our_lists(log, task, [*settings, f"train.seed={seed}"]) for seed in range(seeds)])
-    ours.facts["night_seconds"] = round((time.monotonic() - started) / seeds, 1)
+    if lakes:
+        ours = Peer([measured_lists(Lake(lake), log, task) for lake in lakes])
+    else:
+        ours = Peer([our_lists(log, task, [*settings, f"train.seed={seed}"]) for seed in range(seeds)])
+        ours.facts["night_seconds"] = round((time.monotonic() - started) / seeds, 1)
     contenders = {"ours": ours, **run_peers(task, K, seeds, quick=quick)}
     ran = {name: peer for name, peer in contenders.items() if peer.lists}
     by_user = {
@@ -190,8 +203,13 @@ def our_lists(log: Log, task: Task, settings: Sequence[str]) -> Lists:
             command += ["--set", override]
         print(f"lists: nightly on {log.name}, {settings[-1]} …", file=sys.stderr, flush=True)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        lists = published_lists(lake, task, log.run_date, K)
-        require_published(lake, task, log.run_date, lists)
+        return measured_lists(lake, log, task)
+
+
+def measured_lists(lake: Lake, log: Log, task: Task) -> Lists:
+    """Returns the lists that the product published; exits if it published other measures of them."""
+    lists = published_lists(lake, task, log.run_date, K)
+    require_published(lake, task, log.run_date, lists)
     return lists
 
 
@@ -206,7 +224,13 @@ def _figures(peer: Peer, task: Task) -> dict[str, Any]:
         ).tolist()
         cold = {"users": int((task.cold_test >= 0).sum()), "hit_rate": hit_rate, "ndcg": ndcg}
     by_seed = [float(gains(one, task.warm_test)[:, 1].mean()) for one in peer.lists]
-    return {**figures, "cold_users": cold, "ndcg_by_seed": by_seed, **peer.facts}
+    figures |= {"cold_users": cold, "ndcg_by_seed": by_seed, **peer.facts}
+    if peer.train_lists:
+        hit_rate, ndcg, _ = np.mean(
+            [gains(one, task.warm_test).mean(0) for one in peer.train_lists], axis=0
+        ).tolist()
+        figures["without_validation_item"] = {"hit_rate": hit_rate, "ndcg": ndcg}
+    return figures
 
 
 def _intervals(ours: Matrix, theirs: Matrix) -> dict[str, list[float]]:
@@ -234,8 +258,10 @@ def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     for name, of in figures.items():
         numbers = [f"{of[key]:.1f}" if key == "novelty" else f"{of[key]:.4f}" for key in keys]
         ratio = f"{figures['ours']['ndcg'] / of['ndcg']:.2f} ×" if name != "ours" and of["ndcg"] else ""
-        rows.append([name, *numbers, str(len(of["ndcg_by_seed"])), ratio, _interval_text(of)])
-    return table([*head, "ours − this, 95%"], rows)
+        short = of.get("without_validation_item")
+        without = f"{short['ndcg']:.4f}" if short else ""
+        rows.append([name, *numbers, str(len(of["ndcg_by_seed"])), ratio, _interval_text(of), without])
+    return table([*head, "ours − this, 95%", "without validation item"], rows)
 
 
 def pool(measured: Sequence[Measured]) -> dict[str, dict[str, Any]]:

@@ -27,16 +27,15 @@ from scipy.sparse import csr_matrix, load_npz
 from benchmarks.list_measures import Lists, gains, top
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "als": {"factors": (32, 64), "regularization": (0.01, 1.0), "alpha": (1.0, 10.0)},
-    "bpr": {"factors": (32, 64), "learning_rate": (0.01, 0.05), "regularization": (0.001, 0.01)},
+    "als": {"factors": (32, 64), "regularization": (1.0, 10.0), "alpha": (1.0, 10.0)},
+    "bpr": {"factors": (32, 64), "regularization": (0.001, 0.01), "iterations": (50, 150)},
 }
-_ITERATIONS = {"als": 15, "bpr": 150}
 
 
 def fit(name: str, setting: dict[str, Any], train: csr_matrix, seed: int) -> Any:
     """Returns the fitted model. With more than one thread, BPR would not give the same result again."""
     kind = AlternatingLeastSquares if name == "als" else BayesianPersonalizedRanking
-    model = kind(iterations=_ITERATIONS[name], random_state=seed, num_threads=1, **setting)
+    model = kind(random_state=seed, num_threads=1, **setting)
     model.fit(train, show_progress=False)
     return model
 
@@ -74,6 +73,8 @@ def main() -> int:
         for seed in range(options.seeds):
             model = fit(name, best, train, seed)
             lists[f"{name}_{seed}"] = make_lists(name, model, history, excluded, options.k)
+            if name == "als":
+                lists[f"als_train_{seed}"] = make_lists(name, model, train, excluded, options.k)
     np.savez(options.folder / "lists.npz", **lists)
     print(json.dumps(facts))
     return 0

@@ -1,8 +1,9 @@
 """Item-based nearest neighbours with cosine similarity.
 
-Source: Deshpande and Karypis 2004, "Item-Based Top-N Recommendation Algorithms", ACM TOIS 22(1), section 4. The
+Source: Sarwar et al. 2001, "Item-Based Collaborative Filtering Recommendation Algorithms", section 3.2: the score of an item
+for a user is the sum of the similarities of the user's items that are among the nearest neighbours of this item. The
 similarity of items i and j is c_ij / (√(c_i c_j) + shrink), where c_ij is the number of users who chose both, and c_i the
-number of users who chose i. Each item keeps its most similar items only.
+number of users who chose i.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def item_knn_weights(interactions: csr_matrix, neighbours: int, shrink: float) -
 
     Args:
         interactions: (U, I), 1 where the user chose the item, otherwise 0.
-        neighbours: number of most similar items that each item keeps; equal similarities by item.
+        neighbours: number of nearest neighbours of each item; equal similarities by item.
         shrink: added to the denominator, so that items with few users are less similar.
     """
     together = (interactions.T @ interactions).tocsr()
@@ -33,4 +34,4 @@ def item_knn_weights(interactions: csr_matrix, neighbours: int, shrink: float) -
         columns.append(others[nearest])
         starts.append(starts[-1] + len(nearest))
     kept = (np.concatenate(values), np.concatenate(columns), np.array(starts))
-    return csr_matrix(kept, shape=together.shape)
+    return csr_matrix(kept, shape=together.shape).T.tocsr()

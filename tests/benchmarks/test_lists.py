@@ -130,9 +130,9 @@ def test_neighbours_are_those_of_a_loop(neighbours: int, shrink: float) -> None:
                 norm = math.sqrt(rows[:, item].sum() * rows[:, other].sum())
                 similar[other] = together / (norm + shrink)
         nearest = sorted(similar, key=lambda other: (-similar[other], other))[:neighbours]
-        # The scores are choices @ weights: a chosen item adds to its own nearest items.
+        # The scores are choices @ weights: only its nearest neighbours add to the score of an item.
         expected = [similar[other] if other in nearest else 0.0 for other in range(8)]
-        assert weights[item].tolist() == pytest.approx(expected)
+        assert weights[:, item].tolist() == pytest.approx(expected)
 
 
 def test_lists_leave_out_what_is_excluded_and_order_ties_by_item() -> None:
@@ -207,9 +207,11 @@ def test_a_peer_takes_the_setting_with_the_best_validation() -> None:
     assert peer.facts["validation_ndcg"] == max(ndcg.values())
     assert peer.facts["settings_tried"] == len(PENALTIES)
     # The lists of the test come from the history, which holds the validation item.
-    scores = task.history @ ease_weights(task.train, peer.facts["setting"])
-    expected = with_popular(top(scores.__getitem__, task.excluded, 3), task.history, task)
-    assert peer.lists[0].tolist() == expected.tolist()
+    for history, lists in ((task.history, peer.lists), (task.train, peer.train_lists)):
+        scores = history @ ease_weights(task.train, peer.facts["setting"])
+        expected = with_popular(top(scores.__getitem__, task.excluded, 3), history, task)
+        assert lists[0].tolist() == expected.tolist()
+    assert peer.lists[0].tolist() != peer.train_lists[0].tolist()
 
 
 def test_users_without_a_known_choice_get_the_most_popular_items() -> None:
@@ -370,7 +372,8 @@ def test_a_log_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], tmp_
         (["--data", str(tmp_path)], "ml-100k.inter) is not in"),
         (["--data", str(tmp_path / "gone")], "there is no such folder"),
         (["--log", str(tmp_path / "gone")], "there is no such file"),
-        ([*two, "--config", "mine.yaml"], "is for one log, but there are a, b"),
+        ([*two, "--config", "mine.yaml"], "are for one log, but there are a, b"),
+        ([*two, "--lake", "lake"], "are for one log, but there are a, b"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
