@@ -103,9 +103,9 @@ def write_choices(log: Log, folder: Path) -> Log:
 def split_rows(rows: pd.DataFrame) -> pd.Series:
     """Returns train, validation or test for each row (leave-last-out), in the order of `rows`.
 
-    A user's rows are ordered by (time, row number). The last positive row and the rows after it are test rows. The second
-    last positive row and the rows between the two are validation rows. All earlier rows are train rows, and so are
-    all rows of a user without a positive row.
+    A user's rows are ordered by (time, row number). The last positive row and the rows after it are test rows.
+    The second last positive row and the rows between the two are validation rows. All earlier rows are train
+    rows, and so are all rows of a user without a positive row.
     """
     numbered = rows.reset_index(drop=True)
     ordered = numbered.sort_values(["user", "time"], kind="stable")

@@ -1,21 +1,23 @@
 """Compares our lists with those of popularity, ItemKNN, EASE, ALS and BPR on logs of choices.
 
-    .venv/bin/python benchmarks/lists.py --data FOLDER [--log FILE …] [--only NAME …] [--config FILE] [--quick] [--seeds N]
+    .venv/bin/python benchmarks/lists.py --data FOLDER [--log FILE …] [--only NAME …] [--config FILE] [--quick]
 
-FOLDER has the files of MovieLens 100k (ml-100k.inter, .user, .item) and of Amazon Beauty (beauty.txt), in the folder or in
-subfolders. A file that is missing is skipped. A FILE has lines `user item` in the order of time, or `user item time`; or
-it is a file `.inter` of RecBole with user_id, item_id and timestamp.
+FOLDER has the files of MovieLens 100k (ml-100k.inter, .user, .item) and of Amazon Beauty (beauty.txt), in the
+folder or in subfolders. A file that is missing is skipped. A FILE has lines `user item` in the order of time, or
+`user item time`; or it is a file `.inter` of RecBole with user_id, item_id and timestamp. With --lake, the script
+measures the lists of a finished run of nightly instead of running nightly.
 
-Protocol: leave-last-out and full ranking. A user's rows are ordered by (time, row number). The last choice is the test item, the
-choice before it the validation item. All items are ranked, except those that the user rated before the test, whatever the
-rating. All models are fitted on the train split. At the test, the histories of ItemKNN, EASE and ALS also hold the validation
-item; the last column has the NDCG@10 without it. Popularity and BPR use no history. Our model gets the input that its configuration names. Cold users, who have no row
-in the train split, are measured apart. Equal scores are ordered by item.
+Protocol: leave-last-out and full ranking. A user's rows are ordered by (time, row number). The last choice is the
+test item, and the choice before it the validation item. All items are ranked, except those that the user rated
+before the test, whatever the rating. All models are fitted on the train split. At the test, the histories of
+ItemKNN, EASE and ALS also hold the validation item; the last column has the NDCG@10 without it. Popularity and BPR
+use no history. Our model gets the input that its configuration names. Cold users, who have no row in the train
+split, are measured apart. Equal scores are ordered by item.
 
-Each peer takes the setting with the best NDCG@10 on the validation items, out of eight. Models with random numbers are trained
-with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap interval of our NDCG@10 minus
-the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This script computes the splits and our figures
-from the raw log, and fails if measure_recommendations published others.
+Each peer takes the setting with the best NDCG@10 on the validation items, out of eight. Models with random numbers
+are trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap
+interval of our NDCG@10 minus the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This
+script computes the splits and our figures from the raw log, and fails if measure_recommendations published others.
 """
 
 from __future__ import annotations
@@ -146,16 +148,22 @@ def find_logs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> l
             parser.error(f"--log={path}: there is no such file")
         if not wanted or path.stem in wanted:
             logs.append(read_choices(path, options.core))
+    _check(logs, options, parser)
+    return [replace(log, config=options.config.resolve()) for log in logs] if options.config else logs
+
+
+def _check(logs: Sequence[Log], options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exits with an error if the logs and the options do not fit together."""
     if not logs:
         parser.error(
             "there is no log to measure: give --data or --log, and a name of one of their logs as --only"
         )
-    if options.config and len(logs) > 1:
+    if (options.config or options.lake) and len(logs) > 1:
         names = ", ".join(log.name for log in logs)
-        parser.error(
-            f"--config={options.config} is for one log, but there are {names}; choose one with --only"
-        )
-    return [replace(log, config=options.config.resolve()) for log in logs] if options.config else logs
+        parser.error(f"--config and --lake are for one log, but there are {names}; choose one with --only")
+    for log in logs:
+        if log.rows.empty:
+            parser.error(f"{log.name} has no rows; a smaller --core than {options.core} may keep some")
 
 
 def _found(what: str, folder: Path, log: Any) -> list[Any]:

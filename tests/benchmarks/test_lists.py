@@ -21,9 +21,10 @@ from benchmarks.list_logs import core_of, find_movielens, read_choices, split_ro
 from benchmarks.list_measures import gains, mean_figures, measure, paired_interval, top
 from benchmarks.list_peers import PENALTIES, _tuned, with_popular
 from benchmarks.list_task import Task, make_task, popular_lists, published_lists, require_published
-from benchmarks.lists import Measured, main, pool
+from benchmarks.lists import QUICK, Measured, main, pool
 from benchmarks.peers.ease import ease_weights
 from benchmarks.peers.item_knn import item_knn_weights
+from conf.load import load_config
 from storage.manifest import FileEntry, Manifest, replace_manifest
 from storage.paths import Lake
 from tests.etl import oracle
@@ -315,6 +316,8 @@ def test_choices_are_read_in_the_order_of_time_and_count_once(
     ]
     written = write_choices(log, tmp_path / "raw")
     assert written.overrides == (f"data={tmp_path / 'raw'}",)
+    config = load_config(str(log.config), [*written.overrides, *QUICK])  # the product accepts lists.yaml
+    assert config.log.path == "{data}/choices.tsv"
     lines = (tmp_path / "raw/choices.tsv").read_text().splitlines()
     assert [line.split("\t")[2:] for line in lines] == [[str(time), "1"] for time in times]
 
@@ -366,12 +369,14 @@ def test_a_list_with_an_item_that_was_rated_before_is_refused(tmp_path: Path) ->
 def test_a_log_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for log in ("a.txt", "b.txt"):
         (tmp_path / log).write_text("1 7\n")
+    one = ["--log", str(tmp_path / "a.txt")]
     two = [part for log in ("a.txt", "b.txt") for part in ("--log", str(tmp_path / log))]
     for arguments, message in (
         ([], "there is no log"),
         (["--data", str(tmp_path)], "ml-100k.inter) is not in"),
         (["--data", str(tmp_path / "gone")], "there is no such folder"),
         (["--log", str(tmp_path / "gone")], "there is no such file"),
+        (one, "a has no rows; a smaller --core than 5"),
         ([*two, "--config", "mine.yaml"], "are for one log, but there are a, b"),
         ([*two, "--lake", "lake"], "are for one log, but there are a, b"),
     ):
