@@ -73,6 +73,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) -c runtime.txt build.in dev.in -o tools.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
 	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
+	@cd requirements && $(UV_COMPILE) benchmark-lists.in -o benchmark-lists.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
