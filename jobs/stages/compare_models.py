@@ -56,9 +56,9 @@ class ComparisonRequest:
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     """Compares the experiments, and publishes the result as facts, as a page, and to MLflow.
 
-    An experiment with a complete model is not trained again. A training that was killed resumes from its last
-    checkpoint. If a training fails because of its data or its settings, such as a loss that is not finite, the
-    other experiments are still trained.
+    An experiment with a complete model is not trained again. A training that was killed resumes from its
+    last checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other
+    experiments are still trained.
 
     Raises:
         ConfigError: the file has an error; then nothing is trained.

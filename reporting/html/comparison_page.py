@@ -67,8 +67,8 @@ def _curves(comparison: Comparison) -> Html:
 def _table(comparison: Comparison) -> Html:
     words = MEASURE_WORDS[comparison.choose_by]
     sentence = (
-        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± the "
-        "standard deviation. Measures on the test split are only reported."
+        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
+        "the standard deviation. Measures on the test split are only reported."
     )
     rows = comparison_rows(comparison)
     return section(

@@ -183,11 +183,11 @@ class Comparison:
         failures = [experiment.failure for experiment in self.experiments if experiment.failure]
         if failures:
             raise DataError(
-                f"no experiment of {self.name} could be trained completely; the first error is: {failures[0]}",
+                f"no experiment of {self.name} was trained completely; the first error is: {failures[0]}",
                 "correct the cause that the error names, or change the settings of the experiments",
             )
         raise DataError(
-            f"{self.choose_by} of the validation split is undefined, because all its rows have the same label",
+            f"{self.choose_by} of the validation split is undefined: all its rows have the same label",
             "set choose_by: log_loss, or use a dataset whose validation split has clicks and non-clicks",
         )
 

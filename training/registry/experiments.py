@@ -6,7 +6,8 @@ This folder has no runs, promotions or interventions. So no model in it becomes 
 gate and overrides read only the folder `models/<name>`.
 
 A model of an experiment is kept as long as the published result of a comparison names its version. Other
-models are deleted when they are older than `output.grace_hours`, which must be longer than a comparison takes.
+models are deleted when they are older than `output.grace_hours`. This time must be longer than a comparison
+takes.
 """
 
 from __future__ import annotations
