@@ -245,7 +245,7 @@ class Lake:
 
     def comparison_page(self, name: str, dt: str) -> str:
         """Returns the path of the HTML page of a comparison of a run date."""
-        return f"{self._table('reports').path}/comparisons/{name}/{dt}.html"
+        return f"{self._table('reports').path}/comparison-{name}-{dt}.html"
 
     @property
     def logs(self) -> str:

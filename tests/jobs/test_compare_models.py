@@ -150,7 +150,7 @@ def test_nothing_becomes_challenger_or_champion(tmp_path: Path, config: Config, 
     compare(tmp_path, config)
     lake = Lake(config.lake)
     assert [folder.name for folder in (tmp_path / "lake/models").iterdir()] == ["tiny-experiments"]
-    folders = [path for path in (tmp_path / "lake/models/tiny-experiments").iterdir()]
+    folders = list((tmp_path / "lake/models/tiny-experiments").iterdir())
     assert sorted(folder.name for folder in folders) == sorted(trainings.versions)
     for name in ("tiny", "tiny-experiments"):
         assert champion_state_as_of(lake, name, "2030-01-01").champion is None

@@ -71,11 +71,15 @@ class Cells(HTMLParser):
 
 
 ROWS = [
-    ["1", "<b>wide</b>", "model.top_mlp=[16, 8], model=fm.yaml", "2"]
-    + ["0.6800 ± 0.0283", "0.3200 ± 0.0283", "2, 1", "2,000.0", "0.1000 ± 0.0000", "0.9000 ± 0.0000"]
-    + ["<b>wide</b>0 <b>wide</b>1"],
-    ["2", "base", "none", "2", "0.5500 ± 0.0707", "0.4500 ± 0.0707", "2, 2", "2,000.0"]
-    + ["0.9000 ± 0.0000", "0.1000 ± 0.0000", "base0 base1"],
+    [
+        *("1", "<b>wide</b>", "model.top_mlp=[16, 8], model=fm.yaml", "2"),
+        *("0.6800 ± 0.0283", "0.3200 ± 0.0283", "2, 1", "2,000.0", "0.1000 ± 0.0000", "0.9000 ± 0.0000"),
+        "<b>wide</b>0 <b>wide</b>1",
+    ],
+    [
+        *("2", "base", "none", "2", "0.5500 ± 0.0707", "0.4500 ± 0.0707", "2, 2", "2,000.0"),
+        *("0.9000 ± 0.0000", "0.1000 ± 0.0000", "base0 base1"),
+    ],
     ["–", "broken", "train.epochs=3", "1", "–", "–", "–", "0.0", "–", "–", ""],
 ]
 
@@ -93,7 +97,7 @@ def test_the_page_has_the_table_the_failures_and_the_command() -> None:
 def test_the_page_opens_offline() -> None:
     page = comparison_page(COMPARISON, DATE, COMMAND)
     assert Cells(page).addresses == []
-    assert "default-src 'none'" in page
+    assert "default-src &#x27;none&#x27;" in page
     assert not re.search(r"<script|@import|url\(|https?://", page)
 
 
