@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
         for key, value in changes.items():
             _require_comparable(intro, key, value)
         if isinstance(changes.get("model"), str):
-            changes["model"] = str((Path(path).parent / changes["model"]).resolve())
+            changes["model"] = os.path.abspath(Path(path).parent / changes["model"])
         configs = {seed: changed_config(config, changes, seed, intro) for seed in seeds}
         _require_measurable(intro, experiments.choose_by, next(iter(configs.values())))
         planned.append(Experiment(name, changes, configs))
