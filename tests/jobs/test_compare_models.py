@@ -234,7 +234,7 @@ def test_a_dataset_without_validation_rows_is_refused(tmp_path: Path, trainings:
 
 
 def test_without_a_dataset_nothing_is_trained(tmp_path: Path, trainings: Trainings) -> None:
-    with pytest.raises(DataError, match="build_features"):
+    with pytest.raises(DataError, match="datasets has no published partition"):
         compare(tmp_path, make_config(Lake(str(tmp_path / "lake")), model=MODEL, train=TRAIN))
 
 
