@@ -20,6 +20,7 @@ recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
 measures/dt=…                   comparison of the lists with later clicks
+comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
                                 written if the lists of the date exceed a limit and are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
@@ -194,6 +195,15 @@ class Lake:
         """
         return self._table("measures")
 
+    def comparisons(self, name: str) -> Table:
+        """Returns the table of comparisons of models and settings, which compare_models writes."""
+        return self._table("comparisons", name)
+
+    @property
+    def comparisons_root(self) -> str:
+        """Returns the folder that has one table for each name of a comparison."""
+        return self._table("comparisons").path
+
     def features(self, workflow_version: str) -> Table:
         """Returns the table of feature rows, by day, computed with one workflow version."""
         return self._table("features", workflow_version)
@@ -243,6 +253,10 @@ class Lake:
     def report(self, dt: str) -> str:
         """Returns the path of the HTML report of a run date."""
         return f"{self._table('reports').path}/{dt}.html"
+
+    def comparison_page(self, name: str, dt: str) -> str:
+        """Returns the path of the HTML page of a comparison of a run date."""
+        return f"{self._table('reports').path}/comparison-{name}-{dt}.html"
 
     @property
     def logs(self) -> str:
