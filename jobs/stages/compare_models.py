@@ -139,7 +139,7 @@ def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> Trainin
             with context.phase("train"), TrainingBar() as bar:
                 description = train_on_ranks(spark, plan, bar.show)
         except DataError as error:
-            log.warning("%s failed: %s", where, error)
+            log.warning("%s is left out of the comparison because its training failed: %s", where, error)
             return TrainingOutcome(seed, version, str(error))
     context.recorder.record_write(plan.model_path, version)
     return TrainingOutcome.of(seed, description, steps_per_epoch(plan))
