@@ -27,6 +27,7 @@ _USER_NUMBER, _CLICKS = "user_number", "clicks"
 # Number of blocks of users, and of items. MLlib computes the vectors of one block in one task. A fixed number
 # makes the result independent of the size of the cluster.
 _BLOCKS = 10
+_CHECKPOINT_ITERATIONS = 2
 
 
 def als_items(
@@ -46,7 +47,7 @@ def als_items(
         items: a frame with the columns item_index and item_key, one row per item.
         store: publishes the item vectors.
     """
-    fitted = als_vectors(config, rows, items)
+    fitted = als_vectors(config, rows, items, store.checkpoints)
     if fitted is None:
         return no_lists(exclusions.users)
     users, item_vectors = fitted
@@ -54,11 +55,14 @@ def als_items(
     return lists_from_vectors(exclusions.users.join(users, USER_KEY), VECTOR, files, config.n, store)
 
 
-def als_vectors(config: Als, rows: DataFrame, items: DataFrame) -> tuple[DataFrame, DataFrame] | None:
+def als_vectors(
+    config: Als, rows: DataFrame, items: DataFrame, checkpoints: str
+) -> tuple[DataFrame, DataFrame] | None:
     """Computes the vectors of the users and items that have clicks.
 
     Args:
         config, rows, items: as in `als_items`.
+        checkpoints: folder for vectors of single iterations. The result needs it as long as it is used.
 
     Returns:
         Two frames: user_key and vector (array<float>), and item_index and vector. None if there are no
@@ -77,12 +81,15 @@ def als_vectors(config: Als, rows: DataFrame, items: DataFrame) -> tuple[DataFra
     if numbered.isEmpty():
         return None
     ratings = clicks.join(numbered, USER_KEY).select(_USER_NUMBER, ITEM_INDEX, _CLICKS)
+    # Without checkpoints, a task describes all iterations before it, and its description overflows the stack.
+    rows.sparkSession.sparkContext.setCheckpointDir(checkpoints)
     als = ALS(
         rank=config.rank,
         maxIter=config.iterations,
         regParam=config.regularization,
         alpha=config.alpha,
         seed=config.seed,
+        checkpointInterval=_CHECKPOINT_ITERATIONS,
         implicitPrefs=True,
         numUserBlocks=_BLOCKS,
         numItemBlocks=_BLOCKS,

@@ -178,7 +178,8 @@ def load_item_vectors(request: ItemVectorsRequest, gpu: int | None, threads: int
     order = np.argsort(indices)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    width = len(tables[0].column(VECTOR)[0])
+    chunks = (chunk for table in tables for chunk in table.column(VECTOR).chunks)
+    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # a file may be empty, but not all
     vectors = np.empty((len(order), width), np.float32)
     row = 0
     while tables:  # each table is freed as soon as it is copied

@@ -42,10 +42,12 @@ class VectorStore:
             name of the source; a frame with the columns item_index and vector (array<float>); the number of
             its rows; the length of its vectors.
         device: the device on which workers compute.
+        checkpoints: folder that all nodes can write to, in which `als` stores vectors of single iterations.
     """
 
     publish: Callable[[str, DataFrame, int, int], tuple[str, ...]]
     device: DeviceKind
+    checkpoints: str
 
 
 def lists_from_vectors(

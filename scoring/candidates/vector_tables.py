@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
+
 from pyspark.sql import DataFrame
 
 from conf.load import config_digest
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.inputs.requests import ITEM_INDEX
+from storage import file_io
 from storage.dataset import Dataset
 from storage.manifest import Manifest, data_files
 from storage.publish import Rules, publish
 from storage.run_context import RunContext
+
+log = logging.getLogger("nightrank.candidates")
 
 # Size of a file. A row can be large: the vectors of `ease` have one element for each item with clicks.
 _FILE_BYTES = 1 << 26
@@ -44,4 +50,16 @@ def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> V
         )
         return tuple(data_files(partition, published))
 
-    return VectorStore(publish_vectors, context.config.score.device)
+    checkpoints = context.lake.checkpoints(f"als-{uuid.uuid4().hex}")
+    return VectorStore(publish_vectors, context.config.score.device, checkpoints)
+
+
+def delete_checkpoints(store: VectorStore) -> None:
+    """Deletes the folder `store.checkpoints`, when the lists are published. An error is only logged."""
+    files, inner = file_io.filesystem(store.checkpoints)
+    try:
+        files.delete_dir(inner)
+    except FileNotFoundError:
+        return  # no source `als`
+    except OSError as error:
+        log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

@@ -26,7 +26,7 @@ USERS = [f"u{index:02d}" for index in range(37)]  # the last user has no click
 RUN_DATE = "2026-01-06"
 ROWS = "user_key string, item_key string, label float, features_dt string"
 EASE = Ease(source="ease", n=5, l2=3.0)
-ALS = Als(source="als", n=5, rank=3, iterations=15, alpha=1.0, seed=7)
+ALS = Als(source="als", n=5, rank=3, iterations=20, alpha=1.0, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def store(tmp_path: Path) -> VectorStore:
         assert set(written["vector"].map(len)) == {length}
         return tuple(map(str, sorted((tmp_path / source).glob("*.parquet"))))
 
-    return VectorStore(publish, "cpu")
+    return VectorStore(publish, "cpu", str(tmp_path / "checkpoints"))
 
 
 def matrix_of(log: pd.DataFrame) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_lists_of_als_have_the_best_products_of_mllibs_vectors_and_find_planted_
     spark: SparkSession, log: pd.DataFrame, items: DataFrame, rows: DataFrame, store: VectorStore
 ) -> None:
     actual = lists_of(als_items(ALS, excluding(spark, items, rows), rows, items, store))
-    fitted = als_vectors(ALS, rows, items)
+    fitted = als_vectors(ALS, rows, items, store.checkpoints)
     assert fitted is not None
     people = {row.user_key: np.array(row.vector, np.float64) for row in fitted[0].collect()}
     factors = np.zeros((len(ITEMS), ALS.rank))
@@ -142,10 +142,10 @@ def test_lists_of_als_have_the_best_products_of_mllibs_vectors_and_find_planted_
 
 
 def test_user_vectors_of_als_solve_the_normal_equations_of_the_paper(
-    log: pd.DataFrame, items: DataFrame, rows: DataFrame
+    log: pd.DataFrame, items: DataFrame, rows: DataFrame, store: VectorStore
 ) -> None:
     """The confidence of a cell is 1 + alpha · clicks (Hu, Koren and Volinsky 2008, equation 4)."""
-    fitted = als_vectors(ALS, rows, items)
+    fitted = als_vectors(ALS, rows, items, store.checkpoints)
     assert fitted is not None
     vectors = {row.user_key: row.vector for row in fitted[0].collect()}
     factors = np.zeros((len(ITEMS), ALS.rank))
@@ -180,7 +180,13 @@ def test_lists_do_not_depend_on_the_partitions_of_the_log(
             return tuple(map(str, sorted((folder / name).glob("*.parquet"))))
 
         divided = rows.orderBy("item_key", "user_key").repartition(number)
-        tables = SourceTables(exclusions, items, divided, RUN_DATE, store=VectorStore(publish, "cpu"))
+        tables = SourceTables(
+            exclusions,
+            items,
+            divided,
+            RUN_DATE,
+            store=VectorStore(publish, "cpu", str(tmp_path / "checkpoints")),
+        )
         found = {row.user_key: row for row in make_candidates(config, tables).collect()}
         assert sorted(found) == USERS
         for user, row in found.items():
@@ -220,7 +226,9 @@ def test_a_log_without_clicks_and_a_catalogue_of_one_item_that_is_excluded_give_
         (Exclusions(free.users), [0]),
     ):
         one_store = VectorStore(
-            lambda name, vectors, *_, listed=listed: _written(vectors, f"{name}{len(listed)}", store), "cpu"
+            lambda name, vectors, *_, listed=listed: _written(vectors, f"{name}{len(listed)}", store),
+            "cpu",
+            store.checkpoints,
         )
         by_ease = ease_items(EASE, exclusions, clicked, only, one_store)
         by_als = als_items(ALS, exclusions, clicked, only, one_store)
