@@ -48,7 +48,7 @@ test: setup $(if $(CI),jars) ## run the test suite
 
 # OMP_NUM_THREADS is 1, because two test processes share two cores.
 test-fast: setup ## run only unit and property tests, without Spark jobs (under 90 seconds on two cores)
-	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes" $(ARGS)
+	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes and not slow" $(ARGS)
 
 format: setup ## sort imports and format the code
 	@$(IN_ENV) ruff check --select I --fix --quiet $(LINTED)
@@ -73,6 +73,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) -c runtime.txt build.in dev.in -o tools.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
 	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
+	@cd requirements && $(UV_COMPILE) benchmark-lists.in -o benchmark-lists.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt

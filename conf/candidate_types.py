@@ -7,107 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.raw_types import Days, PositiveInt, RawTable, Strict
+from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval, Source
 from conf.split_types import SPLITS, Split
-from conf.train_types import ModelConfig
-
-
-class AllItems(Strict):
-    """The source `all_items`: every item except those excluded for a user.
-
-    No other source can be combined with `all_items`.
-    """
-
-    source: Literal["all_items"] = Field(description="Every item.")
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-
-class Popular(Strict):
-    """The source `popular`: the items with the most clicks.
-
-    Items with the same number of clicks are ordered by their key.
-    """
-
-    source: Literal["popular"] = Field(description="The items with the most clicks.")
-    n: PositiveInt = Field(default=500, description="Largest number of items of this source for a user.")
-    segment: str | None = Field(
-        default=None,
-        description="Feature of scope `user`, or column of `user_attributes`. For each user, only the clicks "
-        "of users with the same value in this column are counted, and items without such a click are left "
-        "out. Null: the clicks of all users are counted.",
-    )
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return f"{self.source} by {self.segment}" if self.segment else self.source
-
-
-class Covisitation(Strict):
-    """The source `covisitation`: items that are similar to the items that the user clicked.
-
-    Two items are similar if often the same users clicked both. docs/candidates.md has the formula of the
-    similarity.
-    """
-
-    source: Literal["covisitation"] = Field(
-        description="Items that were often clicked by the users who clicked the same items as this user."
-    )
-    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-    clicks_per_user: PositiveInt = Field(
-        default=50,
-        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
-        "limits the number of item pairs of very active users.",
-    )
-    neighbours: PositiveInt = Field(
-        default=100, description="For each item, only this number of items most similar to it are used."
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-
-class Retrieval(Strict):
-    """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
-
-    The vectors come from a two-tower model. train_retriever trains this model with the settings of the
-    section `train`.
-    """
-
-    source: Literal["retrieval"] = Field(description="The items that a two-tower model finds.")
-    n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
-    model: ModelConfig = Field(
-        description="The two-tower model: a section with the keys of `model`, or the name of a model file."
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-    @model_validator(mode="after")
-    def _has_towers(self) -> Retrieval:
-        if self.model.architecture != "two_tower":
-            raise ValueError(f"model.architecture={self.model.architecture!r} has no vectors; use two_tower")
-        return self
-
-
-Source = Annotated[AllItems | Popular | Covisitation | Retrieval, Field(discriminator="source")]
 
 
 class UserAttributes(RawTable):
@@ -264,8 +165,8 @@ class Candidates(Strict):
             )
 
 
-def _window_days(source: AllItems | Popular | Covisitation | Retrieval) -> int | None:
-    return source.window_days if isinstance(source, Popular | Covisitation) else None
+def _window_days(source: Source) -> int | None:
+    return source.window_days if isinstance(source, Popular | Covisitation | Ease | Als) else None
 
 
 def _require_columns(table: RawTable, names: list[str]) -> None:

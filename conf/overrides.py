@@ -33,19 +33,33 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
-    parents, last = key.split(".")[:-1], key.split(".")[-1]
     value = _value(override, text, types_of(kind, key.split(".")))
+    set_key(values, key.split("."), value, f"--set {override!r}")
+
+
+def set_key(values: dict[str, Any], keys: list[str], value: Any, what: str) -> None:
+    """Sets a key of nested sections. Creates missing sections.
+
+    Args:
+        values: the section that contains the first of the keys; it is changed.
+        keys: the parts of the key's path, such as `["train", "epochs"]`.
+        value: the new value.
+        what: the beginning of the error message.
+
+    Raises:
+        ConfigError: a key before the last one is not a section.
+    """
     target = values
-    for parent in parents:
+    for parent in keys[:-1]:
         if target.get(parent) is None:
             target[parent] = {}
         target = target[parent]
         if not isinstance(target, dict):
             raise ConfigError(
-                f"--set {override!r}: {parent} is {target!r}, not a section",
+                f"{what}: {parent} is {target!r}, not a section",
                 f"remove the keys after {parent}, or write a key of a section",
             )
-    target[last] = value
+    target[keys[-1]] = value
 
 
 def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:

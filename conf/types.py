@@ -9,20 +9,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf.candidate_types import (
-    AllItems,
-    Candidates,
-    Covisitation,
-    NotAllowed,
-    OutOfStock,
-    Popular,
-    Repeats,
-    Retrieval,
-    UserAttributes,
-)
+from conf.candidate_types import Candidates, NotAllowed, OutOfStock, Repeats, UserAttributes
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
 from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, WorkflowConfig
 from conf.gate_types import Gate
+from conf.history_types import History
 from conf.loop_types import Profile, Reading, StopAt, TrainNegatives
 from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation
@@ -43,6 +34,7 @@ from conf.raw_types import (
     expand_range,
 )
 from conf.rule_types import ListRules
+from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
 from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
@@ -50,17 +42,20 @@ from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot
 __all__ = [
     "SPLITS",
     "AllItems",
+    "Als",
     "Candidates",
     "Column",
     "Config",
     "Covisitation",
     "Deliver",
+    "Ease",
     "EmbeddingStorage",
     "Embeddings",
     "EventTime",
     "FeatureGroup",
     "Gate",
     "Generate",
+    "History",
     "JdbcSink",
     "JoinedTable",
     "JsonLinesSink",
@@ -140,6 +135,9 @@ class Config(Strict):
         description="Rows with label 0 that are added to a log which records only what users chose. Null: no "
         "rows are added.",
     )
+    history: History | None = Field(
+        default=None, description="A column with the user's last clicks before a row. Null: no such column."
+    )
     keys: Keys | None = Field(
         default=None,
         description="Columns that identify users and items. Null: the log has no such columns, so no lists "
@@ -198,6 +196,7 @@ class Config(Strict):
         known = set(self.log.names)
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
+        known |= self.history.new_columns(self.split.by, [*known, *RESERVED]) if self.history else set()
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # its operators add columns
             _reject_unknown("features.columns", features, known)
@@ -211,15 +210,12 @@ class Config(Strict):
         if self.keys:
             _reject_unknown("keys", self.keys.columns, set(self.log.names))
         elif (
-            self.users
-            or self.items
-            or self.negatives
-            or self.deliver.sinks
+            any((self.users, self.items, self.negatives, self.history, self.deliver.sinks))
             or self.split.by == "leave_last_out"
         ):
             raise ValueError(
-                "users, items, negatives, deliver.sinks and split.by=leave_last_out can be set only if the "
-                "section `keys` is set"
+                "users, items, negatives, history, deliver.sinks and split.by=leave_last_out need the "
+                "section `keys`"
             )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:

@@ -7,8 +7,7 @@ tables of users and items, and the dataset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -17,31 +16,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.types import SPLITS, Config, Split
+from conf.types import Config, Split
+from etl.checked_days import CheckedDays, Phase, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
-from etl.quality.counts import feature_columns
-from etl.quality.report import DataReport, report_quality
-from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.quality.report import DataReport
+from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
+from etl.spark.last_clicks import LastClicks
 from etl.spark.latest_features import publish_latest
-from etl.spark.prepared_rows import PreparedRows, preparation, prepared_rows
-from etl.spark.quarantine import DayCounts, check_day, quarantine_day
+from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
+from etl.spark.quarantine import DayCounts
 from etl.split.time_split import SPLIT
-from etl.split.window_days import plan_days
-from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_both_labels
-from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
 from storage.publish import Rules, publish
 from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
-
-Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -61,75 +56,6 @@ class BuildResult:
     counts: Mapping[str, DayCounts]
     features: Mapping[str, Manifest]
     quality: DataReport
-
-
-def raw_days(
-    config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
-) -> dict[Split, list[RawFiles]]:
-    """Returns, for each split, the raw files of its days.
-
-    If `split.by` is not `day`, all splits have the same single day. `recorder` records the raw files as
-    inputs of the run. Later, it also records all data that is read with these files.
-
-    Raises:
-        DataError: a required day has no raw log.
-    """
-    if config.split.by != "day":
-        raw = require_raw(config, config.log, run_date, recorder=recorder)
-        return {split: [raw] for split in SPLITS}
-    require_raw(config, config.log, run_date, recorder=recorder)
-    days = plan_days(
-        config.split, run_date, lambda day: find_raw(config, config.log, day, recorder) is not None
-    )
-    return {
-        split: [require_raw(config, config.log, day, recorder=recorder) for day in dates]
-        for split, dates in days.items()
-    }
-
-
-@dataclass(frozen=True)
-class CheckedDays:
-    """The days of a run, after their quarantine and the data report have been published.
-
-    Attributes:
-        splits: maps each split to the raw files of its days.
-        in_order: the raw files of all days, oldest first.
-        passes: object that reads the raw text in two passes with Python workers (etl.text.two_passes). None
-            if the text must be read as Spark frames.
-        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of these
-            rows.
-        counts: maps each day to its row counts.
-        quality: the data report.
-    """
-
-    splits: Mapping[Split, list[RawFiles]]
-    in_order: Sequence[RawFiles]
-    passes: TextPasses | None
-    rows_of: PreparedRows
-    counts: Mapping[str, DayCounts]
-    quality: DataReport
-
-
-def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
-    """Publishes the quarantine of each day and the data report, and checks both against their limits.
-
-    `build` calls this function first.
-
-    Raises:
-        ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
-            figure is above its limit.
-    """
-    splits = raw_days(config, run_date, lake.recorder)
-    by_date = {day.dt: day for days in splits.values() for day in days}
-    in_order = [raw for _, raw in sorted(by_date.items())]
-    passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
-    with phase("quarantine"):
-        counts = quarantine_days(spark, config, lake, in_order, passes)
-    rows_of = PreparedRows(spark, config)
-    with phase("quality"):
-        counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
-        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
-    return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
 
 
 def build(
@@ -154,10 +80,10 @@ def build(
     with phase("workflow"):
         workflow, mode = _workflow(spark, config, lake, checked, parent_version)
     with phase("features"):
-        features = _publish_features(config, lake, workflow, checked)
+        features = _publish_features(spark, config, lake, workflow, checked)
     checked.rows_of.release()
     with phase("users and items"):
-        publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
+        publish_latest(spark, config, lake, workflow, run_date, list(features.values()), checked.splits)
     split_in_rows = config.split.by != "day"
     clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
@@ -176,33 +102,17 @@ def build(
 def encode_split(
     spark: SparkSession,
     config: Config,
+    lake: Lake,
     workflow: FittedWorkflow,
     run_date: str,
     split: Split,
-    recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow."""
     frames = []
-    for raw in raw_days(config, run_date, recorder)[split]:
-        rows = prepared_rows(spark, config, raw)
+    for raw in raw_days(config, run_date, lake.recorder)[split]:
+        rows = prepared_rows(spark, config, lake, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)
-
-
-def quarantine_days(
-    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
-) -> dict[str, DayCounts]:
-    """Publishes the quarantine of each day, and returns the row counts of each day.
-
-    Raises:
-        DataError: a day has no row, or too many of its rows cannot be parsed.
-    """
-    if passes is None:
-        return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
-    counts = passes.scan_days(days)
-    for raw in days:
-        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
-    return counts
 
 
 def _workflow(
@@ -257,14 +167,15 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 
 
 def _publish_features(
-    config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
+    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
     """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
+    earlier = clicks_before(spark, config, lake)
     for raw in checked.in_order:
-        inputs = feature_inputs(config, raw, workflow.version)
+        inputs = feature_inputs(config, raw, workflow.version, earlier)
         manifest = current_manifest(table.partition(raw.dt), inputs)
         if manifest:
             log.info("features of %s are up to date", raw.dt)
@@ -279,9 +190,15 @@ def _publish_features(
     }
 
 
-def feature_inputs(config: Config, raw: RawFiles, workflow_version: str) -> dict[str, str]:
-    """Returns the inputs of the feature partition of a day, as its manifest names them."""
+def feature_inputs(
+    config: Config, raw: RawFiles, workflow_version: str, earlier: LastClicks | None
+) -> dict[str, str]:
+    """Returns the inputs of the feature partition of a day, as its manifest names them.
+
+    `earlier` reads the clicks of earlier days (etl.spark.prepared_rows.clicks_before).
+    """
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
+    inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
     return inputs | preparation(config)
 
 

@@ -62,7 +62,24 @@ class _Sessions:
 def run_job(
     name: str, description: str, stage: Callable[[RunContext], JobSummary], argv: list[str] | None = None
 ) -> None:
-    """Runs a job and ends the process with its exit code."""
+    """Runs a job that has only the options of every job, and ends the process with its exit code."""
+    run_with_options(name, job_parser(name, description), lambda context, _: stage(context), argv)
+
+
+def run_with_options(
+    name: str,
+    parser: argparse.ArgumentParser,
+    stage: Callable[[RunContext, argparse.Namespace], JobSummary],
+    argv: list[str] | None = None,
+) -> None:
+    """Runs a job with options of its own, and ends the process with its exit code.
+
+    Args:
+        name: the name of the job.
+        parser: a parser of `job_parser`, with the job's own options added.
+        stage: runs the stage. It also gets the parsed arguments.
+        argv: the words of the command line; None for those of this process.
+    """
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
@@ -70,7 +87,8 @@ def run_job(
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    sys.exit(_run(name, stage, job_parser(name, description).parse_args(words), write_summary))
+    arguments = parser.parse_args(words)
+    sys.exit(_run(name, lambda context: stage(context, arguments), arguments, write_summary))
 
 
 def _run(

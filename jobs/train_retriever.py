@@ -6,7 +6,7 @@ from jobs.runner import run_job
 from jobs.stages.train_retriever import run
 
 DESCRIPTION = (
-    "Trains the two-tower model that retrieves candidates (the source `retrieval` in the section "
+    "Trains the model that retrieves candidates (the source `retrieval` in the section "
     "`candidates`), on the dataset of the run date."
 )
 

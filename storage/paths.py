@@ -3,6 +3,7 @@
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
 value_counts/dt=…               counts of the raw values of a day, by file split
+last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
                                 (profiles/<config name>/<split>/dt=… for a log that is not stored by day)
 quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
@@ -14,12 +15,14 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
+item_vectors/<workflow version>/<source>/dt=…   item vectors of a source of candidates (`ease`, `als`)
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
 gate_items/<workflow version>/dt=…          the items that evaluate_model ranks, with features from before the
                                             test rows
 measures/dt=…                   comparison of the lists with later clicks
+comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
                                 written if the lists of the date exceed a limit and are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
@@ -146,6 +149,11 @@ class Lake:
         return self._table("value_counts")
 
     @property
+    def last_clicks(self) -> Table:
+        """Returns the table of each user's last clicks, by day."""
+        return self._table("last_clicks")
+
+    @property
     def datasets(self) -> Table:
         """Returns the table of data manifests, by run date (storage.dataset)."""
         return self._table("datasets")
@@ -196,6 +204,15 @@ class Lake:
         """
         return self._table("measures")
 
+    def comparisons(self, name: str) -> Table:
+        """Returns the table of comparisons of models and settings, which compare_models writes."""
+        return self._table("comparisons", name)
+
+    @property
+    def comparisons_root(self) -> str:
+        """Returns the folder that has one table for each name of a comparison."""
+        return self._table("comparisons").path
+
     def features(self, workflow_version: str) -> Table:
         """Returns the table of feature rows, by day, computed with one workflow version."""
         return self._table("features", workflow_version)
@@ -219,6 +236,10 @@ class Lake:
         """
         return self._table("candidate_items", workflow_version)
 
+    def item_vectors(self, workflow_version: str, source: str) -> Table:
+        """Returns the table of item vectors of a source of candidates, as item indices and vectors."""
+        return self._table("item_vectors", workflow_version, source)
+
     def workflow(self, version: str) -> str:
         """Returns the folder of a workflow version."""
         return self._table("workflow", version).path
@@ -241,6 +262,10 @@ class Lake:
     def report(self, dt: str) -> str:
         """Returns the path of the HTML report of a run date."""
         return f"{self._table('reports').path}/{dt}.html"
+
+    def comparison_page(self, name: str, dt: str) -> str:
+        """Returns the path of the HTML page of a comparison of a run date."""
+        return f"{self._table('reports').path}/comparison-{name}-{dt}.html"
 
     @property
     def logs(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,9 @@ MARKED_FIXTURES = {
     "cluster": {"cluster", "node"},
 }
 SLOW_MARKERS = (*MARKED_FIXTURES, "processes")
+# Audit events that Python raises when a process is started (docs.python.org/3/library/audit_events.html).
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+_unmarked_test: list[str] = []  # the running test, if it has none of SLOW_MARKERS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,6 +63,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, names in MARKED_FIXTURES.items():
             if fixtures & names:
                 item.add_marker(marker)
+
+
+def _refuse_processes(event: str, _: object) -> None:
+    if _unmarked_test and event in STARTS:
+        raise RuntimeError(f"{_unmarked_test[0]} starts a process: give it the marker `processes`")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """An unmarked test that starts a process fails, also in a fixture, so `make test-fast` stays fast."""
+    _unmarked_test.clear()
+    if not any(item.get_closest_marker(marker) for marker in SLOW_MARKERS):
+        _unmarked_test.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _unmarked_test.clear()
 
 
 @pytest.fixture(autouse=True)

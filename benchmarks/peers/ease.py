@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 Matrix = NDArray[np.float64]
 
 
-def ease_weights(interactions: Matrix, penalty: float) -> Matrix:
+def ease_weights(interactions: csr_matrix, penalty: float) -> Matrix:
     """Returns the weights B (I, I). The scores of all items for all users are `interactions @ B`.
 
     Args:
         interactions: the matrix X (U, I): 1 where the user has the item, otherwise 0.
         penalty: λ, greater than 0.
     """
-    gram = interactions.T @ interactions
+    gram = (interactions.T @ interactions).toarray()
     gram[np.diag_indices_from(gram)] += penalty
-    inverse = np.linalg.inv(gram)
-    weights = -inverse / np.diag(inverse)
+    weights = np.linalg.inv(gram)
+    weights /= -np.diag(weights).copy()
     np.fill_diagonal(weights, 0.0)
     return weights

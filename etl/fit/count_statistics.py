@@ -64,7 +64,10 @@ class CountStatistics:
                     count_requests[key] = CountRequest(
                         key=key,
                         statistic="vocabulary",
-                        columns=(*(count_requests[key].columns if key in count_requests else ()), column),
+                        columns=(
+                            *(count_requests[key].columns if key in count_requests else ()),
+                            *((column,) if operator.counts else ()),
+                        ),
                         rule=IdRule(operator.least(key), operator.first_id, operator.max_size),
                         fixed_values=operator.values,
                         parent=parent,

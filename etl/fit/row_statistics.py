@@ -119,7 +119,7 @@ class RowStatistics:
         values = [
             (vocabulary_of(inputs.step), inputs.values[0], inputs.types[0] in LISTS)
             for inputs in steps
-            if vocabulary_of(inputs.step) not in fixed_names
+            if vocabulary_of(inputs.step) not in fixed_names and cast(Categorify, inputs.step.operator).counts
         ]
         facts = self._publish_vocabularies(self._counts(rows, values), rules, fixed)
         self._tables.add_vocabularies(facts)

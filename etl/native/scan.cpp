@@ -6,11 +6,9 @@
 //     null;
 //   * the lines that are not rows, with a reason, and the lines with quotes, which the caller splits (`quoted_lines`).
 //
-// Why not a general CSV reader: a block of a log has few distinct values. Looking up each field's code directly is faster
-// than building columns of strings and encoding them afterwards. Fields are found 64 bytes at a time, by bit masks of structural
-// characters (simdjson, arXiv:1902.08318 section 3.1). The fields of a column are then looked up a batch of rows at a time, so
-// that the column's table stays in the cache and the slots of a large table are prefetched.
-//
+// Why not a general CSV reader: a block of a log has few distinct values, so looking up codes directly is faster than encoding
+// columns of strings. Fields are found 64 bytes at a time, by bit masks of structural characters (simdjson, arXiv:1902.08318
+// section 3.1). The fields of a column are then looked up a batch of rows at a time, so its table stays in the cache.
 // The interface is C; etl/native/scan.py calls it through ctypes. No call keeps or frees the caller's memory.
 
 #include <cstdint>

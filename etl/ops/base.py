@@ -21,16 +21,13 @@ from dataclasses import dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
 from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
-from storage.feature_spec import FLOAT32_MAX
 
 # Types of values in a chain: int has 64 bits, float is a double, and the last two types are lists.
 Type = Literal["int", "float", "string", "ints", "strings"]
@@ -264,28 +261,6 @@ class Operator(Parameters, ABC):
             if field.is_required() or getattr(self, name) != field.default
         }
         return {self.name: parameters} if parameters else self.name
-
-
-def bounded_column(value: Column) -> Column:
-    """Clips doubles to the range of float32, so that no feature is infinite; null stays null."""
-    limit = F.lit(FLOAT32_MAX)
-    return F.when(value > limit, limit).when(value < -limit, -limit).otherwise(value)
-
-
-def bounded_array(numbers: Any) -> Any:
-    """Clips float64 numbers to the range of float32."""
-    return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX)
-
-
-def as_doubles(values: pa.Array) -> Any:
-    """Returns n values as (n,) float64, with NaN for null, and an (n,) bool array that is true for nulls."""
-    nulls = values.is_null().to_numpy(zero_copy_only=False)
-    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), nulls
-
-
-def from_doubles(values: Any, nulls: Any) -> pa.Array:
-    """Returns the NumPy array `values` as a float64 Arrow array, with null where `nulls` is true."""
-    return pa.array(values, pa.float64(), mask=nulls)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pydantic import Field, field_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type, as_doubles
+from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 

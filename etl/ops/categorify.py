@@ -145,6 +145,12 @@ class Categorify(Operator):
         description="Name of a vocabulary that all columns of the group share. The values of all these "
         "columns are counted together. Null: each column has its own vocabulary, with the column's name.",
     )
+    counts: bool = Field(
+        default=True,
+        description="Whether values of these columns are counted. With false, the columns get the ids of the "
+        "other columns that `share` the vocabulary, and do not change it. A history needs this, because its "
+        "clicks are already counted in the column of the item.",
+    )
     values: Values | None = Field(
         default=None,
         description="The complete vocabulary, in the order of its ids. It then does not depend on the "
@@ -155,6 +161,15 @@ class Categorify(Operator):
         description="A value that was last seen more than this number of days before the workflow's last "
         "training day is treated as unknown. Its id stays reserved. Null: values never expire.",
     )
+
+    @model_validator(mode="after")
+    def _uses_other_counts(self) -> Categorify:
+        if not self.counts and self.share is None:
+            raise ConfigError(
+                "categorify with counts=false needs the vocabulary of other columns, but `share` is not set",
+                "set `share` to the name of a vocabulary that counts other columns, or remove counts=false",
+            )
+        return self
 
     @model_validator(mode="after")
     def _values_stand_alone(self) -> Categorify:
@@ -172,6 +187,11 @@ class Categorify(Operator):
                 "remove min_count, max_size and max_age_days, or remove `values`",
             )
         return self
+
+    @property
+    def rule(self) -> Categorify:
+        """Returns the operator with `counts` set: columns that share a vocabulary must have equal rules."""
+        return self.model_copy(update={"counts": True})
 
     @property
     def first_id(self) -> int:

@@ -13,7 +13,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables
 

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import KEYS, NUMBERS, Type, bounded_column
+from etl.ops.base import KEYS, NUMBERS, Type
+from etl.ops.doubles import bounded_column
 from etl.ops.frames import RowChanger
 from etl.ops.parameters import Integer, Texts
 from storage.feature_spec import EVENT_TIME, ROW_ID

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.tables import LocalTables
 
 

@@ -11,17 +11,8 @@ import pyarrow as pa
 from pyspark.sql import Column
 
 from conf.errors import DataError
-from etl.ops.base import (
-    Need,
-    Operator,
-    RowWise,
-    Statistics,
-    Step,
-    as_doubles,
-    bounded_array,
-    bounded_column,
-    from_doubles,
-)
+from etl.ops.base import Need, Operator, RowWise, Statistics, Step
+from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
 
 

@@ -13,18 +13,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.ops.base import (
-    Need,
-    Operator,
-    RowWise,
-    Statistics,
-    Step,
-    Type,
-    as_doubles,
-    bounded_array,
-    bounded_column,
-    from_doubles,
-)
+from etl.ops.base import Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
 
 

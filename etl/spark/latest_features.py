@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.types import Config
-from etl.raw.files import require_raw
+from conf.types import Config, Split
+from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
+from etl.spark.latest_histories import LatestHistories, latest_histories
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
@@ -27,6 +28,7 @@ def publish_latest(
     workflow: FittedWorkflow,
     run_date: str,
     features: Sequence[Manifest],
+    splits: Mapping[Split, Sequence[RawFiles]],
 ) -> dict[str, Manifest]:
     """Publishes the tables `users/<version>/dt=…` and `items/<version>/dt=…`.
 
@@ -34,14 +36,16 @@ def publish_latest(
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
     the rows of this table. Otherwise, the features of a user or item are those of its latest row in the
-    feature partitions. This is the row with the largest row_id on the latest day. A partition that already
-    exists for the same inputs is not written again.
+    feature partitions. This is the row with the largest row_id on the latest day. Features that are computed
+    from the history (section `history`) are computed from the latest histories instead. A partition that
+    already exists for the same inputs is not written again.
 
     Args:
         spark, config, lake: session, configuration and data lake of the run.
         workflow: computes the features.
         run_date: the date of the published partitions.
         features: manifests of the feature partitions of all days of the run.
+        splits: maps each split to the raw files of its days.
 
     Returns:
         A mapping from `user` and `item` to the manifest of the partition. It is empty if the section `keys`
@@ -51,6 +55,7 @@ def publish_latest(
         return {}
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
+    histories = latest_histories(spark, config, lake, splits)
     published = {}
     for side, key, attributes, table in (
         ("user", USER_KEY, config.users, lake.users(workflow.version)),
@@ -58,18 +63,24 @@ def publish_latest(
     ):
         partition = table.partition(run_date)
         columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
+        of_history = features_of_history(config, workflow, columns) if histories and side == "user" else []
         partition_inputs = dict(inputs)
         if attributes:
             raw = require_raw(config, attributes, run_date, f"{side}s.path", lake.recorder)
             partition_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
+        if histories and of_history:
+            partition_inputs["history"] = histories.digest
         current = current_manifest(partition, partition_inputs)
         if current is not None:
             published[side] = current
             continue
+        others = [column for column in columns if column not in of_history]
         if attributes:
-            rows = attribute_features(spark, config, workflow, run_date, side, columns)
+            rows = attribute_features(spark, config, workflow, run_date, side, others)
         else:
-            rows = _from_window(spark, lake, workflow, features, key, columns)
+            rows = _from_window(spark, lake, workflow, features, key, others)
+        if histories and of_history:
+            rows = with_histories(rows, workflow, histories, config, of_history).select(key, *columns)
         rows = rows.persist()
         published[side] = publish(
             rows,
@@ -83,6 +94,35 @@ def publish_latest(
         )
         rows.unpersist()
     return published
+
+
+def features_of_history(config: Config, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
+    """Returns those of the features `columns` that are computed from the history."""
+    name = config.history.column if config.history else None
+    computed = {output for chain in workflow.chains if name in chain.inputs for output in chain.outputs}
+    return [column for column in columns if column in computed]
+
+
+def with_histories(
+    rows: DataFrame,
+    workflow: FittedWorkflow,
+    histories: LatestHistories,
+    config: Config,
+    names: Sequence[str],
+) -> DataFrame:
+    """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
+
+    A user without a click has an empty history.
+    """
+    column = config.history.column if config.history else ""
+    empty = F.array().cast("array<string>")
+    known = rows.select(USER_KEY)
+    latest = (
+        known.withColumn(column, empty)
+        if histories.rows is None
+        else known.join(histories.rows, USER_KEY, "left").withColumn(column, F.coalesce(column, empty))
+    )
+    return rows.join(workflow.encode(latest, names, [USER_KEY]), USER_KEY)
 
 
 def attribute_features(

@@ -11,20 +11,34 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.raw.files import RawFiles
+from etl.spark.histories import METHOD, add_history
+from etl.spark.last_clicks import LastClicks
 from etl.spark.read_log import good_rows, read_attributes, read_log
 from etl.split.negatives import DRAW, add_negatives
 from etl.split.time_split import CUT, DAY, assign_split
 from etl.workflow.feature_plan import plan
+from storage.manifest import digest_of
+from storage.paths import Lake
 
 
-def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
+def logged_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
+    """Returns the good rows of one day.
 
     If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
     """
     rows = good_rows(read_log(spark, config, raw))
-    if config.split.by != "day":
-        rows = assign_split(rows, config.split)
+    return rows if config.split.by == "day" else assign_split(rows, config.split)
+
+
+def prepared_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DataFrame:
+    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
+
+    If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
+    """
+    rows = logged_rows(spark, config, raw)
+    if config.history:
+        earlier = clicks_before(spark, config, lake)
+        rows = add_history(rows, config.history, earlier.before(raw.dt) if earlier else None)
     if config.negatives and config.keys:
         rows = add_negatives(rows, config.negatives, config.keys.item)
     if config.keys:
@@ -41,8 +55,18 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     return rows
 
 
+def clicks_before(spark: SparkSession, config: Config, lake: Lake) -> LastClicks | None:
+    """Returns what reads the clicks of earlier days.
+
+    Returns None if there are no histories, or if the log is one table.
+    """
+    if config.history is None or config.split.by != "day":
+        return None
+    return LastClicks(spark, config, config.history, lake)
+
+
 def preparation(config: Config) -> dict[str, str]:
-    """Returns the versions of the methods that draw negatives and divide rows into splits.
+    """Returns the versions of the methods that draw negatives, divide rows into splits and add histories.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So jobs compute these
     again if a method has changed since they were written. The result contains only methods that differ from
@@ -53,6 +77,7 @@ def preparation(config: Config) -> dict[str, str]:
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
+        **({"history": f"{METHOD}, {digest_of(config.history.model_dump())}"} if config.history else {}),
     }
 
 
@@ -64,14 +89,14 @@ class PreparedRows:
     passes over the rows.
     """
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
-        self._spark, self._config = spark, config
+    def __init__(self, spark: SparkSession, config: Config, lake: Lake) -> None:
+        self._spark, self._config, self._lake = spark, config, lake
         self._of_day: dict[str, DataFrame] = {}
 
     def __call__(self, raw: RawFiles) -> DataFrame:
         """Returns the prepared rows of a day."""
         if raw.dt not in self._of_day:
-            rows = prepared_rows(self._spark, self._config, raw)
+            rows = prepared_rows(self._spark, self._config, self._lake, raw)
             self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()
         return self._of_day[raw.dt]
 

@@ -46,6 +46,8 @@ def plan(config: Config) -> Plan:
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
         columns |= {column.name: column.type for column in table.columns} if table else {}
+    if config.history:
+        columns[config.history.column] = "strings"
     operators = [frame_operator_from_config(entry) for entry in config.prepare]
     filters = tuple(operator for operator in operators if isinstance(operator, RowFilter))
     changers = tuple(operator for operator in operators if isinstance(operator, RowChanger))

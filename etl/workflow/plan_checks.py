@@ -87,14 +87,24 @@ def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -
             f"list only features; the features are {list(features)}",
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
+    history = config.history.column if config.history else ""
     for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
-        elsewhere = [name for name in names if table and not set(sources[name]) <= set(table.names)]
+        known = set(table.names) if table else set()
+        known |= {history} if side == "user" else set()
+        elsewhere = [name for name in names if table and not set(sources[name]) <= known]
         if elsewhere:
             raise ConfigError(
                 f"scopes.{side} lists {elsewhere}, which are computed from columns that are not in "
                 f"{side}s.columns",
                 f"compute these features from columns in {side}s.columns, or list them in another scope",
             )
+    wrong = [name for name in (*scopes.item, *scopes.context) if history in sources[name]]
+    if wrong:
+        raise ConfigError(
+            f"scopes.item and scopes.context list {wrong}, which are computed from the history of the user "
+            f"({history})",
+            "list these features in scopes.user",
+        )
     if config.negatives and config.keys:
         log_columns = set(config.log.names) - {config.keys.item}
         wrong = [name for name in scopes.item if set(sources[name]) & log_columns]
@@ -132,12 +142,13 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
             "give one of the two another name with the operator `rename`",
         )
     seen: dict[str, Categorify] = {}
+    counted: set[str] = set()
     for step in (step for chain in chains for step in chain.steps):
         operator = step.operator
         if not isinstance(operator, Categorify):
             continue
         name = operator.vocabulary(step)
-        if name in seen and (operator.share is None or seen[name] != operator):
+        if name in seen and (operator.share is None or seen[name].rule != operator.rule):
             raise ConfigError(
                 f"two vocabularies would be named {name}",
                 "put `rename` before `categorify` in one of the two groups, or let both groups share a "
@@ -149,6 +160,13 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
                 "put `rename` before `categorify`, or set `share` to another name",
             )
         seen[name] = operator
+        counted |= {name} if operator.counts or operator.values else set()
+    if set(seen) - counted:
+        raise ConfigError(
+            f"no column is counted for the vocabularies {sorted(set(seen) - counted)}, because all their "
+            "columns have counts=false",
+            "remove counts=false from categorify of one column that shares this vocabulary",
+        )
 
 
 def _require_tables(chains: Chains) -> None:

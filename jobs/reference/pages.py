@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from conf.experiment_types import ExperimentRun, Experiments
 from conf.reference import field_table
 from conf.types import Config, ModelConfig
 from training.settings.architectures import MODEL_SECTIONS
@@ -31,6 +32,12 @@ configuration files in `conf/datasets` is `# yaml-language-server: $schema=../sc
 a model file names `conf/model_schema.json`.
 """
 
+_EXPERIMENTS = """## Experiments file
+
+The job compare_models reads this file in addition to the configuration
+([training.md](training.md#compare-models)).
+"""
+
 _MODELS = """# Models
 
 This page is for everyone who chooses a model. It lists the architectures and their settings: the keys of a
@@ -49,6 +56,8 @@ def configuration_page() -> str:
     for kind, path in sections.items():
         if path and kind is not ModelConfig:
             parts += [f"## `{path}`\n", _documented(kind, links)]
+    parts += [_EXPERIMENTS, _documented(Experiments, {"ExperimentRun": "[section](#runs)"})]
+    parts += ["### `runs`\n", _documented(ExperimentRun, {})]
     return "\n".join(parts)
 
 

@@ -14,6 +14,7 @@ from scoring.candidates.candidate_tables import (
 )
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
+from scoring.candidates.vector_tables import delete_checkpoints, vector_store
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -84,6 +85,7 @@ def publish_candidates(
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
+    store = vector_store(context, dataset, numbered)
     sources = SourceTables(
         excluding,
         items,
@@ -91,7 +93,19 @@ def publish_candidates(
         context.run_date,
         tables.segments,
         retrieve(context, version, tables, numbered, excluding),
+        store,
     )
+    try:
+        return _publish(context, dataset, numbered, tables, sources)
+    finally:
+        delete_checkpoints(store)
+
+
+def _publish(
+    context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables, sources: SourceTables
+) -> Manifest:
+    """Makes the candidates and publishes them. The arguments are those of `publish_candidates`."""
+    lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     return publish(
         make_candidates(config, sources),
         lake.candidates(version).partition(context.run_date),
@@ -105,7 +119,10 @@ def publish_candidates(
         },
         row_group_rows=context.config.output.row_group_rows,
         expected_rows=tables.users.rows,
-        facts={"sources": [source.name for source in config.sources], "excluded": dict(excluding.counts)},
+        facts={
+            "sources": [source.name for source in config.sources],
+            "excluded": dict(sources.exclusions.counts),
+        },
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=context.config.output.grace_hours,
     )

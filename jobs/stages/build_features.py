@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from etl.build import build, raw_days
+from etl.build import build
+from etl.checked_days import raw_days
 from jobs.checks import check_training
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from etl.build import check_days, raw_days
+from etl.checked_days import check_days, raw_days
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 

@@ -1,4 +1,4 @@
-"""Trains the two-tower model of the source `retrieval` in the section `candidates`."""
+"""Trains the model of the source `retrieval` in the section `candidates`."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ CSS = """
 :root {
   --paper: #ffffff; --panel: #f6f7f9; --ink: #1b2430; --muted: #566273; --rule: #dde2e8;
   --accent: #2a5db0; --second: #b4540a; --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b;
+  --fourth: #7a3fa0; --fifth: #0b7a85; --sixth: #b0246b; --seventh: #7a6a12; --eighth: #566273;
   --stack-0: #1f4e9c; --stack-1: #e39a2d; --stack-2: #8cc3ea; --stack-3: #7a8594;
   color-scheme: light dark;
 }
@@ -12,6 +13,7 @@ CSS = """
     --paper: #12161c; --panel: #1a2029; --ink: #e4e8ee; --muted: #9ba7b6; --rule: #2d3643;
     --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e;
   --stop: #ff8f85;
+  --fourth: #c79bf0; --fifth: #5fc9d4; --sixth: #f58ab8; --seventh: #d3c15c; --eighth: #9ba7b6;
     --stack-0: #4c86e0; --stack-1: #f2b45a; --stack-2: #b9dcf6; --stack-3: #8d98a7;
   }
 }
@@ -72,9 +74,17 @@ figcaption strong { display: block; color: var(--ink); }
 .series-0 { --series: var(--accent); }
 .series-1 { --series: var(--second); }
 .series-2 { --series: var(--third); }
+.series-3 { --series: var(--fourth); }
+.series-4 { --series: var(--fifth); }
+.series-5 { --series: var(--sixth); }
+.series-6 { --series: var(--seventh); }
+.series-7 { --series: var(--eighth); }
 .chart .line, .chart .bubble { stroke: var(--series); }
 .chart .line.series-1 { stroke-dasharray: 6 3; }
 .chart .line.series-2 { stroke-dasharray: 2 3; }
+.chart .line.series-4 { stroke-dasharray: 6 3; }
+.chart .line.series-5 { stroke-dasharray: 2 3; }
+.chart .line.series-7 { stroke-dasharray: 6 3; }
 .chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted);
   margin-bottom: .35rem; }

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
-from conf.types import AllItems, Candidates, Covisitation, Popular, Retrieval
+from conf.types import AllItems, Als, Candidates, Covisitation, Ease, Popular, Retrieval
 from scoring.candidates.all_items import all_items
+from scoring.candidates.als import als_items
 from scoring.candidates.clicks import within
 from scoring.candidates.covisitation import covisited_items
+from scoring.candidates.ease import ease_items
 from scoring.candidates.filters import Exclusions
+from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from storage.feature_spec import USER_KEY
@@ -31,6 +34,8 @@ class SourceTables:
             segment.
         retrieved: a frame with the columns user_key and candidates from the source `retrieval`; None if this
             source is not configured.
+        store: publishes the item vectors of the sources `ease` and `als`. It may be None if neither is
+            configured.
     """
 
     exclusions: Exclusions
@@ -39,6 +44,7 @@ class SourceTables:
     run_date: str
     segments: Mapping[str, DataFrame] = field(default_factory=dict)
     retrieved: DataFrame | None = None
+    store: VectorStore | None = None
 
 
 def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
@@ -54,7 +60,9 @@ def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
     return unite(tables.exclusions.users.select(USER_KEY), lists, config.max)
 
 
-def _candidates_of(source: Popular | Covisitation | Retrieval, tables: SourceTables) -> DataFrame:
+def _candidates_of(
+    source: Popular | Covisitation | Ease | Als | Retrieval, tables: SourceTables
+) -> DataFrame:
     """Returns the candidates of one source: a frame with the columns user_key and candidates."""
     if isinstance(source, Retrieval):
         if tables.retrieved is None:
@@ -63,6 +71,12 @@ def _candidates_of(source: Popular | Covisitation | Retrieval, tables: SourceTab
     rows = within(tables.rows, source.window_days, tables.run_date)
     if isinstance(source, Covisitation):
         return covisited_items(source, tables.exclusions, rows, tables.items)
+    if isinstance(source, Ease | Als):
+        if tables.store is None:
+            raise ValueError(f"internal error, please report: the source `{source.name}` has no store")
+        if isinstance(source, Ease):
+            return ease_items(source, tables.exclusions, rows, tables.items, tables.store)
+        return als_items(source, tables.exclusions, rows, tables.items, tables.store)
     if source.segment is not None:
         segments = tables.segments[source.segment]
         return popular_in_segment(tables.exclusions, rows, tables.items, segments, source.n)

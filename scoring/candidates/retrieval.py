@@ -1,52 +1,47 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
 Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
-device. The dot products of one block of consecutive items are computed at a time. Then the best items of the
-block are merged with the best items of the earlier blocks. So if there are more items, only their vectors
-need more memory.
+device. The dot products of one block of consecutive items are computed at a time (top_items.py). So if there
+are more items, only their vectors need more memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from conf.errors import ConfigError, DataError
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
+from scoring.candidates.top_items import (
+    MICRO_BATCH_USERS,
+    TopItems,
+    batch_of_lists,
+    pairs_of,
+    scores_in_a_block,
+)
+from scoring.inputs.requests import EXCLUDED, RetrievalRequest
 from scoring.model.predictor import Predictor
 from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import Side, context_side, side_of
-from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from storage.feature_spec import USER_KEY
-from training.models.two_tower import TwoTower
+from training.models.factorization import VectorModel
 
-LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
-
-# Number of products in a block. On a CPU, a block and its ranking keys fit into the caches. On a GPU, a block
-# is large enough to keep the device busy.
-_CPU_PRODUCTS = 1 << 20
-_GPU_PRODUCTS = 1 << 25
-_BLOCK_USERS = 256
-# Width of the first block of items, in multiples of n. Each further block is twice as wide, so that about the
-# same number of items enters a list from each block.
-_FIRST_BLOCKS = 4
 # Number of items whose features are on the device at the same time.
 _BATCH_ITEMS = 8_192
 
 
 @dataclass(frozen=True)
 class Retriever:
-    """A two-tower model and the vectors of all items, which finds the nearest items of users.
+    """A model and the vectors of all items, which finds the nearest items of users.
 
     Attributes:
         predictor: the model on its device.
-        towers: the same model as `predictor.model`, with the type TwoTower.
+        towers: the same model as `predictor.model`, with the type VectorModel.
         vectors: (N, E) float32 on the device: one vector of length E for each item index.
         context: the model inputs of the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
@@ -54,7 +49,7 @@ class Retriever:
     """
 
     predictor: Predictor
-    towers: TwoTower
+    towers: VectorModel
     vectors: Tensor
     context: Side
     n: int
@@ -78,63 +73,23 @@ class Retriever:
         side = side_of(pa.Table.from_batches([users]), predictor.spec, predictor.multi_hot, "user").plus(
             self.context
         )
+        top = TopItems(
+            f"retriever {predictor.version}", len(self.vectors), self.n, max_scores=self.max_products
+        )
         parts = []
-        for first in range(0, users.num_rows, _BLOCK_USERS):
-            rows = slice(first, first + _BLOCK_USERS)
+        for first in range(0, users.num_rows, MICRO_BATCH_USERS):
+            rows = slice(first, first + MICRO_BATCH_USERS)
             vectors = self.towers.user_vectors(
                 side.dense[rows].to(predictor.device), side.categorical[rows].to(predictor.device)
             )
-            excluded = self._excluded(users.column(EXCLUDED).slice(first, _BLOCK_USERS), keys[first:])
-            parts.append(self._best(vectors, excluded, keys[first:]).cpu())
-        lengths = np.concatenate([[0], *((part != NO_CANDIDATE).sum(dim=1).numpy() for part in parts)])
-        values = [split_keys(part[part != NO_CANDIDATE])[1].int().numpy() for part in parts]
-        items = pa.array(np.concatenate([np.zeros(0, np.int32), *values]))
-        lists = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths).astype(np.int32)), items)
-        return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
+            of_block = keys.slice(first, MICRO_BATCH_USERS)
+            excluded = self._excluded(users.column(EXCLUDED).slice(first, MICRO_BATCH_USERS), of_block)
+            parts.append(top.best(partial(self._products, vectors), excluded, of_block))
+        return batch_of_lists(keys, parts)
 
-    def _best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """Returns the ranking keys of the n nearest items of each user, shape (U, n).
-
-        If a user has fewer items, NO_CANDIDATE fills the end of the row. A ranking key combines the dot
-        product and the item index (scoring/ranking/top_k.py).
-
-        Args:
-            vectors: (U, E) user vectors.
-            excluded: row indices and item indices of the excluded pairs, as `_excluded` returns them.
-            users: the keys of the users, for error messages.
-        """
-        best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
-        row, item = excluded
-        first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
-        while first < len(self.vectors):
-            block = self.vectors[first : first + width]
-            products = vectors @ block.T  # (U, width)
-            if products.sum().isnan():
-                self._require_numbers(products, first, users)
-            # An item with a smaller product than the last item of a full list cannot enter the list. An item
-            # with an equal product may enter it, if its index is smaller.
-            last = split_keys(best[:, -1:])[0]
-            better = products >= last.where(best[:, -1:] != NO_CANDIDATE, -torch.inf)
-            in_block = (item >= first) & (item < first + len(block))
-            better[row[in_block], item[in_block] - first] = False
-            best = top_keys(torch.cat([best, _keys_of(products, better, first)], dim=1), self.n)
-            first, width = first + len(block), min(2 * width, self._width(len(vectors)))
-        return best
-
-    def _width(self, users: int) -> int:
-        """Returns the number of items whose dot products with `users` users are computed together."""
-        return max(1, self.max_products // max(users, 1))
-
-    def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
-        """Raises DataError if a dot product is NaN. The message names the user and the item."""
-        wrong = products.isnan()
-        if wrong.any():
-            user, column = wrong.nonzero()[0].tolist()
-            raise DataError(
-                f"retriever {self.predictor.version}: the dot product of user {users[user]} and "
-                f"the item with index {first + column} is NaN",
-                "look for NaN or infinite features of this user and item, or a diverged model; train again",
-            )
+    def _products(self, vectors: Tensor, first: int, last: int) -> Tensor:
+        """Returns the dot products of user vectors (U, E) with the item vectors [first, last)."""
+        return vectors @ self.vectors[first:last].T
 
     def _excluded(self, lists: pa.ListArray, users: pa.Array) -> tuple[Tensor, Tensor]:
         """Returns the excluded pairs as two tensors on the device: the row indices, and the item indices.
@@ -144,9 +99,7 @@ class Retriever:
         Raises:
             DataError: an item index is out of range. The message names the user.
         """
-        lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-        row = np.repeat(np.arange(len(lists)), lengths)
-        item = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+        row, item = pairs_of(lists)
         wrong = np.flatnonzero((item < 0) | (item >= len(self.vectors)))
         if len(wrong):
             raise DataError(
@@ -159,26 +112,6 @@ class Retriever:
         return torch.from_numpy(row).to(device), torch.from_numpy(item).to(device)
 
 
-def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
-    """Returns the ranking keys of some cells of a matrix of dot products.
-
-    Only the cells that `chosen` marks get a key, because few cells are marked when the lists of the users are
-    already full. Row u of the result has the keys of the marked cells in row u. The result is as wide as the
-    largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
-
-    Args:
-        products: (U, width) dot products of users and items.
-        chosen: (U, width) bool.
-        first: the item index of the first column.
-    """
-    row, column = chosen.nonzero(as_tuple=True)
-    counts = chosen.sum(dim=1)
-    position = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-    keys = torch.full((len(chosen), int(counts.max())), NO_CANDIDATE, dtype=torch.int64, device=row.device)
-    keys[row, position] = ranking_keys(products[row, column], column + first)
-    return keys
-
-
 def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever:
     """Reads the items and computes their vectors.
 
@@ -187,23 +120,22 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
         predictor: the loaded model `request.model`.
 
     Raises:
-        ConfigError: the model is not a two-tower model, or a context value is missing.
+        ConfigError: the model has no vectors of users and items, or a context value is missing.
     """
     towers = predictor.model
-    if not isinstance(towers, TwoTower):
+    if not isinstance(towers, VectorModel):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "set `model` of the source `retrieval` to a two_tower model, and run train_retriever",
+            "set `model` of the source `retrieval` to a two_tower or sasrec model, and run train_retriever",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
     context = context_side(dict(request.context), predictor.spec, predictor.multi_hot)
-    max_products = _GPU_PRODUCTS if predictor.device.type == "cuda" else _CPU_PRODUCTS
-    return Retriever(predictor, towers, vectors, context, request.n, max_products)
+    return Retriever(predictor, towers, vectors, context, request.n, scores_in_a_block(predictor.device))
 
 
 @torch.inference_mode()
-def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
+def _item_vectors(towers: VectorModel, items: Side, device: torch.device) -> Iterator[Tensor]:
     """Yields the item vectors (N, E) in batches of `_BATCH_ITEMS` rows.
 
     If there are no items, yields one empty batch.

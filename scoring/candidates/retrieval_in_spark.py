@@ -40,7 +40,7 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
         DataError: a dot product is NaN, or an index in `excluded` is out of range. The message names the
             user.
         ConfigError: the requested device does not exist, a context value is missing, or the model is not a
-            two-tower model.
+            model with vectors (training/models/factorization.py).
     """
     rows = users.select(USER_KEY, *features, EXCLUDED)
     return map_batches(rows, _retriever(request), LISTED, SCORING_IMPORTS)

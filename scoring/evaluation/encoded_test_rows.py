@@ -22,4 +22,4 @@ def encoded_test_rows(
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
     workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
-    return encode_split(spark, context.config, workflow, context.run_date, "test", context.recorder).persist()
+    return encode_split(spark, context.config, context.lake, workflow, context.run_date, "test").persist()

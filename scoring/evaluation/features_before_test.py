@@ -14,9 +14,16 @@ from pyspark.sql import functions as F
 
 from conf.types import Split
 from etl.build import feature_inputs
+from etl.checked_days import raw_days
 from etl.raw.files import require_raw
-from etl.spark.latest_features import attribute_features, latest_rows
-from etl.spark.prepared_rows import prepared_rows
+from etl.spark.latest_features import (
+    attribute_features,
+    features_of_history,
+    latest_rows,
+    with_histories,
+)
+from etl.spark.latest_histories import latest_histories
+from etl.spark.prepared_rows import clicks_before, prepared_rows
 from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage.dataset import Dataset, split_partitions
@@ -47,31 +54,48 @@ def features_before_test(
         A frame with the column user_key or item_key, and the features with the scope `side`. There is one row
         per key.
     """
-    columns = [feature.name for feature in spec.scoped(side)]
+    names = [feature.name for feature in spec.scoped(side)]
+    workflow = _workflow(context, spec.workflow_version)
+    of_history = features_of_history(context.config, workflow, names) if side == "user" else []
+    columns = [name for name in names if name not in of_history]
     key, attributes = (USER_KEY, context.config.users) if side == "user" else (ITEM_KEY, context.config.items)
     if attributes is not None:
-        workflow = _workflow(context, spec.workflow_version)
-        return attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
-    if spec.workflow_version == dataset.workflow_version:
+        rows = attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
+    elif spec.workflow_version == dataset.workflow_version:
         days = [
             (partition.dt, rows_of(context.spark, partition, manifest, label))
             for split in BEFORE_TEST
             for partition, manifest, label in split_partitions(context.lake, dataset, split)
         ]
+        rows = latest_rows(days, key, columns)
     else:
-        days = _days_of_workflow(context, dataset, spec.workflow_version, [key, ROW_ID], columns)
-    return latest_rows(days, key, columns)
+        days = _days_of_workflow(context, dataset, workflow, [key, ROW_ID], columns)
+        rows = latest_rows(days, key, columns)
+    if not of_history:
+        return rows
+    days_of_splits = raw_days(context.config, context.run_date, context.recorder)
+    histories = latest_histories(
+        context.spark, context.config, context.lake, days_of_splits, before_test=True
+    )
+    if histories is None:
+        raise ValueError("internal error, please report: there are features of a history, but no history")
+    return with_histories(rows, workflow, histories, context.config, of_history).select(key, *names)
 
 
 def _days_of_workflow(
-    context: RunContext, dataset: Dataset, version: str, keys: Sequence[str], columns: Sequence[str]
+    context: RunContext,
+    dataset: Dataset,
+    workflow: FittedWorkflow,
+    keys: Sequence[str],
+    columns: Sequence[str],
 ) -> list[tuple[str, DataFrame]]:
-    """Returns the rows before the test as pairs (day, frame), with the features of the workflow `version`.
+    """Returns the rows before the test as pairs (day, frame), with the features of `workflow`.
 
     A day that was published with this workflow and the present raw log is read. The features of any other day
     are computed again. The frames have at least the columns `keys` and `columns`.
     """
-    config, workflow = context.config, _workflow(context, version)
+    config, version = context.config, workflow.version
+    earlier = clicks_before(context.spark, config, context.lake)
     days = []
     for split in BEFORE_TEST:
         for member in dataset.splits.get(split, ()):
@@ -79,11 +103,11 @@ def _days_of_workflow(
             partition = context.lake.features(version).partition(member.dt)
             published = None
             if config.split.by == "day":
-                published = current_manifest(partition, feature_inputs(config, raw, version))
+                published = current_manifest(partition, feature_inputs(config, raw, version, earlier))
             if published is not None:
                 rows = rows_of(context.spark, partition, published)
             else:
-                prepared = prepared_rows(context.spark, config, raw)
+                prepared = prepared_rows(context.spark, config, context.lake, raw)
                 if SPLIT in prepared.columns:
                     prepared = prepared.where(F.col(SPLIT) == split)
                 rows = workflow.encode(prepared, columns, keys)

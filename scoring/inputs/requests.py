@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from conf.errors import ConfigError
 from conf.train_types import Kernels
@@ -19,6 +19,8 @@ ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 SOURCES = "sources"
+VECTOR: Final = "vector"
+HISTORY: Final = "history"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 
@@ -78,7 +80,7 @@ class RetrievalRequest:
     """A request to retrieve candidates of users.
 
     Attributes:
-        model: a two-tower model.
+        model: a model with vectors of users and items.
         item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
         context: pairs of name and encoded value: one pair for each feature of scope `context`.
         n: maximum number of items per user.
@@ -88,6 +90,21 @@ class RetrievalRequest:
     item_files: tuple[str, ...]
     context: tuple[tuple[str, Encoded], ...]
     n: int
+
+
+@dataclass(frozen=True)
+class ItemVectorsRequest:
+    """A request to compute the candidates of users from a published table of item vectors.
+
+    Attributes:
+        files: paths of the Parquet files of the table. It has the columns item_index and vector.
+        n: maximum number of items per user.
+        device: the device on which scores are computed.
+    """
+
+    files: tuple[str, ...]
+    n: int
+    device: DeviceKind
 
 
 def require_listable(spec: FeatureSpec) -> None:

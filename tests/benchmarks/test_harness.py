@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.harness import Measured, measure, settle
 
+pytestmark = pytest.mark.processes
+
 MIB = 2**20
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 

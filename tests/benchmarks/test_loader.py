@@ -19,6 +19,8 @@ from benchmarks.etl_runs import ROOT
 from benchmarks.loader_contender import LoaderTask, check
 from benchmarks.loader_data import FeatureTable, make_table, spec
 
+pytestmark = pytest.mark.processes
+
 ROWS = 2_000
 
 

@@ -18,6 +18,8 @@ from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import MIN_COUNT, ROOT, Contender, ContenderFailed, days_of, run_contender
 from benchmarks.etl_scaling import growth
 
+pytestmark = pytest.mark.processes
+
 ROWS = 6_000
 
 

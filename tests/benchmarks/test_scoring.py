@@ -37,6 +37,8 @@ from scoring.model.predictor import load_predictor
 from storage.feature_spec import FeatureSpec
 from training.models.factorization import Side
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 USERS, CANDIDATES, ITEMS = 9, 20, 40
 

@@ -24,6 +24,8 @@ from training.distributed.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SMALL = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8]}

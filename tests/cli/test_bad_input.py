@@ -17,6 +17,8 @@ from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from tests.faults.job_processes import DAYS, RUN_DATE, run_job
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 
 CONFIG: dict[str, Any] = {

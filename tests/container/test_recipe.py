@@ -21,6 +21,8 @@ from setup.install import ROOT
 from spark.session import read_profile
 from tests.etl.lakes.servers import Unavailable, interpreter, missing
 
+pytestmark = pytest.mark.processes
+
 DOCKERFILE = ROOT / "container/Dockerfile"
 CHECKERS = ROOT / "requirements/test-container.txt"
 ENTRYPOINT = ROOT / "container/entrypoint.sh"

@@ -229,7 +229,7 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             r"quality\.exempt names columns that do not exist: \['I9'\]",
         ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
-        ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"only if the section `keys` is set"),
+        ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"need the section `keys`"),
     ],
 )
 def test_a_bad_value_is_named(tmp_path: Path, values: dict[str, Any], problem: str) -> None:

@@ -20,6 +20,8 @@ from jobs.checks import check_config, check_lists, check_training
 from tests.etl.ops.examples import COLUMNS, EXAMPLES, FRAME_EXAMPLES
 from training.settings import known_architectures
 
+pytestmark = pytest.mark.slow
+
 WRONG: tuple[Any, ...] = (
     *(
         None,
@@ -161,6 +163,8 @@ SECTIONS: dict[str, Any] = {
         "sources": [
             {"source": "popular", "segment": "land", "window_days": 3},
             {"source": "covisitation"},
+            {"source": "ease"},
+            {"source": "als"},
             {"source": "retrieval", "model": {"architecture": "two_tower"}},
         ],
         "max": 500,
@@ -272,7 +276,7 @@ def test_operators_hold_too(name: str) -> None:
 def test_a_file_of_random_bytes_or_of_a_damaged_configuration_is_refused_or_accepted(tmp_path: Path) -> None:
     draw = random.Random(11)
     good = Path("conf/datasets/movielens.yaml").read_bytes().replace(b"../models/", b"")
-    for name in ("dlrm_small.yaml", "two_tower_small.yaml"):
+    for name in ("sasrec.yaml", "two_tower_small.yaml"):
         (tmp_path / name).write_bytes(Path(f"conf/models/{name}").read_bytes())
     path = tmp_path / "damaged.yaml"
     refused = 0

@@ -236,6 +236,7 @@ def test_a_new_cycle_is_found(path: str, line: str, folder_cycle: bool, file_cyc
     assert bool(cycles(files)) == file_cycle
 
 
+@pytest.mark.processes
 def test_git_ignores_no_source_folder() -> None:
     """A folder name in .gitignore, such as `lake`, would silently leave new source files out of commits."""
     folders = {path.rpartition("/")[0] for path in product_sources()}

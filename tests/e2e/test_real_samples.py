@@ -88,6 +88,8 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
         f"data={DATA / 'ml-100k'}",
         "train.epochs=1",
         "negatives.per_positive=1",
+        "model=../models/dlrm_small.yaml",
+        "history.length=20",
     ]
     run_stages(compiling, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
     lists = rows(lake.recommendations.partition(MOVIELENS))
@@ -111,8 +113,12 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
         log.assign(user_key=log.user, event_time=log["at"], row_id=log.index, label=log.rating >= 4)
     )
     rated = log[log.split != "test"].groupby("user")["item"].agg(list)
+    id_of = dict(zip(items.item_key, items.item_id, strict=True))
     for user in users.to_dict("records"):
         liked = liked_films[user["user_key"]] if user["user_key"] in liked_films else log[:0]
+        # The history with which a list is scored has the liked films before the test, the latest one first.
+        known = liked.sort_values("at", kind="stable")["item"].tolist()[:-1]
+        assert list(user["history"]) == [id_of[film] for film in known[:-21:-1]]
         pairs = items.assign(
             **{name: [value] * len(items) for name, value in user.items() if name not in items}
         )

@@ -107,7 +107,7 @@ def test_both_engines_give_the_same_rows(spark: SparkSession, builds: TwoBuilds)
     for engine in ("sql", "arrow"):
         workflow = load_workflow(builds.lake, builds.second.workflow.version, engine=engine)
         assert workflow.engine == engine
-        rows = encode_split(spark, builds.config, workflow, SECOND, "test").toPandas()
+        rows = encode_split(spark, builds.config, builds.lake, workflow, SECOND, "test").toPandas()
         cases.assert_features_equal(rows, expected, workflow.spec)
 
 

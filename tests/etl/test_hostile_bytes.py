@@ -26,6 +26,8 @@ from etl.text.scan_pass import columns_to_parse, starts_file
 from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile
 
+pytestmark = pytest.mark.slow
+
 DAY = "2026-01-01"
 NAMES = ["label", "user", "item", "n", "x"]
 KINDS = ["int", "string", "string", "int", "float"]

@@ -28,7 +28,7 @@ from tests.faults.training_process import EVERY, plan_of, publish
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.processes]
 
 _PATIENCE_S = 600
 

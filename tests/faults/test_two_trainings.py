@@ -23,7 +23,7 @@ from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.model_json import is_complete, read_description
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
 
 EVERY = 10  # steps from checkpoint to checkpoint, of 32
 

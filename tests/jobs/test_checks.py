@@ -22,6 +22,8 @@ from jobs.stages.plan_night import run as plan_night
 from storage.run_context import RunContext
 from training.settings import Features, check_model, known_architectures
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 RUN_DATE = "2026-01-08"
 LOCAL = "conf/spark/local.conf"

@@ -20,6 +20,8 @@ from storage.job_summary import JobSummary
 from storage.paths import Lake
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
+pytestmark = pytest.mark.processes
+
 # Records its call, then behaves as plan.json says for the job.
 STUB_PROGRAM = """#!{python} -S
 import json, os, signal, subprocess, sys, time

@@ -20,6 +20,8 @@ from storage.job_summary import JobSummary
 from tests.cli.test_bad_input import CONFIG
 from tests.faults.job_processes import DAYS, RUN_DATE
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 # Larger than the libraries that Spark unpacks, smaller than the value counts of so many random texts.
 _LIMIT_BYTES, _MANY = 1_536 * 1024, 150_000

@@ -18,6 +18,8 @@ from spark.session import read_profile
 from tests.processes import ROOT, die_with_parent, environment, kill_tree, wait_for
 from tests.standalone import Cluster, standalone_cluster
 
+pytestmark = pytest.mark.processes
+
 # The line of an exception in a log: `ai.rapids.cudf.CudaException: …`, also after `Caused by:`, or after `:`
 # where Python prints it.
 _EXCEPTION = re.compile(

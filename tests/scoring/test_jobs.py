@@ -436,7 +436,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     asked = []
 
     def encode_split(*arguments: Any) -> DataFrame:
-        asked.append(arguments[2:5])
+        asked.append(arguments[3:6])
         return encoded
 
     monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, __: version)

@@ -9,6 +9,8 @@ import pytest
 from setup import build_horovod, compile_log
 from setup.console import SetupError
 
+pytestmark = pytest.mark.processes
+
 INPUTS = build_horovod.BuildInputs(
     requirement="horovod==0.28.1 --hash=sha256:92a4",
     torch="2.13.0+cu130",

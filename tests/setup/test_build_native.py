@@ -10,6 +10,8 @@ from setup import build_native
 from setup.console import SetupError
 from training.data import native_library
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -11,6 +11,8 @@ import pytest
 
 from setup import class_archive
 
+pytestmark = pytest.mark.processes
+
 BIN = Path(sys.executable).parent
 ARCHIVE = BIN.parent / class_archive.NAME
 

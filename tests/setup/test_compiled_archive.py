@@ -14,6 +14,8 @@ import pytest
 from setup.compiled_archive import add_compiled
 from setup.console import SetupError
 
+pytestmark = pytest.mark.processes
+
 
 def packages(folder: Path, source: str) -> Path:
     """The archive's place in a folder of packages, holding a package of one module."""

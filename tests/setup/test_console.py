@@ -19,6 +19,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.processes
 def test_a_lock_that_is_never_released_is_an_error_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

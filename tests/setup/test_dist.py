@@ -16,6 +16,8 @@ from setup.environment import build_wheel
 from setup.install import ROOT
 from setup.pack import Joined, entries, packed_parts
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spark: SparkSession) -> None:
     """Unpacks several gzip files that hold one tar, with links and modes, as Spark does with --archives."""

@@ -23,6 +23,7 @@ def test_the_page_of_jobs_holds_the_help_of_each_job() -> None:
     assert (ROOT / "docs/jobs.md").read_text(encoding="utf-8") == job_pages.page(helps)
 
 
+@pytest.mark.processes
 def test_the_help_of_a_job_is_that_of_its_file() -> None:
     golden = (ROOT / "tests/contract/golden/migrate.txt").read_text(encoding="utf-8")
     assert job_pages.help_text(ROOT / "jobs/migrate.py") == golden

@@ -16,6 +16,8 @@ from setup import build_horovod, horovod_patches, install
 from setup.console import SetupError
 from setup.horovod_patches import Change
 
+pytestmark = pytest.mark.processes
+
 PATCH = """Why the greeting changes.
 
 --- a/src/greet.py

@@ -10,6 +10,8 @@ import pytest
 
 from setup import install, java_home
 
+pytestmark = pytest.mark.processes
+
 ROOT = install.ROOT
 LOCK_FILES = sorted((ROOT / "requirements").glob("*.txt"))
 

@@ -10,6 +10,8 @@ import pytest
 from setup import jars
 from setup.console import SetupError
 
+pytestmark = pytest.mark.processes
+
 BYTES = b"the bytes of a jar"
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from setup import java_home
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     "printed,major",

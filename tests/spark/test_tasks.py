@@ -17,6 +17,8 @@ from spark.tasks import collect_results, map_batches, run_tasks
 from spark.worker_imports import VARIABLE
 from tests.processes import ROOT, environment
 
+pytestmark = pytest.mark.processes
+
 TASK_COUNTS = [0, 1, 2, 3, 7, 40]
 SCHEMA = "task long, part long"
 

@@ -6,6 +6,8 @@ import multiprocessing
 import signal
 from pathlib import Path
 
+import pytest
+
 from storage.manifest import current_manifest
 from tests.storage.dying_publisher import (
     Death,
@@ -15,6 +17,8 @@ from tests.storage.dying_publisher import (
     read_listed,
     read_until_told,
 )
+
+pytestmark = pytest.mark.processes
 
 # In the order publish() takes the steps, and whether the new partition is published at that instant.
 STEPS = [

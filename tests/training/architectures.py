@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from conf.types import ModelConfig
+from storage.feature_spec import FeatureSpec
+from tests.training.feature_tables import make_spec
 
 _DCN = {"embedding_dim": 8, "cross_layers": 2, "deep": [16]}
 _TOWERS = {"embedding_dim": 8, "user_tower": [16], "item_tower": [12], "output_dim": 6}
@@ -28,6 +30,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two_tower_dropout": {"architecture": "two_tower", **_TOWERS, "dropout": 0.2},
 }
 
+# Models that need certain features: the item is the feature C1, and the history is the feature L0.
+_SASREC = {"architecture": "sasrec", "item": "C1", "history": "L0", "embedding_dim": 8, "heads": 2}
+SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
+    "sasrec": {**_SASREC, "dropout": 0.0},
+    "sasrec_dropout": {**_SASREC, "blocks": 1, "dropout": 0.3},
+}
+
 
 def variant(name: str, **changed: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**VARIANTS[name], **changed})
+    return ModelConfig.model_validate({**{**VARIANTS, **SEQUENCE_VARIANTS}[name], **changed})
+
+
+def small_spec(name: str, ids: int = 9) -> FeatureSpec:
+    """Features that fit the variant. `ids` is the cardinality of the items, or of the only id feature."""
+    if name in SEQUENCE_VARIANTS:
+        return make_spec(2, [5, ids], lists=[ids])
+    return make_spec(2, [ids], lists=[7])

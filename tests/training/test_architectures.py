@@ -14,7 +14,7 @@ import torch
 from metrics import auc
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.paths import Lake
-from tests.training.architectures import VARIANTS, variant
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_tables import (
     Rows,
     make_config,
@@ -30,13 +30,15 @@ from training.checkpoints import load_model, open_trained, save_trained
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
 from training.distributed.collectives import Collectives, LocalCollectives
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.loop import training_loop
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
 from training.loop.training_plan import TrainPlan, make_plan
 from training.loop.warm_start import warm_start
 from training.models import build_model, complete
+
+pytestmark = pytest.mark.slow
 
 RUN_DATE = "2026-01-04"
 LISTS = {"max_length": 4, "pooling": "sum"}
@@ -60,7 +62,7 @@ def plan_of(lake: Lake, name: str, spec: FeatureSpec, days: dict[str, Rows], **t
 
 
 def random_plan(lake: Lake, name: str, **train: Any) -> TrainPlan:
-    spec = make_spec(2, [9], lists=[7])
+    spec = small_spec(name)
     days = {split: random_rows(spec, 600, seed) for seed, split in enumerate(["train", "validation", "test"])}
     return plan_of(lake, name, spec, days, global_batch_size=64, log_every_steps=1, **train)
 
@@ -85,7 +87,7 @@ def test_it_learns_interactions_that_no_linear_model_can(tmp_path: Path, name: s
     assert description["metrics"]["test"]["auc"] > 0.78  # the true probabilities reach 0.80 and 0.84
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> None:
     plan = random_plan(Lake(str(tmp_path)), name)
     description = train_in_process(plan)
@@ -100,7 +102,7 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
         description["metrics"]["test"]["auc"], abs=1e-6
     )
     for table in tables_of(loaded.model).values():
-        assert not table.block_rows()[1][PAD_ID].any()
+        assert not table.block_rows()[-1][PAD_ID].any()  # of the list feature
         assert bool(table.block_rows()[1][1:].all())
 
 
@@ -128,7 +130,7 @@ class Interrupted(Exception):
     """Stands for a killed process."""
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_resumed_training_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -164,9 +166,9 @@ def test_a_resumed_training_ends_in_the_same_weights(
 @pytest.mark.parametrize(
     "ranks", [2, 3]
 )  # 3 do not divide the 4 shards: what an elastic training may be left with
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int) -> None:
-    spec = make_spec(2, [9], lists=[7])
+    spec = small_spec(name)
     write_file(tmp_path / "a.parquet", spec, random_rows(spec, 700, seed=0))
     plan = random_plan(Lake(str(tmp_path / "lake")), name)
     config, train = plan.model, plan.train

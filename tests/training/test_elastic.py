@@ -21,7 +21,7 @@ from training.data.sharding import DataFile
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.processes]
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}

@@ -12,6 +12,8 @@ import torch
 from metrics import auc
 from tests.training.test_spread_tables import PLACEMENTS, alone, make_batch, train_as_rank
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 600  # four interpreters that import torch, on a machine that may be busy
 

@@ -23,12 +23,14 @@ from tests.processes import ROOT
 from tests.scoring.reference_scores import SPEC, write_model
 from tests.training.feature_tables import Rows, make_config, make_spec, publish_all, random_rows
 from training import kernels
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.kernels import choice
 from training.kernels.choice import compiler_problem, use_kernels
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.registry.versions import model_version
+
+pytestmark = pytest.mark.slow
 
 HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -36,6 +36,7 @@ def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest
     assert not kernels.available(torch.device("meta"))
 
 
+@pytest.mark.processes
 def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
     program = "import sys, training.loop.train_step, training.models.dlrm; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, env=plain_environment())
@@ -46,6 +47,7 @@ def plain_environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
+@pytest.mark.processes
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts more than the compiler does; which needs no GPU."""
     script = ROOT / "tests/training/compile_kernels.py"

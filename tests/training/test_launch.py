@@ -32,6 +32,8 @@ from training.launch.outcome import Outcome
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.model_json import read_description
 
+pytestmark = pytest.mark.processes
+
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
 

@@ -26,6 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_what_is_freed_is_used_again() -> None:
     def faults(how: str) -> int:

@@ -21,7 +21,7 @@ from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -234,6 +234,7 @@ def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:
         train_steps(LocalCollectives(), rows, steps=1, cuda_graphs=True)
 
 
+@pytest.mark.processes
 def test_a_compiled_training_is_the_same(rows: Rows) -> None:
     _, plain = train_steps(LocalCollectives(), rows, steps=10)
     trainer, compiled = train_steps(LocalCollectives(), rows, steps=10, compile=True)

@@ -27,6 +27,8 @@ from tests.training.feature_tables import Rows, make_config, publish_all
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 
+pytestmark = pytest.mark.slow
+
 RUN_DATE = "2026-01-05"
 DAYS = {
     "train": ("2026-01-01", "2026-01-02", "2026-01-03"),

@@ -165,7 +165,7 @@ def test_a_failing_mlflow_is_a_warning(
     def refuse(lake: Lake) -> None:
         raise ConnectionError("nobody there")
 
-    monkeypatch.setattr(mlflow_mirror, "_open", refuse)
+    monkeypatch.setattr(mlflow_mirror, "open_client", refuse)
     lake = Lake(str(tmp_path))
     mlflow_mirror.track_training(lake, description("v1"), {})
     decide(lake, "2026-01-05", "v1")

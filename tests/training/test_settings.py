@@ -15,7 +15,7 @@ from conf.load import load_config
 from conf.types import ModelConfig
 from storage.feature_spec import Feature, FeatureSpec
 from storage.paths import Lake
-from tests.training.architectures import VARIANTS, variant
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
 from tests.training.feature_tables import make_config, publish_all, random_rows
 from training import models
 from training.checkpoints import load_model
@@ -56,14 +56,15 @@ def test_wrong_settings_are_named(section: dict[str, Any], message: str) -> None
         complete(ModelConfig.model_validate(section))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str) -> None:
     config = complete(variant(name))
     kind = models._module(config).Settings
     assert set(config.settings) == set(kind.model_fields)
     assert complete(config) == config
     assert complete(ModelConfig.model_validate(config.model_dump(mode="json"))) == config
-    assert config.settings.items() >= {k: v for k, v in VARIANTS[name].items() if k != "architecture"}.items()
+    given = {**VARIANTS, **SEQUENCE_VARIANTS}[name]
+    assert config.settings.items() >= {k: v for k, v in given.items() if k != "architecture"}.items()
 
 
 def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path) -> None:
@@ -97,6 +98,12 @@ def widths(layers: nn.Module) -> list[int]:
 
 def preset(name: str) -> ModelConfig:
     return ModelConfig.model_validate(yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+
+
+def of_items() -> FeatureSpec:
+    """The two features that a model over sequences needs."""
+    item = Feature("item_id", "categorical", "int32", "item", 4)
+    return FeatureSpec((item, Feature("history", "multi_hot", "list<int32>", "user", 4)), ("row_id",), "w1")
 
 
 def build_preset(name: str) -> Any:
@@ -140,9 +147,12 @@ def test_deepfm_preset_has_the_published_widths() -> None:
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_scores_and_tells_where_it_is_from(path: Path) -> None:
-    model = build_preset(path.stem).eval()
+    spec = of_items() if path.stem == "sasrec" else criteo_like()
+    config = preset(path.stem)
+    model = build_model(config, spec).eval()
+    width = len(spec.categorical) + sum(spec.list_lengths(config.multi_hot))
     with torch.no_grad():
-        logits = model(torch.zeros(2, 13), torch.ones(2, 26, dtype=torch.int64))
+        logits = model(torch.zeros(2, len(spec.dense)), torch.ones(2, width, dtype=torch.int64))
     assert logits.shape == (2,)
     assert logits.isfinite().all()
     assert path.read_text().startswith("# ")

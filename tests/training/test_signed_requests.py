@@ -34,7 +34,7 @@ from training.loop.training_plan import TrainPlan
 
 __all__ = ["plan"]  # a fixture
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 
 FORBIDDEN, NOT_FOUND, OK = 403, 404, 200
 WRONG_KEY = b"0" * 32

@@ -21,9 +21,12 @@ from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.placement import TableShape, plan_placement
-from training.embeddings.table import StackedEmbedding, tables_of
+from training.embeddings.table import StackedEmbedding
+from training.embeddings.tables_of_model import tables_of
 from training.loop.train_step import Trainer
 from training.models import build_model
+
+pytestmark = pytest.mark.slow
 
 ROWS, STEPS, LENGTH = 64, 50, 4
 CARDINALITIES, LISTS = [40, 9, 150], [30, 5]

@@ -28,6 +28,8 @@ from training.data.sharding import DataFile, plan_shards, row_groups
 from training.data.staging import stage, staging_folder
 from training.loop.training_plan import make_plan
 
+pytestmark = pytest.mark.processes
+
 SPEC = make_spec(1, [50], lists=[9])
 SIZES = {"part-0.parquet": (3000, 3000, 2000), "part-1.parquet": (150,), "part-2.parquet": (70, 80)}
 BUCKET = "tables"

@@ -16,13 +16,16 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from local_airflow.home import free_port
+from storage import file_io
 from storage.paths import Lake
 from tests.etl.lakes import servers
 from tests.processes import die_with_parent, kill_tree, wait_for
 from tests.training.test_registry import decide, description
 from training.registry import mlflow_mirror
+from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
+from training.registry.mlflow_comparison import track_comparison
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 
 VERSION = "nightrank.version"
 PARAMS = {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
@@ -207,3 +210,47 @@ def test_two_jobs_that_make_the_run_at_once_agree_on_one(
     monkeypatch.setattr(MlflowClient, "create_run", create_beside)
     assert mlflow_mirror._run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
     assert [run.info.run_id for run in runs(client, "twice")] == created_ids
+
+
+def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    lake = Lake(str(tmp_path / "lake"))
+    outcomes, params = [], {}
+    for name, loss in (("base", 0.4), ("better", 0.3)):
+        trainings = []
+        for seed in (0, 1):
+            version = f"{name}{seed}"
+            model = {**of("compared", version), "stopped": None}
+            measures = {"auc": 0.8, "log_loss": loss + seed / 100, "normalized_entropy": 0.9}
+            model["metrics"] = {"validation": measures, "test": measures}
+            file_io.replace_json(f"{lake.models('compared')}/{version}/model.json", model)
+            trainings.append(TrainingOutcome.of(seed, model, 20))
+            params[version] = {"train": {"seed": seed}}
+        outcomes.append(ExperimentOutcome(name, {}, trainings))
+    outcomes.append(ExperimentOutcome("failed", {}, [TrainingOutcome(0, "none", "loss is nan")]))
+    comparison = Comparison("trial", "log_loss", outcomes)
+    for _ in range(2):  # the second adds nothing
+        track_comparison(lake, "compared", "2026-01-05", comparison, params)
+    assert "MLflow was not updated" not in caplog.text
+    client = MlflowClient(server, server)
+    (parent,) = [run for run in runs(client, "compared") if "nightrank.comparison" in run.data.tags]
+    children = [run for run in runs(client, "compared") if run.info.run_id != parent.info.run_id]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.info.run_name for run in children) == [
+        "base, seed 0",
+        "base, seed 1",
+        "better, seed 0",
+        "better, seed 1",
+    ]
+    assert {run.data.tags[VERSION]: run.data.params["train.seed"] for run in children} == {
+        "base0": "0",
+        "base1": "1",
+        "better0": "0",
+        "better1": "1",
+    }
+    assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
+    assert parent.data.tags["best"] == "better"
+    assert parent.data.metrics["best.validation.log_loss"] == pytest.approx(0.305)
+    assert client.search_model_versions("name='compared'") == []

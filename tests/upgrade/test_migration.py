@@ -30,6 +30,8 @@ from tests.upgrade.old_lake import (
     unpack,
 )
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 # Runs the job and kills itself before, or after, the n-th call of a function that changes the lake.
 KILLED_AT = """

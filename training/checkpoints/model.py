@@ -23,7 +23,7 @@ from training.checkpoints.stateful import WEIGHTS, WeightsOnly
 from training.checkpoints.stored import StateMismatchError, StoredState
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.int8 import to_int8
-from training.embeddings.table import set_kernels
+from training.embeddings.tables_of_model import set_kernels
 from training.kernels.choice import use_kernels
 from training.models import build_model
 from training.registry.model_json import MODEL_JSON, entries_of, read_description

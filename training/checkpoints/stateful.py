@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from training.embeddings.rows import RowBlock
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 
 WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 

@@ -14,25 +14,22 @@ Notation: B rows of a batch, C features that are ids, W columns of ids, E number
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from storage.feature_spec import PAD_ID
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
-from training.embeddings.exchange import fetch, return_gradient, sum_over_ranks
+from training.embeddings.exchange import ExchangedRows, fetch, return_gradient, sum_over_ranks
+from training.embeddings.initial_rows import fill_rows
 from training.embeddings.lookup import BatchLookup, ListElements, Pooling
 from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import RowBlock, group, sum_rows
-
-# Count of random numbers that are drawn at a time. They fit into a core's cache, whatever the table's size.
-_DRAWN_NUMBERS = 2**18
+from training.embeddings.rows import Groups, RowBlock, group, sum_rows
 
 
 class StackedEmbedding(nn.Module):
@@ -84,6 +81,11 @@ class StackedEmbedding(nn.Module):
         self._seed = int(torch.randint(2**62, ()))
 
     @property
+    def dim(self) -> int:
+        """Returns E, the number of numbers per row."""
+        return self.weight.shape[1]
+
+    @property
     def on_kernels(self) -> bool:
         """Returns whether lookups and updates of this table use Triton kernels."""
         return self.may_use_kernels and kernels.available(self.weight.device)
@@ -96,13 +98,12 @@ class StackedEmbedding(nn.Module):
         reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on any
         rank.
         """
-        dim = self.weight.shape[1]
 
         def draw(seed: int, rows: Tensor, feature: int) -> Tensor:
             bound = 1 / math.sqrt(max(self.cardinalities[feature], 1))
-            return counter_rng.uniform(seed, rows, range(dim)).mul_(2 * bound).sub_(bound)
+            return counter_rng.uniform(seed, rows, range(self.dim)).mul_(2 * bound).sub_(bound)
 
-        self._fill(draw)
+        fill_rows(self, draw)
 
     @torch.no_grad()
     def init_normal(self, deviation: float) -> None:
@@ -110,20 +111,7 @@ class StackedEmbedding(nn.Module):
 
         With the same torch seed, a row gets the same numbers on any rank.
         """
-        dim = self.weight.shape[1]
-        self._fill(lambda seed, rows, feature: counter_rng.normal(seed, rows, dim).mul_(deviation))
-
-    def _fill(self, draw: Callable[[int, Tensor, int], Tensor]) -> None:
-        """Sets all rows to the result of `draw(seed, rows of the unsharded table, feature)`."""
-        seed = int(torch.randint(2**62, ()))
-        count = max(_DRAWN_NUMBERS // self.weight.shape[1], 1)
-        for block, rows in zip(self.blocks, self.block_rows(), strict=True):
-            places = range(block.place, block.place + block.rows, count)
-            for part, place in zip(rows.split(count), places, strict=True):
-                local = torch.arange(place, place + len(part), device=rows.device)
-                part.copy_(draw(seed, self.router.unsharded_rows(local), block.feature))
-            if block.feature >= self._num_single and block.first == PAD_ID and block.rows:
-                rows[PAD_ID] = 0
+        fill_rows(self, lambda seed, rows, feature: counter_rng.normal(seed, rows, self.dim).mul_(deviation))
 
     def block_rows(self) -> list[Tensor]:
         """Returns, for each block in `blocks`, a view (rows, E) of the block's rows.
@@ -142,10 +130,35 @@ class StackedEmbedding(nn.Module):
         """
         with torch.no_grad():
             lookup = self._look_up(ids)
+        return self._recorded(lookup)
+
+    def feature_vectors(self, ids: Tensor, feature: int) -> Tensor:
+        """Returns the vectors (N, E) float32 of N ids of one feature, without pooling.
+
+        Args:
+            ids: (N,) int32 or int64.
+            feature: index of the feature.
+        """
+        with torch.no_grad():
+            keys = self._keys(ids.long(), self.router.features[feature])
+            table, positions, groups, exchanged = self._rows_to_read(keys)
+            vectors = self._take(table, positions).unsqueeze(1)
+        return self._recorded(BatchLookup(vectors, keys, None, groups, exchanged)).squeeze(1)
+
+    def _recorded(self, lookup: BatchLookup) -> Tensor:
+        """Returns the vectors of a lookup. In training, keeps the lookup until its gradient is read."""
         if torch.is_grad_enabled() and self.training:
             lookup.vectors.requires_grad_()
             self._lookups.append(lookup)
         return lookup.vectors
+
+    def _rows_to_read(self, keys: Tensor) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
+        """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`."""
+        if not self.placement.exchanges:
+            return self.weight, keys, None, None
+        groups = group(keys, self.router.end)
+        table, exchanged = fetch(groups.keys, self.weight, self.router, self._collectives)
+        return table, groups.position(), groups, exchanged
 
     def _look_up(self, ids: Tensor) -> BatchLookup:
         single, listed = ids[:, : self._num_single], ids[:, self._num_single :].long()
@@ -153,16 +166,12 @@ class StackedEmbedding(nn.Module):
         keys = self._keys(single, self.router.features[: self._num_single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        table: Tensor = self.weight
-        positions, groups, exchanged = keys, None, None
-        if self.placement.exchanges:
-            groups = group(keys, self.router.end)
-            positions = groups.position()
-            table, exchanged = fetch(groups.keys, self.weight, self.router, self._collectives)
-        elif self.may_use_kernels and kernels.available(ids.device) and table.dtype != torch.int8:
+        with_kernels = self.on_kernels and not self.placement.exchanges and self.weight.dtype != torch.int8
+        if with_kernels:
             first_rows = self.router.replicated_places[: len(self.cardinalities)]
-            vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+            vectors = kernels.look_up(self.weight, ids, first_rows, self.list_lengths, self.pooling == "mean")
             return BatchLookup(vectors, keys, lists)
+        table, positions, groups, exchanged = self._rows_to_read(keys)
         vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
@@ -289,18 +298,3 @@ class StackedEmbedding(nn.Module):
             seed=self._seed,
             step=step,
         )
-
-
-def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
-    """Returns the embedding tables of a model, by the name of their weight in the model's state."""
-    return {
-        f"{name}.weight": module
-        for name, module in model.named_modules()
-        if isinstance(module, StackedEmbedding)
-    }
-
-
-def set_kernels(model: nn.Module, use: bool) -> None:
-    """Sets whether a model's tables may use Triton kernels. Call it before you create the optimizers."""
-    for table in tables_of(model).values():
-        table.may_use_kernels = use

@@ -25,7 +25,7 @@ from training.device.choose_device import choose_device
 from training.device.memory import keep_freed_memory
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.distributed.progress import Report
-from training.embeddings.table import set_kernels
+from training.embeddings.tables_of_model import set_kernels
 from training.kernels.choice import use_kernels
 from training.loop.callback import Callback
 from training.loop.early_stopping import EarlyStopping

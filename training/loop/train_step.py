@@ -15,7 +15,7 @@ from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
 from training.embeddings.row_gradients import RowGradient
 from training.embeddings.rows import RowBlock
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.loop.forward import Forward
 from training.models.layers import Dropout
 from training.optimizers.gradients import LossScale, clipped

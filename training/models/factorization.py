@@ -111,6 +111,22 @@ class Factorizable(Protocol):
         ...
 
 
+@runtime_checkable
+class VectorModel(Protocol):
+    """A model whose logit is the dot product of a user vector and an item vector, plus a constant.
+
+    So the best items of a user can be found by their vectors.
+    """
+
+    def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns user vectors (B, E) float32. Columns of item features do not influence them."""
+        ...
+
+    def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns item vectors (B, E) float32. Columns of user features do not influence them."""
+        ...
+
+
 class FactorizedMLP:
     """An MLP with ReLU whose last layer computes the logit.
 

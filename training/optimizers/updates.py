@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conf.types import Train
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.row_gradients import LookupGradient, RowGradient
-from training.embeddings.table import tables_of
+from training.embeddings.tables_of_model import tables_of
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
 from training.optimizers.ftrl import FtrlDense, FtrlRows

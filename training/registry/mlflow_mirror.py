@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nightrank.tracking")
 
-_VERSION_TAG, _SOURCE_TAG = "nightrank.version", "nightrank.source"
+VERSION_TAG, SOURCE_TAG = "nightrank.version", "nightrank.source"
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # limits of MLflow's log_batch
 _PARAM_LENGTH = 500
 _import_lock = threading.Lock()
@@ -41,7 +41,7 @@ _import_lock = threading.Lock()
 P = ParamSpec("P")
 
 
-def _never_fails(function: Callable[P, None]) -> Callable[P, None]:
+def never_fails(function: Callable[P, None]) -> Callable[P, None]:
     """Decorates a function so that it logs its errors as warnings and does not raise."""
 
     @functools.wraps(function)
@@ -64,12 +64,12 @@ def prepare(lake: Lake) -> None:
         threading.Thread(target=_prepare, args=(lake,), name="mlflow", daemon=True).start()
 
 
-@_never_fails
+@never_fails
 def _prepare(lake: Lake) -> None:
-    _open(lake)
+    open_client(lake)
 
 
-@_never_fails
+@never_fails
 def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Writes a trained model as an MLflow run and as a registered version with the alias `challenger`.
 
@@ -80,19 +80,19 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
         description: the model's model.json.
         params: the nested configuration. Nested names are joined with dots.
     """
-    if (client := _open(lake)) is None:
+    if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
     if _registered(client, name, version) is None:
-        run = _logged_run(client, description, params, _source(lake, name, version))
-        _register(client, name, version, run, _source(lake, name, version))
+        run = _logged_run(client, description, params, source_uri(lake, name, version))
+        _register(client, name, version, run, source_uri(lake, name, version))
     _set_alias(client, name, "challenger", version)
 
 
-@_never_fails
+@never_fails
 def set_aliases(lake: Lake, name: str, versions: Mapping[str, str]) -> None:
     """Sets the aliases (`champion`, `challenger`) of a registered model to the given versions."""
-    if (client := _open(lake)) is None:
+    if (client := open_client(lake)) is None:
         return
     for alias, version in versions.items():
         _set_alias(client, name, alias, version)
@@ -102,7 +102,7 @@ def _uri(lake: Lake) -> str | None:
     return os.environ.get("MLFLOW_TRACKING_URI") or lake.mlflow_uri
 
 
-def _source(lake: Lake, name: str, version: str) -> str:
+def source_uri(lake: Lake, name: str, version: str) -> str:
     """Returns the URI of a model's folder, in a scheme that MLflow can read."""
     path = f"{lake.models(name)}/{version}"
     if file_io.is_local(path):
@@ -110,7 +110,7 @@ def _source(lake: Lake, name: str, version: str) -> str:
     return f"s3://{path.removeprefix('s3a://')}" if path.startswith("s3a://") else path
 
 
-def _open(lake: Lake) -> MlflowClient | None:
+def open_client(lake: Lake) -> MlflowClient | None:
     """Returns a client of the server in MLFLOW_TRACKING_URI, or else of the lake's local store.
 
     Returns None if there is neither a server nor a local store.
@@ -136,12 +136,27 @@ def _open(lake: Lake) -> MlflowClient | None:
 def _logged_run(
     client: MlflowClient, description: Mapping[str, Any], params: Mapping[str, Any], source: str
 ) -> str:
-    """Logs a training as one run with tags, parameters and metrics, and returns the id of the run."""
+    """Logs a training as one run, and returns the id of the run."""
+    run = _run_of(client, description, source)
+    log_training(client, run, description, params)
+    return str(run.info.run_id)
+
+
+def log_training(
+    client: MlflowClient, run: Run, description: Mapping[str, Any], params: Mapping[str, Any]
+) -> None:
+    """Logs tags, parameters and metrics of a training, and ends its run. A run that has ended stays as it is.
+
+    Args:
+        client: the client of the store.
+        run: the run of the training.
+        description: the model's model.json.
+        params: the nested configuration. Nested names are joined with dots.
+    """
     from mlflow.entities import Param, RunTag
 
-    run = _run_of(client, description, source)
     if run.info.status == "FINISHED":
-        return str(run.info.run_id)
+        return
     run_id = run.info.run_id
     tags = {
         key: description[key] or ""
@@ -155,17 +170,33 @@ def _logged_run(
     for first in range(0, len(metrics), _METRICS_A_CALL):
         client.log_batch(run_id, metrics=metrics[first : first + _METRICS_A_CALL])
     client.set_terminated(run_id)
-    return str(run_id)
 
 
 def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -> Run:
-    """Returns the run of a training, and creates it if it is missing.
+    """Returns the run of a training, and creates it if it is missing."""
+    version = description["version"]
+    run_name = f"{description['run_date']} {version}"
+    return find_or_create_run(
+        client, description["name"], run_name, {VERSION_TAG: version}, {SOURCE_TAG: source}
+    )
+
+
+def find_or_create_run(
+    client: MlflowClient, name: str, run_name: str, identity: Mapping[str, str], tags: Mapping[str, str]
+) -> Run:
+    """Returns the run with the tags `identity`, and creates it if it is missing.
 
     If two jobs create a run at the same time, both use the older run.
+
+    Args:
+        client: the client of the store.
+        name: the name of the MLflow experiment; a missing one is created.
+        run_name: the name of a new run.
+        identity: tags that identify the run in its MLflow experiment. Values contain no quotes.
+        tags: further tags of a new run.
     """
     from mlflow.exceptions import MlflowException
 
-    name, version = description["name"], description["version"]
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
@@ -177,16 +208,13 @@ def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -
     experiment_id = experiment.experiment_id
 
     def runs_by_age() -> list[Run]:
-        runs = client.search_runs([experiment_id], f"tags.`{_VERSION_TAG}` = '{version}'")
+        filters = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
+        runs = client.search_runs([experiment_id], filters)
         return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
 
     if existing := runs_by_age():
         return existing[0]
-    created = client.create_run(
-        experiment_id,
-        run_name=f"{description['run_date']} {version}",
-        tags={_VERSION_TAG: version, _SOURCE_TAG: source},
-    )
+    created = client.create_run(experiment_id, run_name=run_name, tags={**identity, **tags})
     oldest = runs_by_age()[0]
     if oldest.info.run_id != created.info.run_id:
         client.delete_run(created.info.run_id)
@@ -198,13 +226,13 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
 
     if not client.search_registered_models(filter_string=f"name='{name}'"):
         client.create_registered_model(name)
-    tags = {_VERSION_TAG: version, _SOURCE_TAG: source}
+    tags = {VERSION_TAG: version, SOURCE_TAG: source}
     try:
         client.create_model_version(name, source=source, run_id=run_id, tags=tags)
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
-        log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, _SOURCE_TAG)
+        log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, SOURCE_TAG)
         client.create_model_version(name, source=f"runs:/{run_id}/model", run_id=run_id, tags=tags)
 
 
@@ -261,7 +289,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _registered(client: MlflowClient, name: str, version: str) -> str | None:
     """Returns the number of a model version in MLflow; None if MLflow does not have the version."""
-    matches = client.search_model_versions(f"name='{name}' and tags.`{_VERSION_TAG}`='{version}'")
+    matches = client.search_model_versions(f"name='{name}' and tags.`{VERSION_TAG}`='{version}'")
     return matches[0].version if matches else None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, create_model
 
 from conf.types import ModelConfig, Strict
-from training.settings import dcn_v2, deepfm, dlrm, logistic_regression, two_tower, wide_and_deep
+from training.settings import dcn_v2, deepfm, dlrm, logistic_regression, sasrec, two_tower, wide_and_deep
 
 
 def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
@@ -36,6 +36,7 @@ _SETTINGS: Mapping[str, type[Strict]] = {
     "deepfm": deepfm.Settings,
     "dlrm": dlrm.Settings,
     "logistic_regression": logistic_regression.Settings,
+    "sasrec": sasrec.Settings,
     "two_tower": two_tower.Settings,
     "wide_and_deep": wide_and_deep.Settings,
 }

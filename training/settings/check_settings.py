@@ -18,7 +18,7 @@ from training.settings.field_types import Features
 _MODELS = "training.models"
 _SETTINGS = "training.settings"
 # Modules in training/models that are not architectures.
-_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers"}
+_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers", "sequence"}
 
 
 def known_architectures() -> list[str]:

@@ -21,8 +21,8 @@ DATASETS: dict[str, str] = {
     "criteo": "d365012b89624c9d",
     "generated": "6c0cea8148fcccd1",
     "generated_named": "68597076c866482a",
-    "movielens": "835ea6f00d9589c1",
-    "movielens_time": "33c03cd9a83a444e",
+    "movielens": "515ff16d2ad5c5f0",
+    "movielens_time": "aede6026d8610a93",
     "outbrain": "79ca25adee8ce8cd",
 }
 

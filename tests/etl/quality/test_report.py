@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.build import raw_days
+from etl.checked_days import raw_days
 from etl.quality.column_summary import TOP, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
 from etl.quality.report import DataReport, report_quality

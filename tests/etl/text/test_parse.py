@@ -17,6 +17,8 @@ from etl.text.parse_block import parse_block, plain, unify
 from etl.text.scan_pass import _ValueCounter, columns_to_parse
 from tests.etl import cases, raw_oracle
 
+pytestmark = pytest.mark.slow
+
 FIELD = st.one_of(
     st.sampled_from(
         ["", "0", "1", "7", "-3", "+7", "007", " 1", "1.5", "1e3", "0x1F", "nan", "é", '"q"', '"', "99999"]

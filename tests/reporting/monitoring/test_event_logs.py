@@ -45,6 +45,7 @@ def test_a_folder_that_cannot_be_made_turns_them_off(
     assert "Spark's events are not logged" in caplog.text
 
 
+@pytest.mark.processes
 def test_a_real_job_leaves_its_stages_and_its_events(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     sizes = ["generate.days=2", "generate.rows_per_day=200", "generate.users=20", "generate.items=10"]

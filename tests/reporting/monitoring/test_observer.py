@@ -167,6 +167,7 @@ run_job("score_daily", "", body, sys.argv[1:-1])
 """
 
 
+@pytest.mark.processes
 def test_a_job_that_is_killed_leaves_no_row_and_its_rerun_one(tmp_path: Path) -> None:
     ready, words = tmp_path / "ready", arguments(tmp_path / "lake")
     command = [sys.executable, "-c", _BODY, *words, str(ready)]

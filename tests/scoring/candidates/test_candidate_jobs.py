@@ -39,11 +39,14 @@ from training.registry.versions import record_run
 
 SOURCES = [
     {"source": "covisitation", "n": 4, "window_days": 3},
+    {"source": "ease", "n": 3, "l2": 5.0},
+    {"source": "als", "n": 3, "window_days": 3, "rank": 4, "iterations": 2},
     {"source": "retrieval", "n": 4, "model": {"architecture": "two_tower"}},
     {"source": "popular", "n": 3, "segment": "country"},
     {"source": "popular", "n": 6},
 ]
-NAMES = ["covisitation", "retrieval", "popular by country", "popular"]
+NAMES = ["covisitation", "ease", "als", "retrieval", "popular by country", "popular"]
+MOST = 18
 COUNTRIES = ["at", "be", "ch"]
 
 
@@ -81,7 +84,7 @@ ADULT = table(
 STOCK = table("stock", {"item": "string"}, filter="out_of_stock", item="item")
 SECTION: dict[str, Any] = {
     "sources": SOURCES,
-    "max": 12,
+    "max": MOST,
     "splits": ["train", "validation"],
     "active_days": 4,
     "exclude_clicked": ["train", "validation"],
@@ -223,7 +226,7 @@ def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
         gone = {name: actual & items for name, actual in barred(log, attributes, user).items()}
         counts = {name: counts[name] + len(actual) for name, actual in gone.items()}
         assert set(keys) <= items - set().union(*gone.values())
-        assert len(set(keys)) == len(keys) <= 12
+        assert len(set(keys)) == len(keys) <= MOST
     facts = read_manifest(candidate_run.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
     assert facts == {"sources": NAMES, "excluded": counts}
     assert min(counts.values()) > 0

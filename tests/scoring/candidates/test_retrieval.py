@@ -14,15 +14,17 @@ import torch
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.types import MultiHot
+from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
 from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
+from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from tests.training.numpy_models import Network
 from training.checkpoints import load_model
+from training.models import build_model
 
 FEATURES = ["who", "age"]
 
@@ -68,6 +70,45 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
     for user, listed in enumerate(actual.column("candidates").to_pylist()):
         order = np.lexsort((np.arange(61), -products[user]))
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
+
+
+def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> None:
+    ids, length = 15, 4
+    spec = FeatureSpec(
+        (
+            Feature("item_id", "categorical", "int32", "item", ids),
+            Feature("history", "multi_hot", "list<int32>", "user", ids),
+        ),
+        ("row_id",),
+        "w1",
+    )
+    multi_hot = MultiHot(max_length=length)
+    config = ModelConfig.model_validate(
+        {"architecture": "sasrec", "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
+    )
+    model: Any = build_model(config, spec, seed=1).eval()
+    draw = np.random.default_rng(2)
+    histories = [draw.integers(3, ids, draw.integers(0, length + 1)).tolist() for _ in range(20)]
+    items = torch.zeros(ids - 3, 1 + length, dtype=torch.int64)
+    items[:, 0] = torch.arange(3, ids)
+    dense = torch.zeros(len(items), 0)
+    joined = items.repeat(len(histories), 1)
+    for row, history in enumerate(histories):
+        for place, item in enumerate(history):
+            joined[row * len(items) : (row + 1) * len(items), 1 + place] = item
+    with torch.no_grad():
+        vectors = model.item_vectors(dense, items)
+        logits = model(torch.zeros(len(joined), 0), joined).view(len(histories), len(items))
+    predictor = Predictor(model, spec, multi_hot, "m1", torch.device("cpu"), 64)
+    found = Retriever(predictor, model, vectors, context_side({}, spec, multi_hot), 5, 40)
+    frame = {
+        "user_key": pa.array([f"u{index}" for index in range(len(histories))]),
+        "history": pa.array(histories, pa.list_(pa.int32())),
+        "excluded": pa.array([None] * len(histories), pa.list_(pa.int32())),
+    }
+    lists = found.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
+    best = logits.topk(5, dim=1).indices.tolist()
+    assert lists.column("candidates").to_pylist() == best
 
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:

@@ -24,6 +24,8 @@ from training.checkpoints import load_model, open_trained
 from training.registry.model_json import is_complete
 from training.registry.training_leftovers import delete_training_leftovers
 
+pytestmark = pytest.mark.processes
+
 
 def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}

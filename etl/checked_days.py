@@ -1,0 +1,107 @@
+"""Finds the days of a run, quarantines their bad rows, and compares the day's log with its train days."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from conf.types import SPLITS, Config, Split
+from etl.quality.counts import feature_columns
+from etl.quality.report import DataReport, report_quality
+from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.spark.prepared_rows import PreparedRows
+from etl.spark.quarantine import DayCounts, check_day, quarantine_day
+from etl.split.window_days import plan_days
+from etl.text.two_passes import TextPasses, text_passes_apply
+from storage.lineage import NOT_RECORDED, LineageRecorder
+from storage.paths import Lake
+
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+def raw_days(
+    config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
+) -> dict[Split, list[RawFiles]]:
+    """Returns, for each split, the raw files of its days.
+
+    If `split.by` is not `day`, all splits have the same single day. `recorder` records the raw files as
+    inputs of the run. Later, it also records all data that is read with these files.
+
+    Raises:
+        DataError: a required day has no raw log.
+    """
+    if config.split.by != "day":
+        raw = require_raw(config, config.log, run_date, recorder=recorder)
+        return {split: [raw] for split in SPLITS}
+    require_raw(config, config.log, run_date, recorder=recorder)
+    days = plan_days(
+        config.split, run_date, lambda day: find_raw(config, config.log, day, recorder) is not None
+    )
+    return {
+        split: [require_raw(config, config.log, day, recorder=recorder) for day in dates]
+        for split, dates in days.items()
+    }
+
+
+@dataclass(frozen=True)
+class CheckedDays:
+    """The days of a run, after their quarantine and the data report have been published.
+
+    Attributes:
+        splits: maps each split to the raw files of its days.
+        in_order: the raw files of all days, oldest first.
+        passes: object that reads the raw text in two passes with Python workers (etl.text.two_passes). None
+            if the text must be read as Spark frames.
+        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of these
+            rows.
+        counts: maps each day to its row counts.
+        quality: the data report.
+    """
+
+    splits: Mapping[Split, list[RawFiles]]
+    in_order: Sequence[RawFiles]
+    passes: TextPasses | None
+    rows_of: PreparedRows
+    counts: Mapping[str, DayCounts]
+    quality: DataReport
+
+
+def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
+    """Publishes the quarantine of each day and the data report, and checks both against their limits.
+
+    `build` calls this function first.
+
+    Raises:
+        ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
+            figure is above its limit.
+    """
+    splits = raw_days(config, run_date, lake.recorder)
+    by_date = {day.dt: day for days in splits.values() for day in days}
+    in_order = [raw for _, raw in sorted(by_date.items())]
+    passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
+    with phase("quarantine"):
+        counts = quarantine_days(spark, config, lake, in_order, passes)
+    rows_of = PreparedRows(spark, config, lake)
+    with phase("quality"):
+        counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
+        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
+    return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
+
+
+def quarantine_days(
+    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
+) -> dict[str, DayCounts]:
+    """Publishes the quarantine of each day, and returns the row counts of each day.
+
+    Raises:
+        DataError: a day has no row, or too many of its rows cannot be parsed.
+    """
+    if passes is None:
+        return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
+    counts = passes.scan_days(days)
+    for raw in days:
+        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
+    return counts

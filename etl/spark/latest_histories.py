@@ -1,0 +1,69 @@
+"""Computes the histories with which lists are scored: each user's last clicks up to the run date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.types import Config, Split
+from etl.raw.files import RawFiles
+from etl.spark.histories import as_history, last_clicks
+from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
+from etl.split.time_split import SPLIT
+from storage.manifest import digest_of
+from storage.paths import Lake
+
+
+@dataclass(frozen=True)
+class LatestHistories:
+    """The latest histories of all users with a click.
+
+    Attributes:
+        rows: a frame with user_key and the column `history.column`, one row per user. Users without a click
+            have no row. None if no user has a click.
+        digest: a digest of everything on which `rows` depends, except the days of the run.
+    """
+
+    rows: DataFrame | None
+    digest: str
+
+
+def latest_histories(
+    spark: SparkSession,
+    config: Config,
+    lake: Lake,
+    splits: Mapping[Split, Sequence[RawFiles]],
+    *,
+    before_test: bool = False,
+) -> LatestHistories | None:
+    """Returns the latest histories of a run; None if the section `history` is not set.
+
+    If the lists are compared with the test split, no click of the test split is in a history, because the
+    lists would be computed from the clicks on which they are measured.
+
+    Args:
+        splits: maps each split to the raw files of its days.
+        before_test: whether the clicks of the test split are left out in any case.
+    """
+    history = config.history
+    if history is None:
+        return None
+    known: list[Split] = ["train", "validation"]
+    without_test = before_test or config.measure.against == "test_split"
+    known += [] if without_test else ["test"]
+    earlier = clicks_before(spark, config, lake)
+    if earlier is not None:
+        last = max(day.dt for split in known for day in splits[split])
+        day_after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
+        clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
+    else:
+        rows = logged_rows(spark, config, splits["train"][0])
+        clicks, digest = last_clicks(rows.where(F.col(SPLIT).isin(*known)), history.length), ""
+    return LatestHistories(
+        None if clicks is None else as_history(clicks, history),
+        digest_of([preparation(config), known, digest]),
+    )

@@ -1,0 +1,204 @@
+"""The item vectors of the sources `ease` and `als` in a worker, and the lists that workers make from them.
+
+Scores are exact: the numbers are rounded such that no sum of products is rounded. Therefore the lists depend
+neither on the number of users in a batch, nor on the device, nor on the order in which it adds up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conf.errors import DataError
+from scoring.candidates.top_items import (
+    MICRO_BATCH_USERS,
+    TopItems,
+    batch_of_lists,
+    pairs_of,
+    scores_in_a_block,
+)
+from scoring.inputs.requests import EXCLUDED, HISTORY, ITEM_INDEX, VECTOR, ItemVectorsRequest
+from storage import file_io
+from storage.feature_spec import USER_KEY
+from training.device.choose_device import choose_device
+
+# A job has at most two sources with item vectors, whose tasks may alternate in a worker.
+_TABLES_KEPT = 2
+# Bits of a rounded factor. The sum of 1024 products of two such numbers has at most 50 bits, and a float64
+# has 53.
+_FACTOR_BITS = 20
+
+
+@dataclass(frozen=True)
+class ItemVectors:
+    """The vectors of the items that have clicks.
+
+    Attributes:
+        items: (M,) int32: the item indices, ascending. The number of an item is its position in this array.
+        vectors: (M, E) float32 on the device, in the order of `items`.
+        n: maximum number of items in a list.
+        max_scores: maximum number of scores that are on the device at the same time.
+    """
+
+    items: NDArray[np.int32]
+    vectors: Tensor
+    n: int
+    max_scores: int
+
+    @torch.inference_mode()
+    def ease_lists(self, users: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the lists of the source `ease`, with the schema LISTED.
+
+        A user's score of an item is the sum of the item's elements in the vectors of the user's items.
+
+        Args:
+            users: a batch with one row per user: user_key; history, the indices of the clicked items; and
+                excluded. All items of the histories are in `items`.
+        """
+        step = min(MICRO_BATCH_USERS, max(1, self.max_scores // max(len(self.items), 1)))
+        parts = []
+        for first in range(0, users.num_rows, step):
+            block = users.slice(first, step)
+            row, item = pairs_of(block.column(HISTORY))
+            numbers, _ = self._numbers(item)
+            starts = np.searchsorted(row, np.arange(block.num_rows))
+            device = self.vectors.device
+            scores = torch.nn.functional.embedding_bag(  # (U, M)
+                torch.from_numpy(numbers).to(device),
+                self.vectors,
+                torch.from_numpy(starts).to(device),
+                mode="sum",
+            )
+            parts.append(self._best("source ease", block, partial(_columns, scores)))
+        return batch_of_lists(users.column(USER_KEY), parts, self.items)
+
+    @torch.inference_mode()
+    def als_lists(self, users: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the lists of the source `als`, with the schema LISTED.
+
+        A user's score of an item is the dot product of their vectors, after `rounded`, as a float32.
+
+        Args:
+            users: a batch with one row per user: user_key; vector, E float32 values; and excluded.
+
+        Raises:
+            DataError: a vector has NaN or infinite elements. The message names the user.
+        """
+        items = self._rounded_vectors.T  # (E, M)
+        parts = []
+        for first in range(0, users.num_rows, MICRO_BATCH_USERS):
+            block = users.slice(first, MICRO_BATCH_USERS)
+            flat = block.column(VECTOR).flatten().to_numpy(zero_copy_only=False)
+            vectors = torch.from_numpy(flat.reshape(block.num_rows, -1).copy())  # (U, E)
+            wrong = (~vectors.isfinite().all(dim=1)).nonzero()
+            if len(wrong):
+                raise not_finite(f"user {block.column(USER_KEY)[int(wrong[0])]}")
+            products = partial(_products, rounded(vectors, by_row=True).to(items.device), items)
+            parts.append(self._best("source als", block, products))
+        return batch_of_lists(users.column(USER_KEY), parts, self.items)
+
+    @cached_property
+    def _rounded_vectors(self) -> Tensor:
+        """Returns `rounded(vectors)`, which all batches of users use."""
+        return rounded(self.vectors)
+
+    def _best(self, scorer: str, users: pa.RecordBatch, scores_of: partial[Tensor]) -> Tensor:
+        """Returns the ranking keys of the best items of a micro-batch of users."""
+        row, item = pairs_of(users.column(EXCLUDED))
+        numbers, has_vector = self._numbers(item)
+        device = self.vectors.device
+        pairs = (
+            torch.from_numpy(row[has_vector]).to(device),
+            torch.from_numpy(numbers[has_vector]).to(device),
+        )
+        top = TopItems(scorer, len(self.items), self.n, self.max_scores)
+        return top.best(scores_of, pairs, users.column(USER_KEY))
+
+    def _numbers(self, item_index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns the number of each item index, and whether the item has a vector.
+
+        If an item has no vector, its number has no meaning.
+        """
+        numbers = np.searchsorted(self.items, item_index).astype(np.int64)
+        numbers[numbers == len(self.items)] = 0
+        return numbers, self.items[numbers] == item_index
+
+
+def rounded(vectors: Tensor, by_row: bool = False) -> Tensor:
+    """Rounds vectors to 20 binary digits, counted from the largest element. Returns float64.
+
+    Args:
+        vectors: (R, E) float32.
+        by_row: the digits of each row are counted from the largest element of this row.
+    """
+    exact = vectors.double()
+    largest = exact.abs().amax(dim=1, keepdim=True) if by_row else exact.abs().max()
+    _, exponent = torch.frexp(largest)
+    unit = torch.ldexp(torch.ones_like(largest), exponent - _FACTOR_BITS)
+    return (exact / unit).round() * unit
+
+
+def not_finite(owner: str) -> DataError:
+    """Returns the error for a vector with NaN or infinite elements. `owner` names its user or item."""
+    return DataError(
+        f"source als: the vector of {owner} has NaN or infinite elements",
+        "raise `regularization` of the source `als`, or lower its `alpha`",
+    )
+
+
+@lru_cache(maxsize=_TABLES_KEPT)
+def load_item_vectors(request: ItemVectorsRequest, gpu: int | None, threads: int) -> ItemVectors:
+    """Reads the table of item vectors onto the device, and sets torch's number of CPU threads.
+
+    The two latest tables stay in the memory of the worker process.
+
+    Args:
+        request: names the files of the table.
+        gpu: index of the GPU that Spark assigned to the task; None for the first GPU.
+        threads: number of CPU threads that torch may use.
+
+    Raises:
+        ConfigError: the requested device does not exist.
+        DataError: a vector has NaN or infinite elements. The message names the item.
+    """
+    torch.set_num_threads(threads)
+    device = choose_device(request.device, gpu, "score.device")
+    tables = []
+    for path in request.files:
+        files, inner = file_io.filesystem(path)
+        tables.append(pq.read_table(inner, filesystem=files, columns=[ITEM_INDEX, VECTOR], partitioning=None))
+    indices = np.concatenate([table.column(ITEM_INDEX).to_numpy() for table in tables])
+    order = np.argsort(indices)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    chunks = (chunk for table in tables for chunk in table.column(VECTOR).chunks)
+    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # a file may be empty, but not all
+    vectors = np.empty((len(order), width), np.float32)
+    row = 0
+    while tables:  # each table is freed as soon as it is copied
+        for chunk in tables.pop(0).column(VECTOR).chunks:
+            values = chunk.flatten().to_numpy(zero_copy_only=False)
+            vectors[place[row : row + len(chunk)]] = values.reshape(len(chunk), width)
+            row += len(chunk)
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise not_finite(f"the item with index {indices[order][int(np.flatnonzero(~finite)[0])]}")
+    items = indices[order].astype(np.int32)
+    return ItemVectors(items, torch.from_numpy(vectors).to(device), request.n, scores_in_a_block(device))
+
+
+def _columns(scores: Tensor, first: int, last: int) -> Tensor:
+    """Returns the columns [first, last) of a matrix of scores."""
+    return scores[:, first:last]
+
+
+def _products(users: Tensor, items: Tensor, first: int, last: int) -> Tensor:
+    """Returns the products of user vectors (U, E) and the columns [first, last) of items (E, M)."""
+    return (users @ items[:, first:last]).float()

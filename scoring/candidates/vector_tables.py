@@ -1,0 +1,65 @@
+"""Publishes the item vectors of the sources `ease` and `als` in the lake, from which workers read them."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from pyspark.sql import DataFrame
+
+from conf.load import config_digest
+from scoring.candidates.lists_in_spark import VectorStore
+from scoring.inputs.requests import ITEM_INDEX
+from storage import file_io
+from storage.dataset import Dataset
+from storage.manifest import Manifest, data_files
+from storage.publish import Rules, publish
+from storage.run_context import RunContext
+
+log = logging.getLogger("nightrank.candidates")
+
+# Size of a file. A row can be large: the vectors of `ease` have one element for each item with clicks.
+_FILE_BYTES = 1 << 26
+_ELEMENT_BYTES = 4
+
+
+def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> VectorStore:
+    """Returns the store that publishes the table item_vectors of a run date.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        numbered: the manifest of the table candidate_items.
+    """
+    table_inputs = {
+        "candidate_items": numbered.digest,
+        "dataset": dataset.digest,
+        "config": config_digest(context.config, "candidates"),
+    }
+
+    def publish_vectors(source: str, vectors: DataFrame, rows: int, length: int) -> tuple[str, ...]:
+        partition = context.lake.item_vectors(dataset.workflow_version, source).partition(context.run_date)
+        published = publish(
+            vectors,
+            partition,
+            inputs=table_inputs,
+            row_group_rows=max(1, _FILE_BYTES // (_ELEMENT_BYTES * length)),
+            expected_rows=rows,
+            rules=Rules(not_null=[ITEM_INDEX], ranges={ITEM_INDEX: (0, numbered.rows)}),
+            grace_hours=context.config.output.grace_hours,
+        )
+        return tuple(data_files(partition, published))
+
+    checkpoints = context.lake.checkpoints(f"als-{uuid.uuid4().hex}")
+    return VectorStore(publish_vectors, context.config.score.device, checkpoints)
+
+
+def delete_checkpoints(store: VectorStore) -> None:
+    """Deletes the folder `store.checkpoints`, when the lists are published. An error is only logged."""
+    files, inner = file_io.filesystem(store.checkpoints)
+    try:
+        files.delete_dir(inner)
+    except FileNotFoundError:
+        return  # no source `als`
+    except OSError as error:
+        log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

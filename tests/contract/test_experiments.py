@@ -1,0 +1,224 @@
+"""The plan of a comparison: which experiments a file has, what their configurations are, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conf.chosen_experiment import HEAD, configuration_files, nightly_command
+from conf.errors import ConfigError
+from conf.experiments import Experiment, plan_experiments, read_experiments
+from conf.load import load_config
+from conf.types import Config
+from jobs.checks.experiment_checks import check_experiments
+from training.settings import complete
+
+ROOT = Path(__file__).parents[2]
+GENERATED = str(ROOT / "conf/datasets/generated.yaml")
+CONFIG = load_config(GENERATED)
+
+
+def plan(
+    folder: Path, contents: Mapping[str, Any], config: Config = CONFIG, *, checked: bool = True
+) -> list[Experiment]:
+    path = folder / "experiments.yaml"
+    path.write_text(yaml.safe_dump({"name": "trial", **contents}, sort_keys=False))
+    experiments = plan_experiments(config, read_experiments(str(path)), str(path))
+    if checked:
+        check_experiments(str(path), experiments)
+    return experiments
+
+
+# Key -> values that the configuration accepts.
+VALUES: dict[str, list[Any]] = {
+    "train.learning_rate": [0.001, 0.01, 0.1],
+    "train.epochs": [1, 2, 3],
+    "train.precision": ["fp32", "bf16"],
+    "train.embeddings.optimizer": ["row_wise_adagrad", "sgd"],
+    "model.top_mlp": [[8], [16, 8], []],
+    "model.embedding_storage": ["fp32", "bf16"],
+}
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> dict[str, list[Any]]:
+    keys = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, min_size=1, max_size=3))
+    return {
+        key: draw(st.lists(st.sampled_from(VALUES[key]), unique_by=repr, min_size=1, max_size=3))
+        for key in keys
+    }
+
+
+def at(config: Config, key: str) -> Any:
+    value: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(grids(), st.lists(st.integers(0, 9), unique=True, min_size=1, max_size=3))
+def test_a_grid_has_every_combination_once(
+    tmp_path: Path, grid: dict[str, list[Any]], seeds: list[int]
+) -> None:
+    combinations = list(itertools.product(*grid.values()))
+    contents = {"grid": grid, "repeat_seeds": seeds}
+    experiments = plan(tmp_path, contents, checked=False)
+    for experiment, combination in zip(experiments, combinations, strict=True):
+        assert list(experiment.configs) == seeds
+        for seed, config in experiment.configs.items():
+            expected = dict(zip(grid, combination, strict=True))
+            assert {key: at(config, key) for key in grid} == expected
+            assert dict(experiment.changes) == expected
+            assert config.train.seed == seed
+            assert config.train.baselines == []
+            kept = CONFIG.model_dump(mode="json", exclude={"model", "train"})
+            assert config.model_dump(mode="json", exclude={"model", "train"}) == kept
+            for key in VALUES.keys() - grid.keys() - {"model.embedding_storage"}:
+                assert at(config, key) == at(CONFIG, key)
+    assert len({experiment.name for experiment in experiments}) == len(experiments)
+
+
+def test_names_of_a_grid_and_order_of_its_experiments(tmp_path: Path) -> None:
+    grid = {"train.learning_rate": [0.001, 0.01], "model.top_mlp": [[8], [16, 8]]}
+    assert [experiment.name for experiment in plan(tmp_path, {"grid": grid})] == [
+        "learning_rate=0.001, top_mlp=[8]",
+        "learning_rate=0.001, top_mlp=[16, 8]",
+        "learning_rate=0.01, top_mlp=[8]",
+        "learning_rate=0.01, top_mlp=[16, 8]",
+    ]
+
+
+def test_without_seeds_the_seed_is_that_of_the_configuration(tmp_path: Path) -> None:
+    config = load_config(GENERATED, ["train.seed=7"])
+    (experiment,) = plan(tmp_path, {"runs": [{"name": "base"}]}, config)
+    assert list(experiment.configs) == [7]
+    assert experiment.configs[7] == config.model_copy(
+        update={"train": config.train.model_copy(update={"baselines": []})}
+    )
+
+
+def test_a_model_file_is_relative_to_the_experiments_file_and_replaces_the_model(tmp_path: Path) -> None:
+    model = {"architecture": "deepfm", "embedding_dim": 4, "deep": [8]}
+    (tmp_path / "fm.yaml").write_text(yaml.safe_dump(model))
+    # A key of `model` applies to the model file, whichever of the two is written first.
+    run = {"name": "fm", "set": {"model.embedding_dim": 12, "model": "fm.yaml"}}
+    (experiment,) = plan(tmp_path, {"runs": [run]})
+    config = experiment.configs[CONFIG.train.seed]
+    assert config.model.architecture == "deepfm"
+    assert config.model.settings == {"embedding_dim": 12, "deep": [8]}
+    assert list(experiment.changes) == ["model", "model.embedding_dim"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"grid": {"train.learning_rat": [0.1]}}, r"unknown key train\.learning_rat=0\.1"),
+    "unknown model setting": ({"grid": {"model.dropuot": [0.1]}}, r"unknown key model\.dropuot=0\.1"),
+    "unknown section": ({"grid": {"trian.epochs": [1]}}, r"trian\.epochs=1 may not vary.*no section trian"),
+    "refused value": ({"grid": {"train.learning_rate": [0.1, -1]}}, r"train\.learning_rate=-1: .*greater"),
+    "unknown architecture": (
+        {"runs": [{"name": "a", "set": {"model": {"architecture": "dlmr"}}}]},
+        "model.architecture='dlmr' does not exist",
+    ),
+    "refused combination": ({"grid": {"train.num_shards": [5]}}, "num_shards=5 must be a multiple"),
+    "below a value": ({"grid": {"train.epochs.x": [1]}}, "epochs is 1, not a section"),
+    "features": ({"grid": {"features": [[]]}}, "share one published dataset"),
+    "split": ({"grid": {"split.train_days": [3]}}, "share one published dataset"),
+    "seed": ({"grid": {"train.seed": [1, 2]}}, "list the seeds in repeat_seeds"),
+    "baselines": ({"grid": {"train.baselines": [[]]}}, "train.baselines=.* may not vary"),
+    "warm start": ({"grid": {"train.retrain.start": ["fresh"]}}, "starts from random weights"),
+    "whole section": ({"grid": {"train": [{}]}}, "does not name a setting"),
+    "empty part": ({"grid": {"train..epochs": [1]}}, "does not name a setting"),
+    "empty grid": ({"grid": {}}, "grid is empty"),
+    "key without values": ({"grid": {"train.epochs": []}}, "no values for train.epochs"),
+    "repeated value": ({"grid": {"train.learning_rate": [1, 1.0]}}, "learning_rate occur twice: 1.0"),
+    "no runs": ({"runs": []}, "runs is empty"),
+    "repeated name": ({"runs": [{"name": "a"}, {"name": "a"}]}, "occur twice: 'a'"),
+    "repeated seed": ({"runs": [{"name": "a"}], "repeat_seeds": [1, 1]}, "repeat_seeds occur twice: 1"),
+    "no seeds": ({"runs": [{"name": "a"}], "repeat_seeds": []}, "repeat_seeds"),
+    "both": ({"runs": [{"name": "a"}], "grid": {"train.epochs": [1]}}, "exactly one of the keys"),
+    "neither": ({}, "exactly one of the keys"),
+    "too many": ({"grid": {"train.epochs": list(range(1, 102))}}, "101 trainings; a file may have 100"),
+    "test split": ({"runs": [{"name": "a"}], "choose_by": "test.auc"}, "choose_by='test.auc'"),
+    "lists": ({"runs": [{"name": "a"}], "choose_by": "ndcg"}, "choose_by='ndcg'"),
+    "misspelled": ({"runs": [{"name": "a", "sets": {}}]}, "unknown key runs.0.sets"),
+    "folder": ({"name": "a/b", "runs": [{"name": "a"}]}, "name of a folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_file_is_refused(tmp_path: Path, case: str) -> None:
+    contents, message = REFUSED[case]
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, contents)
+    assert re.search(message, str(caught.value)), caught.value
+    assert str(tmp_path / "experiments.yaml") in caught.value.problem
+    assert caught.value.remedy
+
+
+def test_measures_of_probabilities_need_probabilities(tmp_path: Path) -> None:
+    config = load_config(str(ROOT / "conf/datasets/movielens.yaml"))
+    run = {"name": "pairs", "set": {"train.loss": "bpr", "train.negatives": {"per_positive": 3}}}
+    with pytest.raises(ConfigError, match="choose_by=log_loss needs probabilities"):
+        plan(tmp_path, {"runs": [run]}, config)
+    (experiment,) = plan(tmp_path, {"runs": [run], "choose_by": "auc"}, config)
+    assert experiment.configs[config.train.seed].train.loss == "bpr"
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "conf/experiments").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_a_shipped_file_fits_the_configuration_of_its_name(file: Path) -> None:
+    config = load_config(str(ROOT / "conf/datasets" / file.name))
+    experiments = plan_experiments(config, read_experiments(str(file)), str(file))
+    check_experiments(str(file), experiments)
+    configs = [config for experiment in experiments for config in experiment.configs.values()]
+    assert len({config.model.architecture for config in configs}) > 2
+
+
+CHOSEN: list[dict[str, Any]] = [
+    {},
+    {"train.learning_rate": 0.25, "train.embeddings.optimizer": "sgd"},
+    {"model": {"architecture": "deepfm", "embedding_dim": 4}, "train.precision": "bf16"},
+    {"model": "fm.yaml", "model.embedding_dim": 12},
+    {"model.top_mlp": [8, 4], "train.stop_at": {"patience": 2}, "train.evaluate_every_steps": 5},
+]
+
+
+@pytest.mark.parametrize("changes", CHOSEN, ids=lambda changes: ",".join(changes) or "none")
+def test_the_command_and_the_written_file_give_the_settings_of_the_experiment(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    (tmp_path / "fm.yaml").write_text("{architecture: deepfm, deep: [8]}")
+    (experiment,) = plan(tmp_path, {"runs": [{"name": "best", "set": changes}]})
+    expected = experiment.configs[CONFIG.train.seed]
+    model = complete(expected.model)
+
+    def require(config: Config) -> None:
+        assert complete(config.model) == model
+        assert config.train.model_copy(update={"baselines": []}) == expected.train
+        assert config.lake == "elsewhere"
+
+    overrides = ["lake=elsewhere"]
+    command = nightly_command(GENERATED, overrides, "2026-01-08", experiment.changes)
+    words = shlex.split(command)
+    assert words[:2] == ["python", "jobs/nightly.py"]
+    assert "--retrain" in words
+    sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    require(load_config(words[words.index("--config") + 1], sets))
+
+    path = tmp_path / "best.yaml"
+    files = configuration_files(str(path), GENERATED, experiment.changes, expected, model)
+    for name, text in files.items():
+        assert text.startswith(HEAD)
+        Path(name).write_text(text)
+    require(load_config(str(path), overrides))
+    assert (tmp_path / "best.model.yaml").exists() == any(key.startswith("model") for key in changes)

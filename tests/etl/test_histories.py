@@ -1,0 +1,118 @@
+"""Histories equal a pandas oracle for any order and partitioning of rows, and use nothing from the future."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.types import History
+from etl.spark.histories import ARRAY, add_history, as_history, last_clicks, merge_days
+
+FEW = settings(max_examples=6, deadline=None, derandomize=True, database=None)
+ROW = st.tuples(
+    st.sampled_from("uvw"),
+    st.sampled_from("abcdefg"),
+    st.sampled_from([0.0, 1.0, 1.0]),
+    st.integers(0, 6),  # few times, so that many rows have equal times
+)
+SCHEMA = "user_key string, item_key string, label float, event_time bigint, row_id bigint"
+
+
+def _log(rows: list[tuple]) -> pd.DataFrame:
+    log = pd.DataFrame(rows, columns=["user_key", "item_key", "label", "event_time"])
+    return log.assign(row_id=range(len(log)))
+
+
+def _frame(spark: SparkSession, log: pd.DataFrame, *, timed: bool, seed: int = 1) -> DataFrame:
+    shuffled = log.sample(frac=1, random_state=seed)
+    frame = spark.createDataFrame(list(shuffled.itertuples(index=False, name=None)), SCHEMA)
+    return (frame if timed else frame.drop("event_time")).repartition(1 + 2 * seed)
+
+
+def _expected(log: pd.DataFrame, length: int, *, timed: bool) -> dict[int, list[str]]:
+    """row_id → the items of the clicks before the row, the most recent first."""
+    order = ["event_time", "row_id"] if timed else ["row_id"]
+    histories = {}
+    for row in log.itertuples():
+        mine = log[(log["user_key"] == row.user_key) & (log["label"] == 1)]
+        earlier = [
+            (tuple(getattr(other, name) for name in order), other.item_key)
+            for other in mine.itertuples()
+            if tuple(getattr(other, name) for name in order) < tuple(getattr(row, name) for name in order)
+        ]
+        histories[row.row_id] = [item for _, item in sorted(earlier, reverse=True)][:length]
+    return histories
+
+
+def _histories(rows: DataFrame) -> dict[int, list[str]]:
+    return {row["row_id"]: list(row["history"]) for row in rows.select("row_id", "history").collect()}
+
+
+@FEW
+@given(rows=st.lists(ROW, min_size=1, max_size=40), length=st.integers(1, 5), timed=st.booleans())
+def test_histories_are_the_clicks_before_the_row(
+    spark: SparkSession, rows: list[tuple], length: int, timed: bool
+) -> None:
+    log, history = _log(rows), History(length=length)
+    expected = _expected(log, length, timed=timed)
+    for seed in (1, 2):
+        found = add_history(_frame(spark, log, timed=timed, seed=seed), history)
+        assert _histories(found) == expected
+
+
+@FEW
+@given(rows=st.lists(ROW, min_size=2, max_size=30), length=st.integers(1, 4))
+def test_later_rows_do_not_change_a_history(spark: SparkSession, rows: list[tuple], length: int) -> None:
+    """A row's history is the same if the log ends with this row."""
+    log = _log(rows).sort_values(["event_time", "row_id"], ignore_index=True)
+    history, middle = History(length=length), len(log) // 2
+    whole = _histories(add_history(_frame(spark, log, timed=True), history))
+    cut = _histories(add_history(_frame(spark, log[: middle + 1], timed=True), history))
+    assert cut == {row_id: whole[row_id] for row_id in log["row_id"][: middle + 1]}
+
+
+@FEW
+@given(
+    days=st.lists(st.lists(ROW, min_size=1, max_size=15), min_size=2, max_size=4), length=st.integers(1, 4)
+)
+def test_days_before_count_as_earlier_clicks(
+    spark: SparkSession, days: list[list[tuple]], length: int
+) -> None:
+    """The histories of the last day are those of one log with all days, whose times are ordered by day."""
+    history = History(length=length)
+    logs, first = [], 0
+    for number, rows in enumerate(days):
+        log = _log(rows)
+        log["event_time"] += 100 * number
+        log["row_id"] += first
+        first += len(log)
+        logs.append(log)
+    expected = _expected(pd.concat(logs), length, timed=True)
+    earlier = merge_days([last_clicks(_frame(spark, log, timed=True), length) for log in logs[:-1]], length)
+    found = add_history(_frame(spark, logs[-1], timed=True), history, earlier)
+    assert _histories(found) == {row_id: expected[row_id] for row_id in logs[-1]["row_id"]}
+
+
+def test_a_row_with_a_time_of_an_earlier_day_has_only_clicks_before_this_time(spark: SparkSession) -> None:
+    rows = _frame(spark, _log([("u", "late", 1.0, 50), ("u", "today", 1.0, 210)]), timed=True)
+    earlier = spark.createDataFrame([("u", [(40, "a"), (60, "b")])], f"user_key string, clicks {ARRAY}")
+    assert _histories(add_history(rows, History(length=5), earlier)) == {0: ["a"], 1: ["late", "b", "a"]}
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_last_clicks_are_the_history_after_the_last_row(spark: SparkSession, timed: bool) -> None:
+    log = _log(
+        [
+            ("u", item, label, time)
+            for item, label, time in zip("abcd", [1, 1, 0, 1], [3, 1, 5, 3], strict=True)
+        ]
+    )
+    log["label"] = log["label"].astype(float)
+    clicks = last_clicks(_frame(spark, log, timed=timed), 2)
+    histories = as_history(clicks, History(length=2)).collect()
+    assert [(row["user_key"], row["history"]) for row in histories] == [
+        ("u", ["d", "a"] if timed else ["d", "b"])
+    ]

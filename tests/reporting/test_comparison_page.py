@@ -1,0 +1,134 @@
+"""The page and the terminal table of a comparison."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from reporting.html.comparison_page import comparison_page
+from reporting.inspect.comparison_table import comparison_text
+from training.registry.comparison import Comparison, Evaluation, ExperimentOutcome, TrainingOutcome
+
+DATE, COMMAND = "2026-01-08", "python jobs/nightly.py --set 'train.epochs=<3>'"
+
+
+def training(seed: int, version: str, losses: list[float], test_loss: float) -> TrainingOutcome:
+    """One evaluation an epoch; AUC is 1 - log loss."""
+
+    def measures(loss: float) -> dict[str, float | None]:
+        return {"auc": 1 - loss, "log_loss": loss, "normalized_entropy": loss}
+
+    curve = [Evaluation(float(epoch), measures(loss)) for epoch, loss in enumerate(losses, 1)]
+    return TrainingOutcome(
+        seed, version, None, measures(losses[-1]), measures(test_loss), curve, 1_000.0, None
+    )
+
+
+def outcome(name: str, losses: list[list[float]], test_loss: float, **changes: Any) -> ExperimentOutcome:
+    trainings = [training(seed, f"{name}{seed}", values, test_loss) for seed, values in enumerate(losses)]
+    return ExperimentOutcome(
+        name, {key.replace("__", "."): value for key, value in changes.items()}, trainings
+    )
+
+
+COMPARISON = Comparison(
+    "trial",
+    "log_loss",
+    [
+        outcome("base", [[0.6, 0.4], [0.6, 0.5]], 0.1),
+        outcome("<b>wide</b>", [[0.5, 0.30], [0.3, 0.34]], 0.9, model__top_mlp=[16, 8], model="/a/b/fm.yaml"),
+        ExperimentOutcome("broken", {"train.epochs": 3}, [TrainingOutcome(0, "x", "loss is nan\nremedy")]),
+    ],
+)
+
+
+class Cells(HTMLParser):
+    """The text of each cell of the page's tables, by row, and the addresses that the page names."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.inside = False
+        self.feed(page)
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        if name == "tr":
+            self.rows.append([])
+        if name in ("td", "th"):
+            self.rows[-1].append("")
+            self.inside = True
+        self.addresses += [value or "" for key, value in attributes if key in ("href", "src")]
+
+    def handle_endtag(self, name: str) -> None:
+        if name in ("td", "th"):
+            self.inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+ROWS = [
+    [
+        *("1", "<b>wide</b>", "model.top_mlp=[16, 8], model=fm.yaml", "2"),
+        *("0.6800 ± 0.0283", "0.3200 ± 0.0283", "2, 1", "2,000.0", "0.1000 ± 0.0000", "0.9000 ± 0.0000"),
+        "<b>wide</b>0 <b>wide</b>1",
+    ],
+    [
+        *("2", "base", "none", "2", "0.5500 ± 0.0707", "0.4500 ± 0.0707", "2, 2", "2,000.0"),
+        *("0.9000 ± 0.0000", "0.1000 ± 0.0000", "base0 base1"),
+    ],
+    ["–", "broken", "train.epochs=3", "1", "–", "–", "–", "0.0", "–", "–", ""],
+]
+
+
+def test_the_page_has_the_table_the_failures_and_the_command() -> None:
+    page = comparison_page(COMPARISON, DATE, COMMAND)
+    cells = Cells(page)
+    assert cells.rows[1:4] == ROWS
+    assert cells.rows[5:] == [["broken", "0", "loss is nan\nremedy"]]
+    assert "<b>wide" not in page
+    assert "The test split was not used for this choice." in page
+    assert "train.epochs=&lt;3&gt;" in page
+
+
+def test_the_page_opens_offline() -> None:
+    page = comparison_page(COMPARISON, DATE, COMMAND)
+    assert Cells(page).addresses == []
+    assert "default-src &#x27;none&#x27;" in page
+    assert not re.search(r"<script|@import|url\(|https?://", page)
+
+
+def test_the_curves_are_means_over_seeds() -> None:
+    page = comparison_page(COMPARISON, DATE, COMMAND)
+    charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', page)
+    assert [chart.split(".")[0] for chart in charts] == ["Validation log loss", "Validation AUC"]
+    dots = re.findall(r"<title>([\d.]+: [\d.]+)</title>", page)
+    assert dots[:4] == ["1.0: 0.4", "2.0: 0.32", "1.0: 0.6", "2.0: 0.45"]
+
+
+def test_only_the_best_experiments_have_curves() -> None:
+    many = [outcome(f"e{place}", [[0.9, 0.8 - place / 100]], 0.5) for place in range(12)]
+    page = comparison_page(Comparison("many", "log_loss", many), DATE, COMMAND)
+    assert "The charts show the 8 best of 12 experiments." in page
+    legend = re.search(r'<div class="legend">.*?</div>', page)
+    assert legend
+    assert re.findall(r"</i>(e\d+)", legend[0]) == [f"e{place}" for place in range(11, 3, -1)]
+    assert "line series-7" in page
+    assert "series-8" not in page
+    assert len(Cells(page).rows) == 13
+
+
+def test_the_terminal_shows_the_same_rows() -> None:
+    lines = comparison_text(COMPARISON, DATE, COMMAND).splitlines()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    for row in ROWS:
+        assert [cell for cell in row if cell] in rows
+    assert "  broken failed: loss is nan" in lines
+    assert f"    {COMMAND}" in lines
+    assert any("The test split is only reported." in line for line in lines)
+    assert any(
+        line.startswith("  Best: <b>wide</b>, with validation log loss 0.3200 ± 0.0283") for line in lines
+    )

@@ -1,0 +1,50 @@
+"""Sets the rows of an embedding table to random numbers that do not depend on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from storage.feature_spec import PAD_ID
+from training.embeddings.router import Router
+from training.embeddings.rows import RowBlock
+
+# Count of random numbers that are drawn at a time. They fit into a core's cache, whatever the table's size.
+_DRAWN_NUMBERS = 2**18
+
+
+class Table(Protocol):
+    """What `fill_rows` needs of a StackedEmbedding."""
+
+    blocks: tuple[RowBlock, ...]
+    router: Router
+    cardinalities: tuple[int, ...]
+    list_lengths: tuple[int, ...]
+
+    @property
+    def dim(self) -> int:
+        """Returns the number of numbers per row."""
+
+    def block_rows(self) -> Sequence[Tensor]:
+        """Returns a view of the rows of each block."""
+
+
+@torch.no_grad()
+def fill_rows(table: Table, draw: Callable[[int, Tensor, int], Tensor]) -> None:
+    """Sets all rows of a table to the result of `draw(seed, rows of the unsharded table, feature)`.
+
+    The padding row of a list feature becomes zero.
+    """
+    seed = int(torch.randint(2**62, ()))
+    count = max(_DRAWN_NUMBERS // table.dim, 1)
+    first_list = len(table.cardinalities) - len(table.list_lengths)
+    for block, rows in zip(table.blocks, table.block_rows(), strict=True):
+        places = range(block.place, block.place + block.rows, count)
+        for part, place in zip(rows.split(count), places, strict=True):
+            local = torch.arange(place, place + len(part), device=rows.device)
+            part.copy_(draw(seed, table.router.unsharded_rows(local), block.feature))
+        if block.feature >= first_list and block.first == PAD_ID and block.rows:
+            rows[PAD_ID] = 0

@@ -1,0 +1,34 @@
+"""The plan of one training of a comparison."""
+
+from __future__ import annotations
+
+from conf.types import Config
+from storage.dataset import Dataset
+from storage.paths import Lake
+from training.data.sharding import plan_shards, row_groups
+from training.loop.training_plan import TrainPlan, make_plan
+from training.registry.experiments import experiments_config
+
+
+def make_experiment_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
+    """Creates the plan of one training of a comparison.
+
+    The model's name in the registry is the one of experiments, which have no champion. So the training starts
+    from random weights, and the gate never considers its model. If `train.evaluate_every_steps` is 0, the
+    model is evaluated at the end of each epoch. Evaluations do not change the weights.
+
+    Raises:
+        ConfigError, DataError: see `make_plan`.
+    """
+    config = experiments_config(config)
+    plan = make_plan(config, lake, dataset)
+    if config.train.evaluate_every_steps:
+        return plan
+    train = config.train.model_copy(update={"evaluate_every_steps": steps_per_epoch(plan)})
+    return make_plan(config.model_copy(update={"train": train}), lake, dataset)
+
+
+def steps_per_epoch(plan: TrainPlan) -> int:
+    """Returns the number of global batches in an epoch of a training."""
+    rows = [group.rows for group in row_groups(plan.train_files)]
+    return plan_shards(rows, plan.train.num_shards, plan.train.global_batch_size).steps

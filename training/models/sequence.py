@@ -1,0 +1,134 @@
+"""Parts of models over sequences: which rows have equal sequences, dropout, and self-attention blocks.
+
+Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
+
+Notation: B rows, S distinct sequences, L places of a sequence, E numbers per vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.models.layers import Dropout, linear
+
+# A draw of 64 random bits decides about this number of values, each with 16 bits.
+_NUMBERS_PER_DRAW = 4
+
+
+def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Groups consecutive rows with equal sequences, such as a positive row and its drawn negatives.
+
+    Args:
+        sequences: (B, L) ids.
+        starts: rows at which a new group begins even if the sequence is that of the row before.
+
+    Returns:
+        (S,) int64, the first row of each group, and (B,) int64, the group of each row.
+    """
+    begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
+    begins[1:] = (sequences[1:] != sequences[:-1]).any(dim=1)
+    begins[list(starts)] = True
+    return begins.nonzero().flatten(), begins.cumsum(0) - 1
+
+
+class SequenceDropout(Dropout):
+    """Dropout of vectors of sequences, with masks that are independent of the number of ranks.
+
+    As in `Dropout`, a mask depends on seed, step and logical shard. A shard has one mask for each of its
+    distinct sequences, so the masks are drawn in the forward pass, when these are known.
+
+    Args:
+        share: the share of the values that are dropped.
+        places: L, the number of places of the longest sequence.
+    """
+
+    def __init__(self, share: float, places: int) -> None:
+        super().__init__(share, 1)
+        self._places = places
+        self._keys: list[str] = []
+        self.shard_starts: list[int] = []
+
+    def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
+        """Stores what the masks of the next step depend on. See `Dropout.draw_mask`."""
+        self._keys = [f"{key}/{shard}" for shard in shards]
+        ends = torch.tensor([0, *rows]).cumsum(0).tolist()
+        self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
+        self._keys = [name for name, count in zip(self._keys, rows, strict=True) if count]
+
+    def forward(self, values: Tensor, first_rows: Tensor | None = None) -> Tensor:
+        """Returns the values (S, ≤ L, E); in training, some of them are set to 0.
+
+        Args:
+            values: the values of S sequences. If there are fewer than L places, the last ones are missing.
+            first_rows: (S,) ascending, the first row of each sequence in the batch; only in training.
+        """
+        if not self.training or not self.share or first_rows is None or not self._keys or not len(values):
+            return values
+        starts = torch.tensor([*self.shard_starts[1:], 2**62], device=first_rows.device)
+        counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._keys))
+        cells = -(-self._places * values.shape[2] // _NUMBERS_PER_DRAW)
+        draws = torch.empty(len(values), cells, dtype=torch.int64, device=values.device)
+        for name, part in zip(self._keys, draws.split(counts.tolist()), strict=True):
+            digest = sha256(name.encode()).digest()
+            generator = torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
+            part.random_(-(2**63), None, generator=generator)
+        numbers = draws.view(torch.int16)[:, : values[0].numel()].reshape(values.shape)
+        kept = numbers >= round(self.share * 2**16) - 2**15
+        return values * kept / (1 - self.share)
+
+
+class AttentionBlock(nn.Module):
+    """A block of SASRec (Kang and McAuley, ICDM 2018, section III-B): self-attention, then an MLP per place.
+
+        y = x + Dropout(Attention(LN(x), x, x)),  z = y + Dropout(W₂ ReLU(W₁ LN(y) + b₁) + b₂)
+
+    A place attends to itself and to older items.
+
+    Args:
+        dim: E.
+        heads: number of attention heads, a divisor of E.
+        dropout, places: see `SequenceDropout`.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float, places: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.query, self.key, self.value = (linear(dim, dim, bias=False) for _ in range(3))
+        self.inner, self.outer = linear(dim, dim), linear(dim, dim)
+        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout, places) for _ in range(2))
+
+    def forward(self, values: Tensor, is_item: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
+        """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
+
+        Args:
+            values: (S, L, E), the inputs.
+            is_item: (S, L) bool, whether a place has an item.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            outputs: number of places whose outputs are needed.
+        """
+        count, places, dim = values.shape
+        needed = values[:, :outputs]
+        own = torch.eye(outputs, places, dtype=torch.bool, device=values.device)
+        older = torch.ones(outputs, places, dtype=torch.bool, device=values.device).triu()
+        # Every place attends at least to itself, so that no sum of attention weights is 0 / 0.
+        visible = (older & is_item.unsqueeze(1)) | own  # (S, outputs, L)
+
+        def by_head(vectors: Tensor) -> Tensor:
+            return vectors.view(count, -1, self._heads, dim // self._heads).transpose(1, 2)
+
+        attended = functional.scaled_dot_product_attention(
+            by_head(self.query(self.attention_norm(needed))),
+            by_head(self.key(values)),
+            by_head(self.value(values)),
+            attn_mask=visible.unsqueeze(1),
+        )  # (S, heads, outputs, E / heads)
+        attended = attended.transpose(1, 2).reshape(count, outputs, dim)
+        middle = needed + self.attention_dropout(attended, first_rows)
+        hidden = self.outer(functional.relu(self.inner(self.mlp_norm(middle))))
+        return middle + self.mlp_dropout(hidden, first_rows)

@@ -1,0 +1,223 @@
+"""The result of a comparison: measures of each training, means over seeds, and the best experiment."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from conf.errors import DataError
+
+MEASURES = ("auc", "log_loss", "normalized_entropy")
+_LARGER_IS_BETTER = {"auc"}
+
+HeldOut = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation on the validation split.
+
+    Attributes:
+        epoch: number of epochs done, such as 1.5.
+        measures: maps each of MEASURES to its value; None if it is undefined.
+    """
+
+    epoch: float
+    measures: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """The outcome of one training.
+
+    Attributes:
+        seed: the seed of the training.
+        version: the model's version.
+        failure: the reason why the training has no model; None if it has one. All attributes below are empty
+            if the training failed.
+        validation, test: the measures of the final model on the two splits.
+        curve: the evaluations on the validation split, ascending by epoch; the last is that of the final
+            model.
+        seconds: seconds of the training's steps.
+        stopped: the reason why the training ended early; None if it did not.
+    """
+
+    seed: int
+    version: str
+    failure: str | None = None
+    validation: Mapping[str, float | None] = field(default_factory=dict)
+    test: Mapping[str, float | None] = field(default_factory=dict)
+    curve: Sequence[Evaluation] = ()
+    seconds: float = 0.0
+    stopped: str | None = None
+
+    @classmethod
+    def of(cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int) -> TrainingOutcome:
+        """Returns the outcome of a training from its model.json."""
+        final = {split: _chosen(description["metrics"][split]) for split in ("validation", "test")}
+        curve = [
+            Evaluation(entry["step"] / steps_per_epoch, _chosen(entry["validation"]))
+            for entry in description["history"]
+            if "validation" in entry and entry["step"] < description["steps"]
+        ]
+        curve.append(Evaluation(description["steps"] / steps_per_epoch, final["validation"]))
+        return cls(
+            seed,
+            description["version"],
+            None,
+            final["validation"],
+            final["test"],
+            curve,
+            description["seconds"],
+            description["stopped"],
+        )
+
+    def best_epoch(self, measure: str) -> float | None:
+        """Returns the epoch of the best evaluation, the earliest among equals; None if there is none."""
+        known = [
+            (value, evaluation.epoch)
+            for evaluation in self.curve
+            if (value := evaluation.measures[measure]) is not None
+        ]
+        return min(known, key=lambda pair: (_cost(measure, pair[0]), pair[1]))[1] if known else None
+
+
+@dataclass(frozen=True)
+class ExperimentOutcome:
+    """The outcome of one experiment: one training for each seed.
+
+    Attributes:
+        name: name of the experiment.
+        changes: maps dotted keys to the values by which the experiment differs from the configuration.
+        trainings: the trainings, in the order of the seeds.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    trainings: Sequence[TrainingOutcome]
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why a training of this experiment failed; None if all trainings have a model."""
+        return next((training.failure for training in self.trainings if training.failure), None)
+
+    def values(self, split: HeldOut, measure: str) -> list[float]:
+        """Returns the values of a measure of all trainings; empty if any of them has no value."""
+        values = [getattr(training, split).get(measure) for training in self.trainings]
+        return [] if None in values else values
+
+    def mean(self, split: HeldOut, measure: str) -> float | None:
+        """Returns the mean of a measure over the seeds; None if a training has no value."""
+        values = self.values(split, measure)
+        return statistics.fmean(values) if values else None
+
+    def deviation(self, split: HeldOut, measure: str) -> float | None:
+        """Returns the sample standard deviation over the seeds; None if there are fewer than two values."""
+        values = self.values(split, measure)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def curve(self, measure: str) -> list[tuple[float, float]]:
+        """Returns pairs (epoch, mean over the seeds) of a measure on the validation split, ascending.
+
+        Epochs at which a training has no value, for example because it ended earlier, are left out.
+        """
+        curves = [
+            {evaluation.epoch: evaluation.measures[measure] for evaluation in training.curve}
+            for training in self.trainings
+        ]
+        points = []
+        for epoch in curves[0]:
+            values = [value for curve in curves if (value := curve.get(epoch)) is not None]
+            if len(values) == len(curves):
+                points.append((epoch, statistics.fmean(values)))
+        return points
+
+    def best_epochs(self, measure: str) -> list[float | None]:
+        """Returns the epoch of the best evaluation of each training."""
+        return [training.best_epoch(measure) for training in self.trainings]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the steps of all trainings."""
+        return sum(training.seconds for training in self.trainings)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison.
+
+    Attributes:
+        name: name of the comparison.
+        choose_by: the measure on the validation split that decides which experiment is the best.
+        experiments: the outcomes, in the order of the experiments file.
+    """
+
+    name: str
+    choose_by: str
+    experiments: Sequence[ExperimentOutcome]
+
+    @property
+    def ranked(self) -> list[ExperimentOutcome]:
+        """The experiments that have a mean of `choose_by` on the validation split, the best first.
+
+        Among equals, the order is that of the experiments file. The test split is not used.
+        """
+        known = [
+            (_cost(self.choose_by, mean), place)
+            for place, experiment in enumerate(self.experiments)
+            if (mean := experiment.mean("validation", self.choose_by)) is not None
+        ]
+        return [self.experiments[place] for _, place in sorted(known)]
+
+    @property
+    def best(self) -> ExperimentOutcome:
+        """The best experiment.
+
+        Raises:
+            DataError: no experiment has a value of `choose_by` on the validation split.
+        """
+        if ranked := self.ranked:
+            return ranked[0]
+        failures = [experiment.failure for experiment in self.experiments if experiment.failure]
+        if failures:
+            raise DataError(
+                f"no experiment of {self.name} was trained completely; the first error is: {failures[0]}",
+                "correct the cause that the error names, or change the settings of the experiments",
+            )
+        raise DataError(
+            f"{self.choose_by} of the validation split is undefined: all its rows have the same label",
+            "set choose_by: log_loss, or use a dataset whose validation split has clicks and non-clicks",
+        )
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions of all trained models, sorted."""
+        trainings = [training for experiment in self.experiments for training in experiment.trainings]
+        return sorted(training.version for training in trainings if not training.failure)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the result as JSON values, for the manifest."""
+        return {**asdict(self), "best": self.best.name, "versions": self.versions}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
+        """Returns the result from the facts of a manifest."""
+        experiments = []
+        for experiment in facts["experiments"]:
+            trainings = [
+                TrainingOutcome(**{**training, "curve": [Evaluation(**entry) for entry in training["curve"]]})
+                for training in experiment["trainings"]
+            ]
+            experiments.append(ExperimentOutcome(experiment["name"], experiment["changes"], trainings))
+        return cls(facts["name"], facts["choose_by"], experiments)
+
+
+def _chosen(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    return {measure: metrics[measure] for measure in MEASURES}
+
+
+def _cost(measure: str, value: float) -> float:
+    """Returns a number that is smaller for a better value."""
+    return -value if measure in _LARGER_IS_BETTER else value
