@@ -102,6 +102,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     scratch = tmp_path_factory.mktemp("spark")
     settings = read_profile(ROOT / "conf/spark/local.conf")
     settings |= {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    settings["spark.ui.retainedStages"] = "100000"  # tests of monitoring compare sums over all stages
     settings |= INTERPRETED
     session = build_session("tests", settings)
     yield session

@@ -7,6 +7,8 @@ So the histories of a day need only one small table for each earlier day, and no
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -20,8 +22,10 @@ from etl.spark.histories import ARRAY, CLICKS, METHOD, last_clicks, merge_days
 from etl.spark.read_log import good_rows, read_log
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest, current_manifest, is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import Lake, Partition
 from storage.publish import Rules, publish, rows_of
+
+log = logging.getLogger("nightrank.etl")
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,18 @@ class LastClicks:
     def _published(self, dt: str) -> Manifest | None:
         """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
 
-        Returns None if the day has neither a raw log nor a partition.
+        Returns None if the day has neither a raw log nor a partition. A partition without a raw log is used
+        only if it was computed with the present settings, because it cannot be computed again.
         """
         partition = self.lake.last_clicks.partition(dt)
         raw = find_raw(self.config, self.config.log, dt, self.lake.recorder)
-        if raw is None or raw.bytes == 0:
-            return read_manifest(partition) if is_published(partition) else None
-        inputs = {
-            "raw": raw.digest,
+        rules = {
             "layout": layout_digest(self.config),
             "history": f"{METHOD}, {self.history.length}",
         }
+        if raw is None or raw.bytes == 0:
+            return _without_raw_log(partition, rules)
+        inputs = {"raw": raw.digest, **rules}
         current = current_manifest(partition, inputs)
         if current is not None:
             return current
@@ -85,6 +90,22 @@ class LastClicks:
             sort_by=[USER_KEY],
             grace_hours=self.config.output.grace_hours,
         )
+
+
+def _without_raw_log(partition: Partition, rules: Mapping[str, str]) -> Manifest | None:
+    """Returns the manifest of a day whose raw log does not exist; None if its clicks cannot be used."""
+    if not is_published(partition):
+        return None
+    manifest = read_manifest(partition)
+    if rules.items() <= dict(manifest.inputs).items():
+        return manifest
+    log.warning(
+        "the clicks of %s in %s were computed with other settings, and the day has no raw log to compute "
+        "them again: histories leave them out",
+        partition.dt,
+        partition.path,
+    )
+    return None
 
 
 def _as_clicks(rows: DataFrame) -> DataFrame:

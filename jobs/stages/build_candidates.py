@@ -14,6 +14,7 @@ from scoring.candidates.candidate_tables import (
 )
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
+from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.vector_tables import delete_checkpoints, vector_store
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset
@@ -33,7 +34,11 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("candidate_items"):
         items = publish_items(context, dataset, tables)
     with context.phase("candidates"):
-        candidates = publish_candidates(context, dataset, items, tables)
+        store = vector_store(context, dataset, items)
+        try:
+            candidates = publish_candidates(context, dataset, items, tables, store)
+        finally:
+            delete_checkpoints(store)
     return JobSummary(
         output=context.lake.candidates(dataset.workflow_version).partition(context.run_date).path,
         rows_in=tables.users.rows,
@@ -74,7 +79,11 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
 
 
 def publish_candidates(
-    context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables
+    context: RunContext,
+    dataset: Dataset,
+    numbered: Manifest,
+    tables: CandidateTables,
+    store: VectorStore,
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
@@ -85,7 +94,6 @@ def publish_candidates(
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
-    store = vector_store(context, dataset, numbered)
     sources = SourceTables(
         excluding,
         items,
@@ -95,17 +103,6 @@ def publish_candidates(
         retrieve(context, version, tables, numbered, excluding),
         store,
     )
-    try:
-        return _publish(context, dataset, numbered, tables, sources)
-    finally:
-        delete_checkpoints(store)
-
-
-def _publish(
-    context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables, sources: SourceTables
-) -> Manifest:
-    """Makes the candidates and publishes them. The arguments are those of `publish_candidates`."""
-    lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     return publish(
         make_candidates(config, sources),
         lake.candidates(version).partition(context.run_date),
@@ -121,7 +118,7 @@ def _publish(
         expected_rows=tables.users.rows,
         facts={
             "sources": [source.name for source in config.sources],
-            "excluded": dict(sources.exclusions.counts),
+            "excluded": dict(excluding.counts),
         },
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=context.config.output.grace_hours,

@@ -386,6 +386,7 @@ def test_a_log_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], tmp_
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_script_says_what_it_does() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/lists.py"), "--help"],

@@ -59,8 +59,8 @@ def test_histories_are_the_clicks_before_the_row(
     log, history = _log(rows), History(length=length)
     expected = _expected(log, length, timed=timed)
     for seed in (1, 2):
-        found = add_history(_frame(spark, log, timed=timed, seed=seed), history)
-        assert _histories(found) == expected
+        with_history = add_history(_frame(spark, log, timed=timed, seed=seed), history)
+        assert _histories(with_history) == expected
 
 
 @FEW
@@ -92,8 +92,8 @@ def test_days_before_count_as_earlier_clicks(
         logs.append(log)
     expected = _expected(pd.concat(logs), length, timed=True)
     earlier = merge_days([last_clicks(_frame(spark, log, timed=True), length) for log in logs[:-1]], length)
-    found = add_history(_frame(spark, logs[-1], timed=True), history, earlier)
-    assert _histories(found) == {row_id: expected[row_id] for row_id in logs[-1]["row_id"]}
+    with_history = add_history(_frame(spark, logs[-1], timed=True), history, earlier)
+    assert _histories(with_history) == {row_id: expected[row_id] for row_id in logs[-1]["row_id"]}
 
 
 def test_a_row_with_a_time_of_an_earlier_day_has_only_clicks_before_this_time(spark: SparkSession) -> None:

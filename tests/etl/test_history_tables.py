@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
+from etl.spark.last_clicks import LastClicks
 from storage.manifest import read_manifest
 from storage.paths import Lake
 from tests.etl import cases
@@ -143,6 +144,21 @@ def test_lists_are_scored_with_the_last_clicks_before_what_they_are_measured_on(
     for user, row in users.iterrows():
         expected = clicks_before(log, days, str(user), (10**9, 0))
         assert list(row["history"]) == [ids[item] for item in expected], user
+
+
+def test_clicks_of_other_settings_are_left_out_if_they_cannot_be_computed_again(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_log(tmp_path, make_log(2))
+    config = cases.write_config(tmp_path, SETTINGS)
+    lake = Lake(config.lake)
+    assert config.history is not None
+    before = LastClicks(spark, config, config.history, lake).digest_before(DAYS[1])
+    shutil.rmtree(tmp_path / f"raw/dt={DAYS[0]}")
+    assert LastClicks(spark, config, config.history, lake).digest_before(DAYS[1]) == before
+    longer = config.history.model_copy(update={"length": LENGTH + 1})
+    assert LastClicks(spark, config, longer, lake).before(DAYS[1]) is None
+    assert f"the clicks of {DAYS[0]}" in caplog.text
 
 
 def test_days_without_a_raw_log_keep_their_clicks_and_a_changed_day_changes_later_histories(

@@ -72,6 +72,7 @@ def test_lock_files_agree_on_versions() -> None:
     apart = {
         "airflow.txt",
         "benchmark-nvtabular.txt",
+        "benchmark-lists.txt",
         "docs.txt",
         "test-container.txt",
         "test-postgres.txt",

@@ -30,7 +30,7 @@ from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.registry.versions import model_version
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

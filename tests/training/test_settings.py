@@ -63,8 +63,8 @@ def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str)
     assert set(config.settings) == set(kind.model_fields)
     assert complete(config) == config
     assert complete(ModelConfig.model_validate(config.model_dump(mode="json"))) == config
-    given = {**VARIANTS, **SEQUENCE_VARIANTS}[name]
-    assert config.settings.items() >= {k: v for k, v in given.items() if k != "architecture"}.items()
+    written = {**VARIANTS, **SEQUENCE_VARIANTS}[name]
+    assert config.settings.items() >= {k: v for k, v in written.items() if k != "architecture"}.items()
 
 
 def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path) -> None:

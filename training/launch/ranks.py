@@ -60,12 +60,14 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
         with signals_end_ranks() as received, no_fork(), _listening(spark, show) as channel:
             try:
                 outcomes = _run(spark, plan, ranks, channel)
+                if None in outcomes:  # Horovod returns None for a rank that a signal ended
+                    raise RuntimeError("a rank ended without a result")
             except Exception as error:
                 raise _launch_error(plan, received, error) from error
-    return _description(outcomes)
+    return _description([outcome for outcome in outcomes if outcome is not None])
 
 
-def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | None) -> list[Outcome]:
+def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | None) -> list[Outcome | None]:
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)

@@ -50,7 +50,7 @@ class Rows:
 
     def __call__(self, raw: RawFiles) -> DataFrame:
         self.days_read.append(raw.dt)
-        return prepared_rows(self.spark, self.config, raw)
+        return prepared_rows(self.spark, self.config, Lake(self.config.lake), raw)
 
 
 def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:

@@ -100,13 +100,13 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> No
         vectors = model.item_vectors(dense, items)
         logits = model(torch.zeros(len(joined), 0), joined).view(len(histories), len(items))
     predictor = Predictor(model, spec, multi_hot, "m1", torch.device("cpu"), 64)
-    found = Retriever(predictor, model, vectors, context_side({}, spec, multi_hot), 5, 40)
+    retrieving = Retriever(predictor, model, vectors, context_side({}, spec, multi_hot), 5, 40)
     frame = {
         "user_key": pa.array([f"u{index}" for index in range(len(histories))]),
         "history": pa.array(histories, pa.list_(pa.int32())),
         "excluded": pa.array([None] * len(histories), pa.list_(pa.int32())),
     }
-    lists = found.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
+    lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
 
