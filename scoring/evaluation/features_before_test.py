@@ -55,31 +55,36 @@ def features_before_test(
         per key.
     """
     names = [feature.name for feature in spec.scoped(side)]
-    workflow = _workflow(context, spec.workflow_version)
-    of_history = features_of_history(context.config, workflow, names) if side == "user" else []
-    columns = [name for name in names if name not in of_history]
     key, attributes = (USER_KEY, context.config.users) if side == "user" else (ITEM_KEY, context.config.items)
+    with_history = side == "user" and context.config.history is not None
+    if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
+        return latest_rows(_published_days(context, dataset), key, names)
+    workflow = load_workflow(context.lake, spec.workflow_version, context.config.output.broadcast_max_rows)
+    of_history = features_of_history(context.config, workflow, names) if with_history else []
+    columns = [name for name in names if name not in of_history]
     if attributes is not None:
         rows = attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
     elif spec.workflow_version == dataset.workflow_version:
-        days = [
-            (partition.dt, rows_of(context.spark, partition, manifest, label))
-            for split in BEFORE_TEST
-            for partition, manifest, label in split_partitions(context.lake, dataset, split)
-        ]
-        rows = latest_rows(days, key, columns)
+        rows = latest_rows(_published_days(context, dataset), key, columns)
     else:
         days = _days_of_workflow(context, dataset, workflow, [key, ROW_ID], columns)
         rows = latest_rows(days, key, columns)
     if not of_history:
         return rows
-    days_of_splits = raw_days(context.config, context.run_date, context.recorder)
-    histories = latest_histories(
-        context.spark, context.config, context.lake, days_of_splits, before_test=True
-    )
+    raw_files = raw_days(context.config, context.run_date, context.recorder)
+    histories = latest_histories(context.spark, context.config, context.lake, raw_files, before_test=True)
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
     return with_histories(rows, workflow, histories, context.config, of_history).select(key, *names)
+
+
+def _published_days(context: RunContext, dataset: Dataset) -> list[tuple[str, DataFrame]]:
+    """Returns the published rows before the test as pairs (day, frame)."""
+    return [
+        (partition.dt, rows_of(context.spark, partition, manifest, label))
+        for split in BEFORE_TEST
+        for partition, manifest, label in split_partitions(context.lake, dataset, split)
+    ]
 
 
 def _days_of_workflow(
@@ -114,7 +119,3 @@ def _days_of_workflow(
             days.append((member.dt, rows))
     return days
 
-
-def _workflow(context: RunContext, version: str) -> FittedWorkflow:
-    """Loads a version of the workflow."""
-    return load_workflow(context.lake, version, context.config.output.broadcast_max_rows)

@@ -31,6 +31,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "metrics",
         "spark",
         "etl.build",
+        "etl.checked_days",
         "etl.quality",
         "etl.raw",
         "etl.spark",

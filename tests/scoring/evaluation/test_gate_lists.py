@@ -135,6 +135,7 @@ def gated(
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("nightrank.evaluate_model")
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
@@ -145,6 +146,7 @@ def gated(
         assert first["lists"]["challenger"]["ndcg"] > 0
         facts = evaluated(spark, config)
         yield Gated(config, facts, messages, reference, units)
+    logger.setLevel(logging.NOTSET)
     logger.removeHandler(handler)
 
 
