@@ -227,4 +227,10 @@ class Negatives(Strict):
         description="Number of items that are drawn for each positive row: the largest number of rows that "
         "are added for it."
     )
+    train: bool = Field(
+        default=True,
+        description="Whether rows are also added for positive rows of the train split. False if "
+        "`train.negatives` draws the negatives of the training. This needs a `split.by` other than `day`, "
+        "because a day is a train day of one run and a test day of another.",
+    )
     seed: Seed = Field(default=0, description="Seed of the draws.")

@@ -188,6 +188,11 @@ class Config(Strict):
                 "train.negatives draws negatives for training; validation and test rows need some, too: set "
                 "the section negatives, such as {per_positive: 4}"
             )
+        if self.negatives and not self.negatives.train and self.split.by == "day":
+            raise ValueError(
+                "negatives.train=false needs a split.by other than day: a train day of one run is a test day "
+                "of another, and its rows are stored once; remove negatives.train"
+            )
         return self
 
     @model_validator(mode="after")

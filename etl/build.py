@@ -30,7 +30,7 @@ from etl.split.time_split import SPLIT
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
-from storage.dataset import Dataset, Member, publish_dataset, require_both_labels
+from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
 from storage.publish import Rules, publish
@@ -139,7 +139,8 @@ def _workflow(
     if parent and mode == "apply":
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
-    require_both_labels([(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train])
+    labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
+    require_labels(labels, draws_negatives=config.train.negatives is not None)
     counts_of = checked.passes.counts_of if checked.passes else None
     train = checked.splits["train"]
     workflow = fit_workflow(spark, config, lake, train, checked.rows_of, parent, counts_of)

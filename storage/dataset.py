@@ -143,17 +143,19 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     )
 
 
-def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
+def require_labels(days: Sequence[tuple[str, int, int]], *, draws_negatives: bool = False) -> None:
     """Refuses training rows that all have the same label: a model could only learn a constant from them.
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
+        draws_negatives: whether the training draws negatives itself (`train.negatives`). Then all rows may be
+            clicks.
 
     Raises:
-        DataError: there are rows, but either all of them or none of them are clicks.
+        DataError: there are rows, but none of them is a click, or all of them are.
     """
     rows, clicks = sum(day[1] for day in days), sum(day[2] for day in days)
-    if not rows or 0 < clicks < rows:
+    if not rows or 0 < clicks < rows or (clicks and draws_negatives):
         return
     named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""

@@ -27,6 +27,8 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
     negatives of a train row. If there is no column `split` (one day of a log that is stored by day),
     negatives are drawn from all rows of the day.
 
+    With `train: false`, no negatives are added for train rows. Those of the other splits stay the same.
+
     Let m be the number of different items in the rows from which the negatives of a positive row are drawn.
     These items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
     `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has one of
@@ -39,7 +41,8 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
 
     Args:
         rows: frame with keys, label and row_id.
-        config: maximum number of negatives per positive row, and the seed.
+        config: maximum number of negatives per positive row, the seed, and whether train rows get negatives.
+            With `train: false`, the frame must have the column `split`.
         item_column: the raw column of the item key.
     """
     stride = config.per_positive + 1
@@ -49,7 +52,10 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
     )
     in_order = Window.orderBy("_item_since", "_item")
     numbered = items.select("_item", "_raw_item", (F.row_number().over(in_order) - 1).alias("_position"))
-    positives = since.where(F.col(LABEL) == 1).withColumn(
+    wanted = F.col(LABEL) == 1
+    if not config.train:
+        wanted &= F.col(SPLIT) != "train"
+    positives = since.where(wanted).withColumn(
         "_draw", F.explode(F.sequence(F.lit(1), F.lit(config.per_positive)))
     )
     position = F.pmod(F.xxhash64(ROW_ID, "_draw", F.lit(config.seed)), _visible_items(items))

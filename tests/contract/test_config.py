@@ -218,6 +218,14 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         ),
         (_changed("train", to={"epochs": 0}), r"train\.epochs=0"),
         (_changed("negatives", to={"per_positive": 0}), r"negatives\.per_positive=0"),
+        (
+            {
+                **_changed("log", "path", to="{data}/{date}.tsv"),
+                "split": {"by": "day"},
+                "negatives": {"per_positive": 2, "train": False},
+            },
+            r"negatives\.train=false needs a split\.by other than day",
+        ),
         (_changed("quality", to={"max_bad_share": -0.1}), r"quality\.max_bad_share=-0\.1"),
         (
             _changed("quality", to={"psi_warn": 0.3, "psi_stop": 0.2}),

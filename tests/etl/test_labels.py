@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from storage.dataset import read_dataset
+from storage.dataset import read_dataset, require_labels
 from storage.manifest import is_published
 from storage.paths import Lake
 from tests.etl import cases
@@ -63,6 +63,15 @@ def test_one_label_in_all_train_days_stops_the_build(
         cases.run_build(spark, config, DAYS[-1])
     assert caught.value.exit_code == 3
     assert not is_published(Lake(config.lake).datasets.partition(DAYS[-1]))
+
+
+def test_clicks_only_are_enough_if_the_training_draws_negatives() -> None:
+    days = [("2026-01-01", 60, 60), ("2026-01-02", 60, 60)]
+    require_labels(days, draws_negatives=True)
+    with pytest.raises(DataError, match="hold only clicks"):
+        require_labels(days)
+    with pytest.raises(DataError, match="hold no click"):
+        require_labels([("2026-01-01", 60, 0)], draws_negatives=True)
 
 
 def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: Path) -> None:

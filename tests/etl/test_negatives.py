@@ -63,6 +63,21 @@ def test_later_rows_do_not_change_earlier_splits(spark: SparkSession, rows: list
     pd.testing.assert_frame_equal(before, after)
 
 
+@FEW
+@given(rows=st.lists(LOG_ROW, min_size=30, max_size=80))
+def test_without_train_only_the_rows_added_for_train_rows_are_missing(
+    spark: SparkSession, rows: list[tuple]
+) -> None:
+    log = _log([("u", "a", 1.0, "train"), *rows])
+    frame = spark.createDataFrame(log)
+    held_out = CONFIG.model_copy(update={"train": False})
+    actual = add_negatives(frame, held_out, "item").toPandas().sort_values("row_id", ignore_index=True)
+    complete = _drawn(spark, log)
+    added = complete["row_id"] % (PER_POSITIVE + 1) != 0
+    expected = complete[~(added & (complete["split"] == "train"))].reset_index(drop=True)
+    pd.testing.assert_frame_equal(actual, expected)
+
+
 def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: SparkSession) -> None:
     """150 users and 50 items, each user with one held-out item: hits are a sum of independent draws."""
     draw = random.Random(3)

@@ -10,7 +10,7 @@ from conf.errors import DataError
 from conf.load import config_digest
 from conf.types import SPLITS, Config, ModelConfig, Split, Train
 from storage import file_io
-from storage.dataset import Dataset, read_spec, require_both_labels, split_partitions
+from storage.dataset import Dataset, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
 from training.data.sharding import DataFile
@@ -81,7 +81,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
             f"the train split of dataset {dataset.run_date} has no rows",
             "run build_features for days that have rows",
         )
-    _require_both_labels(lake, dataset, seen)
+    _require_labels(lake, dataset, seen, draws_negatives=config.train.negatives is not None)
     description = {
         "name": config.name,
         "version": version,
@@ -111,8 +111,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     )
 
 
-def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
-    """Raises DataError if all rows of the new train days have the same label.
+def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, draws_negatives: bool) -> None:
+    """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
     The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
     does not say how many clicks its days have, nothing is checked.
@@ -127,7 +127,7 @@ def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
                 return
             rows = sum(entry.rows for entry in manifest.split_files(label))
             days.append((partition.dt, rows, member.clicks))
-    require_both_labels(days)
+    require_labels(days, draws_negatives=draws_negatives)
 
 
 def _resolved(path: str) -> str:
