@@ -15,7 +15,8 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
-item_vectors/<workflow version>/<source>/dt=…   item vectors of a source of candidates (`ease`, `als`)
+item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item: vectors (`ease`,
+                                            `als`) or neighbours (`covisitation`)
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
@@ -237,7 +238,7 @@ class Lake:
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
-        """Returns the table of item vectors of a source of candidates, as item indices and vectors."""
+        """Returns the table of what a source of candidates computed for each item: a vector or neighbours."""
         return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:

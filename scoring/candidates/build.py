@@ -34,8 +34,8 @@ class SourceTables:
             segment.
         retrieved: a frame with the columns user_key and candidates from the source `retrieval`; None if this
             source is not configured.
-        store: publishes the item vectors of the sources `ease` and `als`. It may be None if neither is
-            configured.
+        store: publishes what the sources `covisitation`, `ease` and `als` computed for each item. It may be
+            None if none of them is configured.
     """
 
     exclusions: Exclusions
@@ -69,11 +69,11 @@ def _candidates_of(
             raise ValueError("internal error, please report: the source `retrieval` has no candidates")
         return tables.retrieved
     rows = within(tables.rows, source.window_days, tables.run_date)
-    if isinstance(source, Covisitation):
-        return covisited_items(source, tables.exclusions, rows, tables.items)
-    if isinstance(source, Ease | Als):
+    if isinstance(source, Covisitation | Ease | Als):
         if tables.store is None:
             raise ValueError(f"internal error, please report: the source `{source.name}` has no store")
+        if isinstance(source, Covisitation):
+            return covisited_items(source, tables.exclusions, rows, tables.items, tables.store)
         if isinstance(source, Ease):
             return ease_items(source, tables.exclusions, rows, tables.items, tables.store)
         return als_items(source, tables.exclusions, rows, tables.items, tables.store)

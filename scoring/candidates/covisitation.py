@@ -14,59 +14,83 @@ sim(i, j) over those of the user's items i that have j among these most similar 
 
 Weights are stored as integers in units of 2⁻²⁴, and similarities as integers in units of 2⁻³⁰. Therefore all
 sums are exact, and the same log gives the same lists, however Spark partitions the rows. A user adds at most
-clicks_per_user² pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
+clicks_per_user² / 2 pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
+
+The neighbours are published as a table. Workers read it and make the lists (neighbour_lists.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.types import Covisitation
 from scoring.candidates.clicks import recency
 from scoring.candidates.filters import Exclusions
-from scoring.candidates.popular import allowed
-from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from scoring.candidates.lists_in_spark import LISTED, VectorStore, empty_lists
+from scoring.inputs.requests import EXCLUDED, HISTORY, ITEM_INDEX, NEIGHBOURS, SIMILARITIES
+from scoring.spark.scoring_workers import SCORING_IMPORTS
+from spark.tasks import map_batches
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 
 WEIGHT_UNITS = 1 << 24
 SIMILARITY_UNITS = 1 << 30
 
-# The users of a popular item are divided among this many tasks when they are joined with its neighbours.
-_SALTS = 8
+Batches = Iterable[pa.RecordBatch]
 
 
 def covisited_items(
-    config: Covisitation, exclusions: Exclusions, rows: DataFrame, items: DataFrame
+    config: Covisitation, exclusions: Exclusions, rows: DataFrame, items: DataFrame, store: VectorStore
 ) -> DataFrame:
     """Returns, for each user, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key and candidates. If scores are equal, the smaller item index comes
     first. A user without clicks gets an empty list.
 
+    The neighbours are computed and published before the function returns.
+
     Args:
         config: the settings of the source, such as n.
         exclusions: the excluded items of each user.
         rows: a frame with the columns user_key, item_key, label and the column that recency() returns.
         items: a frame with the columns item_index and item_key, one row per item.
+        store: publishes the neighbours.
     """
     history = latest_items(rows, items, config.clicks_per_user).persist()
     near = nearest(similarities(history), config.neighbours)
-    salts = F.explode(F.array(*(F.lit(salt) for salt in range(_SALTS))))
-    salted = near.withColumn("salt", salts)
-    salted_history = history.withColumn("salt", F.pmod(F.xxhash64(USER_KEY), F.lit(_SALTS)).cast("int"))
-    scored = (
-        salted_history.join(salted, [ITEM_INDEX, "salt"])
-        .groupBy(USER_KEY, "other")
-        .agg(F.sum("similarity").alias("score"))
+    neighbours = near.groupBy(ITEM_INDEX).agg(*_columns_of_neighbours()).persist()
+    count = neighbours.count()
+    if not count:
+        return empty_lists(exclusions.users)
+    files = store.publish(config.name, neighbours, count, 2 * config.neighbours)
+    neighbours.unpersist()
+    of_user = history.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias(HISTORY))
+    users = exclusions.users.join(of_user, USER_KEY, "left").select(USER_KEY, HISTORY, EXCLUDED)
+    return map_batches(users, _lister(files, config.n), LISTED, SCORING_IMPORTS)
+
+
+def _columns_of_neighbours() -> list[Column]:
+    """Returns the columns of the published table, as aggregates over the neighbours of an item."""
+    pairs = F.sort_array(
+        F.collect_list(F.struct("other", F.col("similarity").cast("int").alias("similarity")))
     )
-    ranking = F.sort_array(F.collect_list(F.struct((-F.col("score")).alias("score"), "other"))).getField(
-        "other"
-    )
-    ranked = scored.groupBy(USER_KEY).agg(ranking.alias("ranking"))
-    listed = exclusions.users.join(ranked, USER_KEY, "left")
-    ranking = F.coalesce("ranking", F.array().cast("array<int>"))
-    return listed.select(USER_KEY, allowed(ranking, config.n).alias(CANDIDATES))
+    return [pairs.getField("other").alias(NEIGHBOURS), pairs.getField("similarity").alias(SIMILARITIES)]
+
+
+def _lister(files: tuple[str, ...], n: int) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """Returns a function for mapInArrow that makes the lists of the users of one task."""
+
+    def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.neighbour_lists import load_neighbours  # scipy: only in the workers
+
+        neighbours = load_neighbours(files)
+        for batch in batches:
+            yield neighbours.lists(batch, n)
+
+    return make_lists
 
 
 def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
@@ -94,9 +118,10 @@ def similarities(history: DataFrame) -> DataFrame:
 
     The result has the columns item_index, other and similarity. `similarity` is an int64 in units of 2⁻³⁰.
     """
-    pairs = history.join(history.select(USER_KEY, F.col(ITEM_INDEX).alias("other")), USER_KEY)
+    others = history.select(USER_KEY, F.col(ITEM_INDEX).alias("other"))
     together = (
-        pairs.where(F.col(ITEM_INDEX) != F.col("other"))
+        history.join(others, USER_KEY)
+        .where(F.col(ITEM_INDEX) < F.col("other"))
         .groupBy(ITEM_INDEX, "other")
         .agg(F.sum("weight").alias("shared"))
     )
@@ -104,10 +129,17 @@ def similarities(history: DataFrame) -> DataFrame:
     of_other = norm.select(F.col(ITEM_INDEX).alias("other"), F.col("norm").alias("norm_other"))
     lengths = F.sqrt(F.col("norm").cast("double")) * F.sqrt(F.col("norm_other").cast("double"))
     similarity = F.floor(F.col("shared") / lengths * SIMILARITY_UNITS + 0.5).cast("long")
-    return (
+    once = (
         together.join(norm, ITEM_INDEX)
         .join(of_other, "other")
         .select(ITEM_INDEX, "other", similarity.alias("similarity"))
+    )
+    both = F.array(
+        F.struct(F.col(ITEM_INDEX).alias("from"), F.col("other").alias("to")),
+        F.struct(F.col("other").alias("from"), F.col(ITEM_INDEX).alias("to")),
+    )
+    return once.select(F.explode(both).alias("pair"), "similarity").select(
+        F.col("pair.from").alias(ITEM_INDEX), F.col("pair.to").alias("other"), "similarity"
     )
 
 

@@ -35,12 +35,13 @@ LISTED = T.StructType(
 
 @dataclass(frozen=True)
 class VectorStore:
-    """Where sources publish item vectors, so that workers can read them.
+    """Where sources publish what they have computed for each item, so that workers can read it.
 
     Attributes:
-        publish: publishes a table of item vectors, and returns the paths of its Parquet files. Arguments: the
-            name of the source; a frame with the columns item_index and vector (array<float>); the number of
-            its rows; the length of its vectors.
+        publish: publishes a table with one row per item, and returns the paths of its Parquet files.
+            Arguments: the name of the source; a frame with the column item_index, and vector (array<float>)
+            or neighbours and similarities (array<int>); the number of its rows; the largest number of array
+            elements of a row.
         device: the device on which workers compute.
         checkpoints: folder that all nodes can write to, in which `als` stores vectors of single iterations.
     """
@@ -80,6 +81,11 @@ def no_lists(users: DataFrame) -> DataFrame:
     """Returns a frame with the columns of `lists_from_vectors`, and without rows."""
     nothing = F.array().cast("array<int>").alias(CANDIDATES)
     return users.where(F.lit(False)).select(USER_KEY, nothing)
+
+
+def empty_lists(users: DataFrame) -> DataFrame:
+    """Returns a frame with the columns of `lists_from_vectors`, with an empty list for each user."""
+    return users.select(USER_KEY, F.array().cast("array<int>").alias(CANDIDATES))
 
 
 def _lister(

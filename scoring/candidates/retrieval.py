@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from conf.errors import ConfigError, DataError
+from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.candidates.top_items import (
     MICRO_BATCH_USERS,
     TopItems,
     batch_of_lists,
-    pairs_of,
     scores_in_a_block,
 )
 from scoring.inputs.requests import EXCLUDED, RetrievalRequest

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -106,16 +105,6 @@ class TopItems:
                 f"the item with index {first + column} is NaN",
                 "look for NaN or infinite features of this user and item, or a diverged model; train again",
             )
-
-
-def pairs_of(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the elements of an array of lists of integers, as pairs of row number and value.
-
-    A null list has no elements.
-    """
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.repeat(np.arange(len(lists)), lengths), values
 
 
 def batch_of_lists(

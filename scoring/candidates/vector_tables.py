@@ -1,4 +1,4 @@
-"""Publishes the item vectors of the sources `ease` and `als` in the lake, from which workers read them."""
+"""Publishes what sources of candidates computed for each item in the lake, from which workers read it."""
 
 from __future__ import annotations
 

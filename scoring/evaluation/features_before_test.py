@@ -118,4 +118,3 @@ def _days_of_workflow(
                 rows = workflow.encode(prepared, columns, keys)
             days.append((member.dt, rows))
     return days
-

@@ -21,6 +21,8 @@ EXCLUDED = "excluded"
 SOURCES = "sources"
 VECTOR: Final = "vector"
 HISTORY: Final = "history"
+NEIGHBOURS = "neighbours"
+SIMILARITIES = "similarities"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 

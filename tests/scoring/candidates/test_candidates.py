@@ -19,6 +19,7 @@ from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.covisitation import covisited_items, latest_items, similarities
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
+from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popularity
 from scoring.candidates.quotas import unite
 
@@ -174,10 +175,10 @@ def covisited(
 @pytest.mark.parametrize("n, neighbours, clicks", [(3, 2, 50), (40, 100, 2), (1, 1, 1)])
 @pytest.mark.parametrize("clicked", [False, True])
 def test_covisited_lists_equal_loops_over_pairs(
-    tables: Frames, log: pd.DataFrame, n: int, neighbours: int, clicks: int, clicked: bool
+    tables: Frames, log: pd.DataFrame, store: VectorStore, n: int, neighbours: int, clicks: int, clicked: bool
 ) -> None:
     config = Covisitation(source="covisitation", n=n, neighbours=neighbours, clicks_per_user=clicks)
-    actual = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1]))
+    actual = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1], store))
     scores, _ = covisited(log, config)
     for user in USERS:
         user_rows = scores.get(user, {})
@@ -242,12 +243,14 @@ def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, ta
     assert candidate_rows["u11"].candidates == candidate_rows["u11"].sources == []
 
 
-def test_users_without_clicks_fall_back_to_what_is_popular(tables: Frames, log: pd.DataFrame) -> None:
+def test_users_without_clicks_fall_back_to_what_is_popular(
+    tables: Frames, log: pd.DataFrame, store: VectorStore
+) -> None:
     config = Candidates.model_validate(
         {"sources": [{"source": "covisitation", "n": 4}, {"source": "popular", "n": 6}], "max": 8}
     )
     candidate_rows = make_candidates(
-        config, SourceTables(excluding(tables, True), tables[1], tables[2], RUN_DATE)
+        config, SourceTables(excluding(tables, True), tables[1], tables[2], RUN_DATE, store=store)
     )
     rows = {row.user_key: row for row in candidate_rows.collect()}
     assert rows["u11"].candidates == ranking(log)[:6]
@@ -358,13 +361,13 @@ def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession) ->
 
 
 def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
-    spark: SparkSession, tables: Frames
+    spark: SparkSession, tables: Frames, store: VectorStore
 ) -> None:
     users, items, _ = tables
     shown = spark.createDataFrame([("u01", "i01", 0.0, DAYS[0])], ROWS)
     free = nothing_excluded(users)
     config = Covisitation(source="covisitation")
-    assert not any(lists_of(covisited_items(config, free, shown, items)).values())
+    assert not any(lists_of(covisited_items(config, free, shown, items, store)).values())
     segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
     assert not any(lists_of(popular_in_segment(free, shown, items, segments, 5)).values())
     popular = Candidates.model_validate({"sources": [{"source": "popular", "n": 2}]})
@@ -382,7 +385,7 @@ def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame
 
 
 def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
-    spark: SparkSession, tables: Frames
+    spark: SparkSession, tables: Frames, store: VectorStore
 ) -> None:
     users = tables[0]
     items = number_items(spark.createDataFrame([("only",)], "item_key string"))
@@ -392,7 +395,9 @@ def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
     config = Candidates.model_validate({"sources": sources})
     candidate_rows = {
         row.user_key: row
-        for row in make_candidates(config, SourceTables(clicked, items, rows, RUN_DATE)).collect()
+        for row in make_candidates(
+            config, SourceTables(clicked, items, rows, RUN_DATE, store=store)
+        ).collect()
     }
     assert candidate_rows["u00"].candidates == []
     assert all(

@@ -56,20 +56,6 @@ def rows(spark: SparkSession, log: pd.DataFrame) -> DataFrame:
     return spark.createDataFrame(log, ROWS).persist()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> VectorStore:
-    """Writes item vectors to a new folder, as two files."""
-
-    def publish(source: str, vectors: DataFrame, count: int, length: int) -> tuple[str, ...]:
-        vectors.repartition(2).write.parquet(str(tmp_path / source))
-        written = pd.read_parquet(tmp_path / source)
-        assert len(written) == count
-        assert set(written["vector"].map(len)) == {length}
-        return tuple(map(str, sorted((tmp_path / source).glob("*.parquet"))))
-
-    return VectorStore(publish, "cpu", str(tmp_path / "checkpoints"))
-
-
 def matrix_of(log: pd.DataFrame) -> np.ndarray:
     """Number of clicks of each user on each item."""
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]

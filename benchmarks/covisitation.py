@@ -1,0 +1,158 @@
+"""Measures how long the source `covisitation` needs for a log of clicks, and compares it with joins in Spark.
+
+    .venv/bin/python benchmarks/covisitation.py [--quick] [--clicks N]
+
+The log is generated: N clicks, N / 100 users and 10,000 items, whose popularity falls as 1 / rank. Both
+contenders read the same Parquet file, compute the 100 most similar items of each item and write a list of 100
+items for each user, in a Spark session on local[2] of their own. Both compute the same lists, which the script
+checks. The joins of the peer (benchmarks/peers/joined_covisitation.py) run on the first tenth of the users,
+because they need too long for all. The ratio compares both on this tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.report import machine, summary_line, table
+
+ROOT = Path(__file__).resolve().parent.parent
+ITEMS, CLICKS_PER_USER, N, NEIGHBOURS, CORES = 10_000, 100, 100, 100, 2
+SEED = 5
+
+
+def write_clicks(path: Path, clicks: int) -> int:
+    """Writes a log of clicks with the columns user_key, item_key, label and features_dt. Returns the users."""
+    draw = np.random.default_rng(SEED)
+    users = max(1, clicks // CLICKS_PER_USER)
+    shares = 1 / np.arange(1, ITEMS + 1)
+    item = draw.choice(ITEMS, clicks, p=shares / shares.sum())
+    user = np.repeat(np.arange(users), CLICKS_PER_USER)[:clicks]
+    day = draw.integers(1, 8, clicks)
+    columns = {
+        "user_key": pa.array([f"u{number:07d}" for number in range(users)]).take(pa.array(user)),
+        "item_key": pa.array([f"i{number:05d}" for number in range(ITEMS)]).take(pa.array(item)),
+        "label": pa.array(np.ones(clicks, np.float32)),
+        "features_dt": pa.array([f"2026-01-{number:02d}" for number in range(8)]).take(pa.array(day)),
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=250_000)
+    return users
+
+
+def run(contender: str, log: str, users: int, folder: str) -> float:
+    """Makes the lists of the first users in a Spark session of this process. Returns the seconds."""
+    from pyspark.sql import functions as F
+
+    from benchmarks.peers.joined_covisitation import joined_lists
+    from conf.types import Covisitation
+    from scoring.candidates.covisitation import covisited_items, latest_items
+    from scoring.candidates.filters import Exclusions
+    from scoring.candidates.items import number_items
+    from scoring.candidates.lists_in_spark import VectorStore
+    from spark.session import build_session, read_profile
+
+    spark = build_session("covisitation", read_profile(ROOT / "conf/spark/local.conf"))
+    rows = spark.read.parquet(log).where(F.col("user_key") < f"u{users:07d}")
+    items = number_items(spark.read.parquet(log).select("item_key").distinct()).persist()
+    items.count()
+    config = Covisitation(source="covisitation", n=N, neighbours=NEIGHBOURS)
+
+    def publish(source: str, neighbours: Any, _: int, __: int) -> tuple[str, ...]:
+        neighbours.write.parquet(f"{folder}/neighbours")
+        return tuple(map(str, sorted(Path(folder, "neighbours").glob("*.parquet"))))
+
+    began = time.perf_counter()
+    if contender == "ours":
+        keys = rows.select("user_key").distinct()
+        free = Exclusions(keys.selectExpr("user_key", "cast(null as array<int>) as excluded"))
+        store = VectorStore(publish, "cpu", f"{folder}/checkpoints")
+        lists = covisited_items(config, free, rows, items, store)
+    else:
+        history = latest_items(rows, items, config.clicks_per_user)
+        lists = joined_lists(history.select("user_key", "item_index"), NEIGHBOURS, N)
+    lists.write.parquet(f"{folder}/lists")
+    seconds = time.perf_counter() - began
+    spark.stop()
+    return seconds
+
+
+def measured(contender: str, log: Path, users: int, folder: Path) -> float:
+    """Returns the seconds of a contender in a process of its own."""
+    arguments = [contender, str(log), str(users), str(folder)]
+    done = subprocess.run(
+        [sys.executable, __file__, "--contender", json.dumps(arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{contender} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def require_equal(first: Path, second: Path) -> None:
+    """Ends the script if the lists in two folders differ."""
+    tables = [pq.read_table(folder / "lists").sort_by("user_key") for folder in (first, second)]
+    users, lists = zip(
+        *((of["user_key"].to_pylist(), of["candidates"].to_pylist()) for of in tables), strict=True
+    )
+    if users[0] != users[1] or lists[0] != lists[1]:
+        raise SystemExit("the contenders made different lists")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="200,000 clicks")
+    parser.add_argument(
+        "--clicks", type=int, default=10_000_000, help="number of clicks (default %(default)s)"
+    )
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.contender:
+        contender, log, users, folder = json.loads(options.contender)
+        print(run(contender, log, int(users), folder))
+        return
+    clicks = 200_000 if options.quick else options.clicks
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch, "log.parquet")
+        users = write_clicks(log, clicks)
+        tenth = max(1, users // 10)
+        folders = {name: Path(scratch, name) for name in ("all", "ours", "joins")}
+        for folder in folders.values():
+            folder.mkdir()
+        seconds = {
+            "ours": measured("ours", log, tenth, folders["ours"]),
+            "joins": measured("joins", log, tenth, folders["joins"]),
+            "all": measured("ours", log, users, folders["all"]),
+        }
+        require_equal(folders["ours"], folders["joins"])
+    rows = [
+        ("ours", f"{clicks:,}", f"{seconds['all']:.1f}"),
+        ("ours", f"{tenth * CLICKS_PER_USER:,}", f"{seconds['ours']:.1f}"),
+        ("joins in Spark", f"{tenth * CLICKS_PER_USER:,}", f"{seconds['joins']:.1f}"),
+    ]
+    print(table(("contender", "clicks", "seconds"), rows))
+    ours = {"clicks": clicks, "seconds": round(seconds["all"], 1), "seconds_tenth": round(seconds["ours"], 1)}
+    peers = {"joins": {"seconds_tenth": round(seconds["joins"], 1)}}
+    ratios = {"joins": round(seconds["joins"] / seconds["ours"], 3)}
+    print(summary_line("covisitation", machine(CORES, ("pyspark", "scipy")), ours, peers, ratios))
+
+
+if __name__ == "__main__":
+    main()

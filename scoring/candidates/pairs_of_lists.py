@@ -1,0 +1,18 @@
+"""Lists of integers as pairs of row number and value, without torch and scipy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+
+def pairs_of(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the elements of an array of lists of integers, as pairs of row number and value.
+
+    A null list has no elements.
+    """
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.repeat(np.arange(len(lists)), lengths), values

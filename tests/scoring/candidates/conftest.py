@@ -1,0 +1,33 @@
+"""A store for what sources compute for each item."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame
+
+from scoring.candidates.lists_in_spark import VectorStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VectorStore:
+    """Writes each table to a new folder, as two files, and checks that it has the announced size."""
+    numbers = count()
+
+    def publish(source: str, table: DataFrame, rows: int, length: int) -> tuple[str, ...]:
+        folder = tmp_path / f"{source}-{next(numbers)}"
+        table.repartition(2).write.parquet(str(folder))
+        written = pd.read_parquet(folder)
+        assert len(written) == rows
+        if source == "covisitation":
+            lengths = written["neighbours"].map(len)
+            assert lengths.equals(written["similarities"].map(len))
+            assert 0 < 2 * lengths.max() <= length
+        else:
+            assert set(written["vector"].map(len)) == {length}
+        return tuple(map(str, sorted(folder.glob("*.parquet"))))
+
+    return VectorStore(publish, "cpu", str(tmp_path / "checkpoints"))
