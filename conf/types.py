@@ -182,11 +182,16 @@ class Config(Strict):
     )
 
     @model_validator(mode="after")
-    def _negatives_to_measure(self) -> Config:
+    def _losses_can_be_computed(self) -> Config:
         if self.train.negatives and not self.negatives:
             raise ValueError(
                 "train.negatives draws negatives for training; validation and test rows need some, too: set "
                 "the section negatives, such as {per_positive: 4}"
+            )
+        if self.train.compares_vectors and not self.keys:
+            raise ValueError(
+                f"train.loss={self.train.loss} compares items, so it needs the section keys, which names the "
+                "columns of the user and of the item"
             )
         return self
 

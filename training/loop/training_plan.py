@@ -16,6 +16,7 @@ from storage.paths import Lake
 from training.data.sharding import DataFile
 from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
+from training.settings import check_loss
 from training.settings.negatives import require_no_pair_features
 
 
@@ -59,8 +60,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings, or negatives are to be drawn
-            although a feature depends on user and item.
+        ConfigError: the architecture does not have the configured settings, or the vectors that the loss
+            compares; or negatives are to be drawn although a feature depends on user and item.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -70,6 +71,9 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     spec = read_spec(lake, dataset.workflow_version)
     if config.train.negatives:
         require_no_pair_features([feature.name for feature in spec.scoped("pair")])
+    if config.train.compares_vectors:
+        for architecture in (config.model.architecture, *config.train.baselines):
+            check_loss(config.train.loss, architecture)
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
