@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from conf.errors import ConfigError
 from conf.types import Train
 from storage.feature_spec import Feature, FeatureSpec
+from storage.paths import Lake
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
+from tests.training.feature_tables import make_config
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.data.compared_items import BatchItems, CatalogueItems
@@ -150,3 +152,13 @@ def test_only_models_with_vectors_can_be_trained() -> None:
 def test_settings_that_do_not_fit_together_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Train.model_validate({"loss": "full_softmax", **changed})
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_log_without_items_is_refused(loss: str) -> None:
+    sections = {"model": {"architecture": "two_tower"}, "train": {"loss": loss}}
+    with pytest.raises(
+        ValidationError, match=f"train.loss={loss} compares items, so it needs the section keys"
+    ):
+        make_config(Lake("unused"), **sections)
+    assert make_config(Lake("unused"), **{**sections, "train": {}}).keys is None

@@ -78,7 +78,8 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     return ConfigError(
         f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
         "vectors",
-        "set model.architecture to two_tower or sasrec, or set train.loss=softmax with train.negatives",
+        "use only the architectures two_tower and sasrec, also in train.baselines, or set train.loss=softmax "
+        "with train.negatives",
     )
 
 
