@@ -1,4 +1,4 @@
-"""The typed configuration of parts of the training: early stopping, profiler, reading, retraining."""
+"""The typed configuration of parts of the training: lost ranks, early stopping, reading, retraining."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.raw_types import Days, PositiveInt, Strict
+
+
+class Elastic(Strict):
+    """Elastic training: if ranks are lost, the other ranks continue from the last checkpoint.
+
+    If Spark starts the lost ranks again, or later has resources for more ranks, the new ranks join the
+    training at a checkpoint, up to `train.num_ranks` ranks.
+    """
+
+    min_ranks: PositiveInt = Field(
+        default=1,
+        description="Smallest number of ranks. If there are fewer, the training waits "
+        "`train.start_timeout_s` seconds for more ranks, and fails if they do not start.",
+    )
 
 
 class StopAt(Strict):

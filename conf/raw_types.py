@@ -230,7 +230,8 @@ class Negatives(Strict):
     train: bool = Field(
         default=True,
         description="Whether rows are also added for positive rows of the train split. False if "
-        "`train.negatives` draws the negatives of the training. This needs a `split.by` other than `day`, "
+        "the training uses only positive rows: with `train.negatives`, or with a `train.loss` over all "
+        "items or the items of a batch. This needs a `split.by` other than `day`, "
         "because a day is a train day of one run and a test day of another.",
     )
     seed: Seed = Field(default=0, description="Seed of the draws.")

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.loop_types import Profile, Reading, Retrain, StopAt, TrainNegatives
+from conf.loop_types import Elastic, Profile, Reading, Retrain, StopAt, TrainNegatives
 from conf.raw_types import PositiveInt, PositiveLong, Seed, Share, Strict
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "triton", "torch"]
+Loss = Literal["bce", "bpr", "softmax", "full_softmax", "in_batch_softmax"]
 
 
 class MultiHot(Strict):
@@ -55,20 +56,6 @@ class ModelConfig(Strict):
     def settings(self) -> dict[str, Any]:
         """Returns the settings of the architecture, unchanged."""
         return dict(self.model_extra or {})
-
-
-class Elastic(Strict):
-    """Elastic training: if ranks are lost, the other ranks continue from the last checkpoint.
-
-    If Spark starts the lost ranks again, or later has resources for more ranks, the new ranks join the
-    training at a checkpoint, up to `train.num_ranks` ranks.
-    """
-
-    min_ranks: PositiveInt = Field(
-        default=1,
-        description="Smallest number of ranks. If there are fewer, the training waits "
-        "`train.start_timeout_s` seconds for more ranks, and fails if they do not start.",
-    )
 
 
 class Embeddings(Strict):
@@ -135,13 +122,29 @@ class Train(Strict):
         description="Number of rows of a step, over all ranks. It must be a multiple of `num_shards`.",
     )
     epochs: PositiveInt = Field(default=1, description="Number of passes over the train rows.")
-    loss: Literal["bce", "bpr", "softmax"] = Field(
+    loss: Loss = Field(
         default="bce",
         description="Loss of a step. `bce`: binary cross-entropy of every row. `bpr`: -log sigmoid(logit of "
         "a positive row minus logit of one of its negatives), for each negative. `softmax`: cross-entropy of "
         "the positive row among itself and its negatives; logits are corrected for the probability with "
-        "which an item is drawn. `bpr` and `softmax` need `negatives`. Their models order items, but their "
-        "scores are not probabilities.",
+        "which an item is drawn. `bpr` and `softmax` need `negatives`. `full_softmax`: cross-entropy of the "
+        "item of a positive row among all items in the train rows of the row's day. `in_batch_softmax`: "
+        "cross-entropy of the item of a positive row among the items of all positive rows of the step; "
+        "logits are corrected for the popularity of the items. The last two need a model with user vectors "
+        "and item vectors (two_tower, sasrec), leave out all rows with label 0, and do not use `negatives`. "
+        "Only `bce` predicts probabilities; the other losses train models that order items.",
+    )
+    max_softmax_items: PositiveInt = Field(
+        default=100_000,
+        description="Largest number of items for loss=full_softmax: the sum, over the train days, of the "
+        "number of items of a day. Every step computes the vectors of all of them. If there are more, the "
+        "job fails.",
+    )
+    l2: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="L2 regularization. A step adds `l2` times the weight to the gradient of each weight of "
+        "the dense layers, and of each table row that has a gradient in this step. It does not apply to "
+        "biases, to normalization layers, or to weights that a model trains with FTRL.",
     )
     negatives: TrainNegatives | None = Field(
         default=None,
@@ -234,6 +237,16 @@ class Train(Strict):
         default=180, description="Number of seconds that a training waits for all ranks to start."
     )
 
+    @property
+    def compares_vectors(self) -> bool:
+        """Returns whether the loss compares user vectors with item vectors, instead of logits of rows."""
+        return self.loss in ("full_softmax", "in_batch_softmax")
+
+    @property
+    def only_positive_rows(self) -> bool:
+        """Returns whether training leaves out the train rows with label 0."""
+        return self.negatives is not None or self.compares_vectors
+
     @model_validator(mode="after")
     def _divisible(self) -> Train:
         if self.num_shards % self.num_ranks:
@@ -259,15 +272,18 @@ class Train(Strict):
 
     @model_validator(mode="after")
     def _negatives_fit(self) -> Train:
-        if self.loss != "bce" and self.negatives is None:
+        if self.loss in ("bpr", "softmax") and self.negatives is None:
             raise ValueError(
                 f"loss={self.loss} compares a positive row with its negatives, so it needs the section "
                 "negatives, such as {per_positive: 20}"
             )
+        if self.compares_vectors and self.negatives:
+            raise ValueError(f"loss={self.loss} does not draw negatives; set negatives=null")
         for name in ("compile", "cuda_graphs"):
-            if self.negatives and getattr(self, name):
+            if self.only_positive_rows and getattr(self, name):
+                cause = "negatives" if self.negatives else f"loss={self.loss}"
                 raise ValueError(
-                    f"{name}=true needs the same number of rows in every step, which negatives does not "
+                    f"{name}=true needs the same number of rows in every step, which {cause} does not "
                     f"give; set {name}=false"
                 )
         return self

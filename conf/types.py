@@ -182,7 +182,7 @@ class Config(Strict):
     )
 
     @model_validator(mode="after")
-    def _negatives_to_measure(self) -> Config:
+    def _losses_can_be_computed(self) -> Config:
         if self.train.negatives and not self.negatives:
             raise ValueError(
                 "train.negatives draws negatives for training; validation and test rows need some, too: set "
@@ -192,6 +192,11 @@ class Config(Strict):
             raise ValueError(
                 "negatives.train=false needs a split.by other than day: a train day of one run is a test day "
                 "of another, and its rows are stored once; remove negatives.train"
+            )
+        if self.train.compares_vectors and not self.keys:
+            raise ValueError(
+                f"train.loss={self.train.loss} compares items, so it needs the section keys, which names the "
+                "columns of the user and of the item"
             )
         return self
 

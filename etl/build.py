@@ -140,7 +140,7 @@ def _workflow(
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
-    require_labels(labels, draws_negatives=config.train.negatives is not None)
+    require_labels(labels, only_clicks=config.train.only_positive_rows)
     counts_of = checked.passes.counts_of if checked.passes else None
     train = checked.splits["train"]
     workflow = fit_workflow(spark, config, lake, train, checked.rows_of, parent, counts_of)

@@ -143,19 +143,19 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     )
 
 
-def require_labels(days: Sequence[tuple[str, int, int]], *, draws_negatives: bool = False) -> None:
+def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = False) -> None:
     """Refuses training rows that all have the same label: a model could only learn a constant from them.
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
-        draws_negatives: whether the training draws negatives itself (`train.negatives`). Then all rows may be
+        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). Then all rows may be
             clicks.
 
     Raises:
         DataError: there are rows, but none of them is a click, or all of them are.
     """
     rows, clicks = sum(day[1] for day in days), sum(day[2] for day in days)
-    if not rows or 0 < clicks < rows or (clicks and draws_negatives):
+    if not rows or 0 < clicks < rows or (clicks and only_clicks):
         return
     named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""

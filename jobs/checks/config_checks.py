@@ -10,7 +10,7 @@ from conf.types import Config, ModelConfig, Popular
 from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan
 from scoring.inputs.requests import require_context, require_no_pairs
-from training.settings import Features, check_model, read_settings
+from training.settings import Features, check_loss, check_model, read_settings
 from training.settings.negatives import require_no_pair_features
 
 
@@ -39,6 +39,8 @@ def check_training(config: Config) -> None:
     for location, model in _models(config):
         with _located(location):
             check_model(model, features)
+            if config.train.compares_vectors:
+                check_loss(config.train.loss, model.architecture)
 
 
 def check_lists(config: Config) -> None:

@@ -65,13 +65,13 @@ def test_one_label_in_all_train_days_stops_the_build(
     assert not is_published(Lake(config.lake).datasets.partition(DAYS[-1]))
 
 
-def test_clicks_only_are_enough_if_the_training_draws_negatives() -> None:
+def test_clicks_alone_are_enough_if_the_training_uses_no_other_rows() -> None:
     days = [("2026-01-01", 60, 60), ("2026-01-02", 60, 60)]
-    require_labels(days, draws_negatives=True)
+    require_labels(days, only_clicks=True)
     with pytest.raises(DataError, match="hold only clicks"):
         require_labels(days)
     with pytest.raises(DataError, match="hold no click"):
-        require_labels([("2026-01-01", 60, 0)], draws_negatives=True)
+        require_labels([("2026-01-01", 60, 0)], only_clicks=True)
 
 
 def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: Path) -> None:

@@ -120,6 +120,14 @@ WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
         {"train": {"baselines": ["dlrm"]}},
         r"^train\.baselines names 'dlrm': model\.bottom_mlp=\[\] must end in",
     ),
+    (
+        {"model": DLRM, "train": {"loss": "full_softmax", "baselines": []}},
+        r"^train\.loss=full_softmax compares .* but architecture dlrm does not have such vectors",
+    ),
+    (
+        {"model": {"architecture": "two_tower"}, "train": {"loss": "in_batch_softmax"}},
+        r"^train\.baselines names 'logistic_regression': train\.loss=in_batch_softmax compares",
+    ),
     ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower cannot use features that may differ"),
     (
         {"model": {"architecture": "wide_and_deep", "crosses": [{"left": ["C1"], "right": ["I1"]}]}},

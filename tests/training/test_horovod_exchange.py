@@ -11,6 +11,8 @@ import torch
 
 from metrics import auc
 from tests.training.test_spread_tables import PLACEMENTS, alone, make_batch, train_as_rank
+from training.distributed.collectives import Collectives
+from training.distributed.gather_vectors import gather_vectors
 
 pytestmark = pytest.mark.processes
 
@@ -29,6 +31,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
     try:
         collectives = HorovodCollectives()
         _check_exchange_of_16_bits(collectives)
+        _check_gradients_of_gathered_vectors(collectives)
         results = []
         for placement, optimizer, architecture in cases:
             settings = {**PLACEMENTS[placement], "optimizer": optimizer}
@@ -49,6 +52,25 @@ def _check_exchange_of_16_bits(collectives: object) -> None:
         assert received.dtype == dtype
         assert received[:, 2].tolist() == expected
         assert counts == ([sender + 1 for sender in range(size)] if rank == 0 else [0] * size)
+
+
+def _check_gradients_of_gathered_vectors(collectives: Collectives) -> None:
+    """Rank r has a few vectors of r. The gradient of a vector is the sum of the gradients on all ranks."""
+    rank, size = collectives.rank, collectives.size
+    for more in (1, 3):
+        values = torch.full((rank + more, 2), float(rank), requires_grad=True)
+        ranks, halves = collectives.allgather(
+            torch.full((rank + more,), rank), torch.full((rank + more,), rank / 2)
+        )
+        first = int((ranks < rank).sum())
+        gathered = gather_vectors(values, first, collectives)
+        assert gathered[:, 0].tolist() == ranks.tolist() == (2 * halves).tolist()
+        assert len(gathered) == sum(other + more for other in range(size))
+        positions = torch.arange(len(gathered)).unsqueeze(1)
+        (gathered * positions * (rank + 1)).sum().backward()
+        expected = (first + torch.arange(rank + more)) * (size * (size + 1) / 2)
+        assert values.grad is not None
+        assert values.grad[:, 1].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

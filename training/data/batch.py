@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from training.data.buffer_pool import Pool
+from training.data.compared_items import ComparedItems
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Batch:
         labels: (L,) float32, 0 or 1.
         weights: (L,) float32, 1 for a row and 0 for padding.
         global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
-            negatives, the expected number of groups.
+            negatives or `items`, the expected number of positive rows.
         ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
             be read at once.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
@@ -35,6 +37,8 @@ class Batch:
         group: G.
         log_draw: (L,) float32, the logarithm of the probability with which the row's item is drawn; None
             without drawn negatives.
+        items: the items with which positive rows are compared (training/data/item_comparison.py); None for a
+            loss of logits. With them, all rows are positive.
         shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
     """
 
@@ -48,6 +52,7 @@ class Batch:
     epoch: int = 0
     group: int = 1
     log_draw: Tensor | None = None
+    items: ComparedItems | None = None
     shard_rows: Sequence[int] | None = None
 
     def to(self, device: torch.device) -> Batch:
@@ -63,6 +68,18 @@ class Batch:
             for tensor in tensors.values():
                 tensor.record_stream(stream)  # torch reuses its memory only after this stream's work
         return replace(self, **tensors, ready=None)
+
+
+class RowsOfStep(Protocol):
+    """Selects the rows of a step from a batch of the loader, and adds what the loss compares them with."""
+
+    def expand(self, batch: Batch) -> Batch:
+        """Returns the rows of the step.
+
+        Args:
+            batch: this rank's rows on the device of the training, shard after shard, with `row_keys`.
+        """
+        ...
 
 
 class Transfer:

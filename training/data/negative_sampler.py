@@ -18,6 +18,7 @@ from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch
 from training.data.hashing import mix, uniform
 from training.data.item_catalogue import ItemCatalogue, columns_of_items, pair_hash
+from training.data.positive_rows import ItemPositions, find_positive_rows
 from training.data.row_keys import split_row_keys
 from training.models.inputs import id_columns
 
@@ -56,8 +57,7 @@ class NegativeSampler:
         self._dense_columns = torch.tensor(dense, dtype=torch.int64, device=device)
         self._id_columns = torch.tensor(ids, dtype=torch.int64, device=device)
         self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
-        day_of_item = catalogue.days.repeat_interleave(catalogue.starts.diff())
-        self._sorted, self._order = mix(catalogue.items + mix(day_of_item)).sort()
+        self._positions = ItemPositions(catalogue)
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of groups: each positive row, then its negatives with label 0.
@@ -68,10 +68,8 @@ class NegativeSampler:
             batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
         """
         assert batch.row_keys is not None
-        rows = ((batch.labels == 1) & (batch.weights > 0)).nonzero().flatten()
-        empty = len(rows) == 0
-        if empty:
-            rows = torch.zeros(1, dtype=torch.int64, device=batch.labels.device)
+        positive = find_positive_rows(batch, self._num_shards)
+        rows = positive.rows
         size, group = len(rows), 1 + self._draws
         own, drawn, accepted = self._draw(batch.row_keys[rows], batch.epoch)
         weights = torch.cat([accepted.new_ones(size, 1), accepted], dim=1).float()
@@ -80,19 +78,17 @@ class NegativeSampler:
         catalogue = self._catalogue
         shares = self._shares[torch.cat([own[:, None], drawn], dim=1)]
         log_draw = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
-        rows_of_shard = len(batch.labels) // self._num_shards
-        groups_of_shard = torch.bincount(rows // rows_of_shard, minlength=self._num_shards).tolist()
         return replace(
             batch,
             dense=_groups(batch.dense[rows], group, self._dense_columns, catalogue.dense, drawn),
             categorical=_groups(batch.categorical[rows], group, self._id_columns, catalogue.ids, drawn),
             labels=labels.flatten(),
-            weights=(weights * 0 if empty else weights).flatten(),
+            weights=(weights * positive.weight).flatten(),
             global_weight=batch.global_weight * catalogue.positive_share,
             row_keys=None,
             group=group,
             log_draw=log_draw.flatten(),
-            shard_rows=[count * group for count in groups_of_shard],
+            shard_rows=[count * group for count in positive.of_shard],
         )
 
     def _draw(self, row_keys: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +101,7 @@ class NegativeSampler:
         catalogue = self._catalogue
         row_id, user, item, day = split_row_keys(row_keys)
         position = torch.searchsorted(catalogue.days, day).clamp(max=len(catalogue.days) - 1)
-        own = self._find(item, day)
+        own = self._positions.find(item, day)
         number = torch.arange(self._draws, dtype=torch.int64, device=row_id.device)
         key = mix(mix(mix(row_id + mix(day)) + epoch) + self._seed)[:, None] + number * _ATTEMPTS
         first, last = catalogue.starts[position], catalogue.starts[position + 1] - 1
@@ -124,11 +120,6 @@ class NegativeSampler:
         accepted[left] = False
         drawn, accepted = drawn.view_as(key), accepted.view_as(key)
         return own, drawn, accepted
-
-    def _find(self, item: Tensor, day: Tensor) -> Tensor:
-        """Returns the position in the catalogue, (P,), of each item on the day of its row."""
-        place = torch.searchsorted(self._sorted, mix(item + mix(day)))
-        return self._order[place.clamp(max=len(self._order) - 1)]
 
     def _chosen(self, user: Tensor, items: Tensor, day: Tensor) -> Tensor:
         """Returns whether the user chose the item on a train day up to `day`. All arguments are int64."""

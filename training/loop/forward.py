@@ -22,8 +22,12 @@ from conf.errors import ConfigError
 from conf.types import Train
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
+from training.distributed.collectives import ALONE, Collectives
 from training.loop.losses import mean_loss
+from training.loop.vector_losses import mean_vector_loss
 from training.models.click_model import ClickModel
+from training.models.factorization import VectorModel
+from training.settings.check_settings import vectors_missing
 
 
 class DensePart(nn.Module):
@@ -47,16 +51,20 @@ class Forward:
 
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
-        train: the settings; `precision`, `compile` and `cuda_graphs` are used.
+        train: the settings; `precision`, `loss`, `compile` and `cuda_graphs` are used.
+        collectives: the ranks' collectives. The loss `in_batch_softmax` uses them.
 
     Raises:
         ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
-            it is not a ClickModel, or it uses ids for more than table lookups.
+            it is not a ClickModel, or it uses ids for more than table lookups; or the loss compares
+            vectors, and the model has none.
     """
 
-    def __init__(self, model: nn.Module, train: Train) -> None:
+    def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:
         self._model = model
         self._train = train
+        self._collectives = collectives
+        self._vectors = _require_vectors(model, train.loss) if train.compares_vectors else None
         self._device = next(model.parameters()).device
         self._separate = _require_separate(model) if train.compile or train.cuda_graphs else None
         self._prepared: nn.Module | None = None
@@ -80,8 +88,10 @@ class Forward:
             ConfigError: the model's dense part does not compile.
         """
         with _float32_products(self._train.precision, self._device), self._compiler_errors():
-            logits = self._logits(batch)
-            loss = mean_loss(self._train.loss, logits, batch)
+            if self._vectors is None:
+                loss = mean_loss(self._train.loss, self._logits(batch), batch)
+            else:
+                loss = self._vector_loss(self._vectors, batch)
             (loss if scale is None else loss * scale).backward()
         return loss.detach()
 
@@ -95,6 +105,14 @@ class Forward:
             if self._prepared is None:
                 self._prepared = self._prepare(DensePart(self._separate), batch.dense, vectors)
             return self._prepared(batch.dense, *vectors).float()
+
+    def _vector_loss(self, model: VectorModel, batch: Batch) -> Tensor:
+        """Returns this rank's share of the mean loss of a global batch, for a loss over item vectors."""
+        assert batch.items is not None
+        with self._autocast():
+            users = model.user_vectors(batch.dense, batch.categorical)
+            items = model.item_vectors(batch.items.dense, batch.items.categorical)
+        return mean_vector_loss(users.float(), items.float(), batch, self._collectives)
 
     def _autocast(self) -> AbstractContextManager[object]:
         # A recorded graph reads weights at fixed addresses, so the casts of weights must be part of it.
@@ -139,6 +157,13 @@ def _require_separate(model: nn.Module) -> ClickModel:
             f"{type(model).__name__} needs the raw ids to compute them",
             "--set train.compile=false --set train.cuda_graphs=false, or remove model.crosses",
         )
+    return model
+
+
+def _require_vectors(model: nn.Module, loss: str) -> VectorModel:
+    """Returns the model. Raises ConfigError if it has no user vectors and item vectors."""
+    if not isinstance(model, VectorModel):
+        raise vectors_missing(loss, type(model).__name__)
     return model
 
 

@@ -17,7 +17,9 @@ from torch import nn
 from conf.types import ModelConfig, Split
 from storage import file_io
 from training.checkpoints import Checkpoints, open_trained, save_trained
+from training.data.batch import RowsOfStep
 from training.data.item_catalogue import read_catalogue
+from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
@@ -77,7 +79,7 @@ def run_plan(
     model = rank.build(plan.model)
     if device.type == "cpu":
         keep_freed_memory()
-    trainer = Trainer(model, plan.train, collectives, rank.negatives(plan.train_files))
+    trainer = Trainer(model, plan.train, collectives, rank.rows_of_step(plan.train_files))
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
@@ -137,21 +139,26 @@ class _Rank:
             self.plan.model.multi_hot,
             self.device,
             train.reading,
-            with_row_keys=shuffled and train.negatives is not None,
+            with_row_keys=shuffled and train.only_positive_rows,
         )
 
-    def negatives(self, files: Sequence[DataFile]) -> NegativeSampler | None:
-        """Returns what draws the negatives of a training on these files; None if it draws none."""
+    def rows_of_step(self, files: Sequence[DataFile]) -> RowsOfStep | None:
+        """Returns what selects the rows of a step, in a training on these files, from the loader's batches.
+
+        None if the batches contain the rows of a step.
+        """
         plan, train = self.plan, self.plan.train
-        if train.negatives is None:
+        if not train.only_positive_rows:
             return None
         paths = {file.path for file in files}
-        others = [file for file in plan.splits["train"] if file.path not in paths]
+        others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
         multi_hot = plan.model.multi_hot
         catalogue = read_catalogue(
             files, others, plan.spec, multi_hot, train.reading, self.collectives, self.device
         )
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
+        if train.negatives is None:
+            return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards))
         return NegativeSampler(catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards))
 
     def train(
@@ -189,7 +196,7 @@ class _Rank:
             log.info("baseline %s", architecture)
         loader = self.loader(plan.splits["train"], shuffled=True)
         callbacks = [self._loss_check(loader, plan.splits["train"]), *self._progress(architecture)]
-        trainer = Trainer(model, plan.train, self.collectives, self.negatives(plan.splits["train"]))
+        trainer = Trainer(model, plan.train, self.collectives, self.rows_of_step(plan.splits["train"]))
         TrainingLoop(trainer, plan.train, self.device, callbacks).fit(loader)
         return model
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import Train
-from training.data.batch import Batch
-from training.data.negative_sampler import NegativeSampler
+from training.data.batch import Batch, RowsOfStep
+from training.data.compared_items import CatalogueItems
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
 from training.embeddings.row_gradients import RowGradient
@@ -34,7 +34,8 @@ class Trainer:
         model: the model; it is trained in place.
         train: the settings of the training.
         collectives: those of this training's ranks.
-        negatives: draws the negatives of every step; None if the batches contain all rows of a step.
+        rows_of_step: draws the negatives of every step, or selects the rows for a loss over item vectors;
+            None if the batches contain all rows of a step.
     """
 
     def __init__(
@@ -42,16 +43,16 @@ class Trainer:
         model: nn.Module,
         train: Train,
         collectives: Collectives,
-        negatives: NegativeSampler | None = None,
+        rows_of_step: RowsOfStep | None = None,
     ) -> None:
         self.model = model
-        self._negatives = negatives
+        self._rows_of_step = rows_of_step
         self._train = train
         self._collectives = collectives
         self._tables = tables_of(model)
         self._updates = Updates(model, train)
         self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-        self._forward = Forward(model, train)
+        self._forward = Forward(model, train, collectives)
         self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
@@ -62,7 +63,7 @@ class Trainer:
             batch: this rank's rows, shard after shard.
             rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
         """
-        loss = self._gradients(self._negatives.expand(batch) if self._negatives else batch)
+        loss = self._gradients(self._rows_of_step.expand(batch) if self._rows_of_step else batch)
         # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
         # reduced.
         wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
@@ -87,7 +88,11 @@ class Trainer:
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
             equal = [len(batch.labels) // len(self._shards)] * len(self._shards)
-            dropout.draw_mask(key, self._shards, batch.shard_rows or equal)
+            if dropout.of_items and isinstance(batch.items, CatalogueItems):
+                # All ranks compute the vectors of all items, with the same masks.
+                dropout.draw_mask(key, range(1), [len(batch.items.dense)])
+            else:
+                dropout.draw_mask(key, self._shards, batch.shard_rows or equal)
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:

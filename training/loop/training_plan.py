@@ -16,6 +16,7 @@ from storage.paths import Lake
 from training.data.sharding import DataFile
 from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
+from training.settings import check_loss
 from training.settings.negatives import require_no_pair_features
 
 
@@ -59,8 +60,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings, or negatives are to be drawn
-            although a feature depends on user and item.
+        ConfigError: the architecture does not have the configured settings, or the vectors that the loss
+            compares; or negatives are to be drawn although a feature depends on user and item.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -70,6 +71,9 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     spec = read_spec(lake, dataset.workflow_version)
     if config.train.negatives:
         require_no_pair_features([feature.name for feature in spec.scoped("pair")])
+    if config.train.compares_vectors:
+        for architecture in (config.model.architecture, *config.train.baselines):
+            check_loss(config.train.loss, architecture)
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
@@ -81,7 +85,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
             f"the train split of dataset {dataset.run_date} has no rows",
             "run build_features for days that have rows",
         )
-    _require_labels(lake, dataset, seen, draws_negatives=config.train.negatives is not None)
+    _require_labels(lake, dataset, seen, only_clicks=config.train.only_positive_rows)
     description = {
         "name": config.name,
         "version": version,
@@ -111,7 +115,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     )
 
 
-def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, draws_negatives: bool) -> None:
+def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
     The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
@@ -127,7 +131,7 @@ def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, draws_negat
                 return
             rows = sum(entry.rows for entry in manifest.split_files(label))
             days.append((partition.dt, rows, member.clicks))
-    require_labels(days, draws_negatives=draws_negatives)
+    require_labels(days, only_clicks=only_clicks)
 
 
 def _resolved(path: str) -> str:

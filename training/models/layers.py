@@ -28,14 +28,21 @@ def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 
 
 def mlp(
-    widths: Sequence[int], dropout: float = 0.0, layer: Callable[[int, int], nn.Linear] = linear
+    widths: Sequence[int],
+    dropout: float = 0.0,
+    layer: Callable[[int, int], nn.Linear] = linear,
+    *,
+    of_items: bool = False,
 ) -> nn.Sequential:
-    """Returns an MLP: for each pair of successive widths a `layer`, ReLU and, if `dropout` > 0, dropout."""
+    """Returns an MLP: for each pair of successive widths a `layer`, ReLU and, if `dropout` > 0, dropout.
+
+    `of_items` says whether the inputs are features of items alone; see `Dropout`.
+    """
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [layer(width_in, width_out), nn.ReLU()]
         if dropout:
-            layers.append(Dropout(dropout, width_out))
+            layers.append(Dropout(dropout, width_out, of_items=of_items))
     return nn.Sequential(*layers)
 
 
@@ -51,13 +58,16 @@ class Dropout(nn.Module):
     Args:
         share: the share of the values that are dropped.
         width: number of values per row.
+        of_items: whether the values depend only on features of items. With `train.loss: full_softmax`, such
+            values have one row for each item of the catalogue.
     """
 
     mask: Tensor
 
-    def __init__(self, share: float, width: int) -> None:
+    def __init__(self, share: float, width: int, *, of_items: bool = False) -> None:
         super().__init__()
         self.share = share
+        self.of_items = of_items
         self.register_buffer("mask", torch.ones(1, width), persistent=False)
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:

@@ -116,14 +116,14 @@ class SASRec(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) float32 and `categorical` (B, W) int."""
         histories, others = self._separate(categorical)
-        first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
-        users = self._encode(histories[first_rows], first_rows)[group] + self._side(dense, others, user=True)
+        users = self._encode_rows(histories) + self._side(dense, others, user=True)
         return (users * self._side(dense, others, user=False)).sum(dim=1) + self.bias
 
     def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns user vectors (B, E) float32. Only columns of user features influence them."""
         histories, others = self._separate(categorical)
-        return self._encode(histories, None) + self._side(dense, others, user=True)
+        encoded = self._encode_rows(histories) if self.training else self._encode(histories, None)
+        return encoded + self._side(dense, others, user=True)
 
     def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns item vectors (B, E) float32. Only columns of item and context features influence them."""
@@ -147,6 +147,11 @@ class SASRec(nn.Module):
         return dense @ (self.dense_vectors * of_dense.unsqueeze(1)) + torch.einsum(
             "bce,c->be", embedded, of_ids
         )
+
+    def _encode_rows(self, histories: Tensor) -> Tensor:
+        """Returns F_0, (B, E) float32. Equal histories of consecutive rows are encoded once."""
+        first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
+        return self._encode(histories[first_rows], first_rows)[group]
 
     def _encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32, for S histories.

@@ -5,8 +5,9 @@
 Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep
 Neural Networks for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi
 et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1).
-Unlike in that paper, this model is trained on the log's rows: its negative examples are items that were shown
-but not clicked. No negatives are sampled, so there is no sampling bias to correct.
+`train.loss: in_batch_softmax` trains the model as that paper does, with the items of a step's other rows as
+negatives. With `train.loss: bce` and without `train.negatives`, the negative examples are items that were
+shown but not clicked.
 
 b is the same for all pairs, so the dot product and the probability order items equally. A single matrix
 product finds the best items for many users. Features of the context belong to the user's tower, because they
@@ -41,17 +42,20 @@ class Tower(nn.Module):
         hidden: widths of the hidden layers.
         dense, embedded: positions of the side's features among all dense features, and among all features
             that are ids.
+        of_items: whether the side is the item.
     """
 
     dense: Tensor
     embedded: Tensor
 
-    def __init__(self, settings: Settings, hidden: list[int], dense: list[int], embedded: list[int]) -> None:
+    def __init__(
+        self, settings: Settings, hidden: list[int], dense: list[int], embedded: list[int], *, of_items: bool
+    ) -> None:
         super().__init__()
         self.register_buffer("dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
         self.register_buffer("embedded", torch.tensor(embedded, dtype=torch.int64), persistent=False)
         width = len(dense) + len(embedded) * settings.embedding_dim
-        self.hidden = mlp([width, *hidden], settings.dropout, _layer)
+        self.hidden = mlp([width, *hidden], settings.dropout, _layer, of_items=of_items)
         self.out = linear(hidden[-1], settings.output_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
@@ -77,8 +81,8 @@ class TwoTower(ClickModel):
             (_positions(inputs.dense_scopes, scopes), _positions(inputs.embedded_scopes, scopes))
             for scopes in (_USER_SIDE, ("item",))
         )
-        self.user = Tower(settings, settings.user_tower, *user)
-        self.item = Tower(settings, settings.item_tower, *item)
+        self.user = Tower(settings, settings.user_tower, *user, of_items=False)
+        self.item = Tower(settings, settings.item_tower, *item, of_items=True)
         self.bias = nn.Parameter(torch.zeros(()))
 
     def embed(self, categorical: Tensor) -> list[Tensor]:

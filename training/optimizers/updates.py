@@ -1,7 +1,7 @@
 """Assigns parameters to optimizers, and updates all parameters in a step.
 
 Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
-linear parts that the configuration assigns to it.
+linear parts that the configuration assigns to it. `train.l2` changes the gradients of the first two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from training.embeddings.tables_of_model import tables_of
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
 from training.optimizers.ftrl import FtrlDense, FtrlRows
+from training.optimizers.l2 import L2
 from training.optimizers.row_optimizers import LookupOptimizer, row_optimizer
 
 
@@ -43,16 +44,18 @@ class Updates:
             for name, table in self._tables.items()
             if name not in self._ftrl_rows
         }
+        # The update kernel sums the gradient of a row itself, so L2 could not be added to the sum.
         self._lookup_optimizers = {
             name: optimizer
             for name, optimizer in self._row_optimizers.items()
-            if isinstance(optimizer, LookupOptimizer) and self._tables[name].on_kernels
+            if isinstance(optimizer, LookupOptimizer) and self._tables[name].on_kernels and not train.l2
         }
         ftrl_parameters = [parameter for part, _ in parts.values() for parameter in (part.weights, part.bias)]
         table_weights = [table.weight for table in self._tables.values()]
         not_adam = {id(parameter) for parameter in (*ftrl_parameters, *table_weights)}
         adam_parameters = [parameter for parameter in model.parameters() if id(parameter) not in not_adam]
         self._adam = Adam(adam_parameters)
+        self._l2 = L2(model, adam_parameters, train.l2)
         self._dense = [*adam_parameters, *ftrl_parameters]
         size = sum(parameter.numel() for parameter in self._dense) + 1
         self._gradient = torch.empty(size, device=next(model.parameters()).device)
@@ -98,7 +101,7 @@ class Updates:
             rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
         """
         adam_gradient, *ftrl_gradients = dense.split(self._sizes)
-        self._adam.step(adam_gradient, self._train.learning_rate * rate_factor)
+        self._adam.step(self._l2.add_dense(adam_gradient), self._train.learning_rate * rate_factor)
         for ftrl, gradient in zip(self._ftrl.values(), ftrl_gradients, strict=True):
             ftrl.step(gradient)
         step, rate = int(self.steps), self._train.embedding_learning_rate * rate_factor
@@ -111,7 +114,7 @@ class Updates:
         elif name in self._ftrl_rows:
             self._ftrl_rows[name].step(gradient)
         else:
-            self._row_optimizers[name].step(gradient, rate, step)
+            self._row_optimizers[name].step(self._l2.add_rows(gradient, self._tables[name]), rate, step)
 
     def state(self) -> dict[str, Tensor]:
         """Returns moments and accumulators by name, without copying them.

@@ -7,13 +7,21 @@ Every job first checks the settings of the model, even a job that does not need 
     class Settings(Strict)                                  the keys of this architecture in a model's YAML
     check(settings: Settings, features: Features) -> None   optional: raises ConfigError if the settings do
                                                             not fit the features
+    VECTORS = True                                          optional: the model is a VectorModel, so losses
+                                                            over item vectors can train it
 
 `check_settings.py` refuses settings that an architecture does not have. `architectures.py` lists the modules.
 An architecture may also define its Settings in its own module in training/models, without a file in this
 folder. In this case, checking the settings imports torch.
 """
 
-from training.settings.check_settings import check_model, complete, known_architectures, read_settings
+from training.settings.check_settings import (
+    check_loss,
+    check_model,
+    complete,
+    known_architectures,
+    read_settings,
+)
 from training.settings.field_types import Features
 
-__all__ = ["Features", "check_model", "complete", "known_architectures", "read_settings"]
+__all__ = ["Features", "check_loss", "check_model", "complete", "known_architectures", "read_settings"]

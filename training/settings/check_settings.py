@@ -67,6 +67,22 @@ def check_model(config: ModelConfig, features: Features) -> None:
         check(settings, features)
 
 
+def check_loss(loss: str, architecture: str) -> None:
+    """Raises ConfigError unless the architecture has the vectors that `full_softmax` and others compare."""
+    if not getattr(_module(architecture), "VECTORS", False):
+        raise vectors_missing(loss, f"architecture {architecture}")
+
+
+def vectors_missing(loss: str, model: str) -> ConfigError:
+    """Returns the error for a loss over item vectors with a model that has none."""
+    return ConfigError(
+        f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
+        "vectors",
+        "use only the architectures two_tower and sasrec, also in train.baselines, or set train.loss=softmax "
+        "with train.negatives",
+    )
+
+
 def _module(architecture: str) -> ModuleType:
     """Returns the module that contains the architecture's settings."""
     known = known_architectures()

@@ -8,6 +8,9 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.settings.field_types import DropShare, Features
 
+# The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
+VECTORS = True
+
 
 class Settings(Strict):
     """SASRec: self-attention over the items that the user clicked before (Kang and McAuley, ICDM 2018)."""

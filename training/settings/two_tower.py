@@ -8,6 +8,9 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.settings.field_types import DropShare, Features, HiddenWidths
 
+# The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
+VECTORS = True
+
 
 class Settings(Strict):
     """Two towers: the logit is the dot product of a user vector and an item vector."""

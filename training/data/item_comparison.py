@@ -1,0 +1,128 @@
+"""Batches for the losses that compare the user vector of a positive row with vectors of items.
+
+`full_softmax` compares a row with all items in the train rows of its day, with their features of that day.
+`in_batch_softmax` compares it with the items of the step's other positive rows. No features of a later day
+are used, except that the other rows of a step may be of any train day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conf.errors import ConfigError
+from conf.types import MultiHot, Train
+from storage.feature_spec import FeatureSpec
+from training.data.batch import Batch
+from training.data.compared_items import BatchItems, CatalogueItems
+from training.data.item_catalogue import ItemCatalogue, columns_of_items
+from training.data.positive_rows import ItemPositions, find_positive_rows
+from training.data.row_keys import split_row_keys
+from training.models.inputs import id_columns
+
+
+class ItemComparison:
+    """Replaces the rows of a batch by its positive rows, and adds the items to compare them with.
+
+    Args:
+        catalogue: the items, on the device of the training.
+        train: the settings of the training; the loss is `full_softmax` or `in_batch_softmax`.
+        spec: the features.
+        multi_hot: how many ids of each list are used.
+        num_shards: number of this rank's shards.
+
+    Raises:
+        ConfigError: the catalogue has too many items for `full_softmax`.
+    """
+
+    def __init__(
+        self,
+        catalogue: ItemCatalogue,
+        train: Train,
+        spec: FeatureSpec,
+        multi_hot: MultiHot,
+        num_shards: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._positions = ItemPositions(catalogue)
+        self._num_shards = num_shards
+        columns = id_columns(spec, multi_hot)
+        self._dense_columns, self._id_columns = columns_of_items(spec, columns)
+        self._full = train.loss == "full_softmax"
+        if self._full:
+            _require_few(catalogue, train.max_softmax_items)
+            width = columns[-1][1].stop if columns else 0
+            self._starts = catalogue.starts.tolist()
+            self._dense = _spread(catalogue.dense, self._dense_columns, len(spec.dense))
+            self._ids = _spread(catalogue.ids, self._id_columns, width)
+        else:
+            self._log_shares = _log_shares(catalogue)
+
+    def expand(self, batch: Batch) -> Batch:
+        """Returns the batch of the positive rows, with their items in `Batch.items`.
+
+        Rows of label 0 are left out. If there is no positive row, the batch has one row of weight zero.
+
+        Args:
+            batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
+        """
+        assert batch.row_keys is not None
+        positive = find_positive_rows(batch, self._num_shards)
+        rows = positive.rows
+        _, _, items, days = split_row_keys(batch.row_keys[rows])
+        own = self._positions.find(items, days)
+        dense, categorical = batch.dense[rows], batch.categorical[rows]
+        compared: CatalogueItems | BatchItems
+        if self._full:
+            compared = CatalogueItems(self._dense, self._ids, self._starts, own)
+        else:
+            compared = BatchItems(
+                _spread(dense[:, self._dense_columns], self._dense_columns, dense.shape[1]),
+                _spread(categorical[:, self._id_columns], self._id_columns, categorical.shape[1]),
+                items,
+                self._log_shares[own],
+            )
+        return replace(
+            batch,
+            dense=dense,
+            categorical=categorical,
+            labels=batch.labels[rows],
+            weights=torch.full_like(batch.weights[rows], positive.weight),
+            global_weight=batch.global_weight * self._catalogue.positive_share,
+            row_keys=None,
+            items=compared,
+            shard_rows=positive.of_shard,
+        )
+
+
+def _spread(values: Tensor, columns: list[int], width: int) -> Tensor:
+    """Returns (R, width): the columns (R, C) of `values` at the positions `columns`, and zeros elsewhere."""
+    rows = values.new_zeros(len(values), width)
+    rows[:, columns] = values
+    return rows
+
+
+def _log_shares(catalogue: ItemCatalogue) -> Tensor:
+    """Returns, for each entry (N,) of the catalogue, the logarithm of its item's share of positive rows.
+
+    The share counts the positive rows of all train days, because a batch has rows of any of these days.
+    """
+    _, item = catalogue.items.unique(return_inverse=True)
+    clicks = torch.zeros(len(catalogue.items), dtype=torch.float64, device=item.device)
+    clicks.index_add_(0, item, catalogue.clicks.double())
+    # An item without clicks gets a finite number. It is in no positive row, so the number is not used.
+    return (clicks[item] / clicks.sum()).clamp(min=1e-30).log().float()
+
+
+def _require_few(catalogue: ItemCatalogue, limit: int) -> None:
+    """Raises ConfigError if a step would have to compute the vectors of too many items."""
+    if len(catalogue.items) > limit:
+        raise ConfigError(
+            f"train.loss=full_softmax would compute vectors of {len(catalogue.items)} items in each step: "
+            f"the sum, over {len(catalogue.days)} train day(s), of the number of items of a day. "
+            f"train.max_softmax_items allows {limit}",
+            "set train.loss=in_batch_softmax, or train.loss=softmax with train.negatives, or raise "
+            "train.max_softmax_items",
+        )
