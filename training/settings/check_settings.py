@@ -18,7 +18,15 @@ from training.settings.field_types import Features
 _MODELS = "training.models"
 _SETTINGS = "training.settings"
 # Modules in training/models that are not architectures.
-_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers", "sequence"}
+_SHARED_MODULES = {
+    "click_model",
+    "factorization",
+    "inputs",
+    "interaction",
+    "layers",
+    "sequence",
+    "sequence_model",
+}
 
 
 def known_architectures() -> list[str]:

@@ -72,7 +72,8 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
-def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> None:
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
     ids, length = 15, 4
     spec = FeatureSpec(
         (
@@ -84,9 +85,12 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> No
     )
     multi_hot = MultiHot(max_length=length)
     config = ModelConfig.model_validate(
-        {"architecture": "sasrec", "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
+        {"architecture": architecture, "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
     )
     model: Any = build_model(config, spec, seed=1).eval()
+    with torch.no_grad():  # no bias is zero
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)) * 0.3)
     draw = np.random.default_rng(2)
     histories = [draw.integers(3, ids, draw.integers(0, length + 1)).tolist() for _ in range(20)]
     items = torch.zeros(ids - 3, 1 + length, dtype=torch.int64)
