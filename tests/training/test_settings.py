@@ -31,7 +31,7 @@ PRESETS = Path("conf/models")
     [
         (
             {"architecture": "dcn"},
-            r"model.architecture='dcn' does not exist; known: \['dcn_v2', 'deepfm', 'dlrm'",
+            r"model.architecture='dcn' does not exist; known: \['bert4rec', 'dcn_v2', 'deepfm'",
         ),
         (
             {"architecture": "dlrm", "bottom_mpl": [4]},

@@ -11,9 +11,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.source_types import Retrieval as RetrievalSource
 from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
@@ -22,9 +24,11 @@ from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
 from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.numpy_models import Network
 from training.checkpoints import load_model
 from training.models import build_model
+from training.models.factorization import VectorModel
 
 FEATURES = ["who", "age"]
 
@@ -113,6 +117,16 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
     lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
+def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: str) -> None:
+    section = {"source": "retrieval", "model": variant(name).model_dump()}
+    if isinstance(build_model(variant(name), small_spec(name)), VectorModel):
+        assert RetrievalSource.model_validate(section).name == "retrieval"
+    else:
+        with pytest.raises(ValidationError, match="has no vectors; use two_tower, sasrec or bert4rec"):
+            RetrievalSource.model_validate(section)
 
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:
