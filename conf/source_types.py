@@ -157,15 +157,15 @@ class Als(Strict):
 class Retrieval(Strict):
     """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
-    The vectors come from a model of the architecture two_tower or sasrec. train_retriever trains this model
-    with the settings of the section `train`.
+    The vectors come from a model of the architecture two_tower, sasrec or bert4rec. train_retriever trains
+    this model with the settings of the section `train`.
     """
 
     source: Literal["retrieval"] = Field(description="The items that a model with vectors finds.")
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The model, of the architecture two_tower or sasrec: a section with the keys of "
-        "`model`, or the name of a model file."
+        description="The model, of the architecture two_tower, sasrec or bert4rec: a section with the keys "
+        "of `model`, or the name of a model file."
     )
 
     @property
@@ -175,9 +175,10 @@ class Retrieval(Strict):
 
     @model_validator(mode="after")
     def _has_towers(self) -> Retrieval:
-        if self.model.architecture not in ("two_tower", "sasrec"):
+        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec"):
             raise ValueError(
-                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower or sasrec"
+                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec or "
+                "bert4rec"
             )
         return self
 

@@ -26,15 +26,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dcn_v2_parallel": {"architecture": "dcn_v2", **_DCN, "structure": "parallel"},
     "deepfm": {"architecture": "deepfm", "embedding_dim": 8, "deep": [16, 8]},
     "deepfm_dropout": {"architecture": "deepfm", "embedding_dim": 8, "deep": [32, 16], "dropout": 0.3},
+    "neumf": {"architecture": "neumf", "gmf_dim": 4, "mlp_dim": 6, "deep": [16, 8], "dropout": 0.1},
     "two_tower": {"architecture": "two_tower", **_TOWERS, "user_tower": [16, 8]},
     "two_tower_dropout": {"architecture": "two_tower", **_TOWERS, "dropout": 0.2},
 }
 
 # Models that need certain features: the item is the feature C1, and the history is the feature L0.
-_SASREC = {"architecture": "sasrec", "item": "C1", "history": "L0", "embedding_dim": 8, "heads": 2}
+_SEQUENCE = {"item": "C1", "history": "L0", "embedding_dim": 8, "heads": 2}
 SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
-    "sasrec": {**_SASREC, "dropout": 0.0},
-    "sasrec_dropout": {**_SASREC, "blocks": 1, "dropout": 0.3},
+    "sasrec": {"architecture": "sasrec", **_SEQUENCE, "dropout": 0.0},
+    "sasrec_dropout": {"architecture": "sasrec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
+    "bert4rec": {"architecture": "bert4rec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
 }
 
 

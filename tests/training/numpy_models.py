@@ -53,6 +53,19 @@ class Network:
         dnn = self.affine("logit", self.relu_layers("deep", np.concatenate(fields)))[0]
         return self.logistic_regression(dense, ids, "first_order.") + second + dnn
 
+    def neumf(self, dense: NDArray, ids: list[list[int]]) -> float:
+        """Equations 8 to 12; the context is the item's, and a pair's features are the MLP's alone."""
+        fields = [x * v for x, v in zip(dense, self.state["dense_vectors"], strict=True)]
+        fields += self.vectors(ids, "embedding.weight")
+        size, scopes = self.settings["gmf_dim"], [*self.scopes[0], *self.scopes[1]]
+        p, q = np.zeros(size), np.zeros(size)
+        for field, scope in zip(fields, scopes, strict=True):
+            p += field[:size] * (scope == "user")
+            q += field[:size] * (scope in ("item", "context"))
+        a = self.relu_layers("deep", np.concatenate([field[size:] for field in fields]))
+        h = np.concatenate([self.state["gmf_weights"], self.state["logit.weight"][0]])
+        return h @ np.concatenate([p * q, a]) + self.state["logit.bias"][0]
+
     def dcn_v2(self, dense: NDArray, ids: list[list[int]]) -> float:
         x0 = np.concatenate([self.relu_layers("bottom", dense), *self.vectors(ids, "embedding.weight")])
         x = x0

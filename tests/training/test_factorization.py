@@ -147,7 +147,9 @@ def test_a_factorization_equals_the_joined_rows(name: str, shape: str) -> None:
         assert joined.std(dim=1).mean() > 1e-2  # items make a difference
 
 
-@pytest.mark.parametrize("name", ["dlrm", "deepfm", "dcn_v2_full", "dcn_v2_low_rank", "logistic_regression"])
+@pytest.mark.parametrize(
+    "name", ["dlrm", "deepfm", "dcn_v2_full", "dcn_v2_low_rank", "logistic_regression", "neumf"]
+)
 def test_a_factorization_equals_the_equations_in_numpy(name: str) -> None:
     spec = make_spec("everything on both sides")
     model, config = make_model(name, spec)
@@ -155,7 +157,8 @@ def test_a_factorization_equals_the_equations_in_numpy(name: str) -> None:
     shared, _, _ = logits_of(model, spec, users, items)
     state = {key: value.numpy().astype(np.float64) for key, value in model.state_dict().items()}
     settings = {"cross_layers": 2, "cross_rank": None, "structure": "stacked", **config.settings}
-    network = Network(state, spec.cardinalities, "mean", settings)
+    scopes = [feature.scope for feature in spec.dense], [feature.scope for feature in spec.embedded]
+    network = Network(state, spec.cardinalities, "mean", settings, scopes)
     for user in range(USERS):
         for item in range(ITEMS):
             dense, categorical = (
@@ -189,10 +192,12 @@ def test_half_precision_moves_probabilities_little(name: str, dtype: torch.dtype
 
 def test_every_architecture_that_ranks_has_a_factorization() -> None:
     spec = make_spec("no dense")
-    for name in set(known_architectures()) - {RETRIEVER, "sasrec"}:
+    sequences = {"sasrec", "bert4rec"}
+    for name in set(known_architectures()) - {RETRIEVER} - sequences:
         model = build_model(ModelConfig.model_validate({"architecture": name}), spec)
         assert isinstance(model, Factorizable), name
-    assert isinstance(build_model(variant("sasrec"), small_spec("sasrec")), Factorizable)
+    for name in sequences:
+        assert isinstance(build_model(variant(name), small_spec(name)), Factorizable), name
 
 
 def test_vector_products_equal_numpy_for_one_list_and_for_a_list_a_user() -> None:

@@ -15,8 +15,8 @@ from conf.errors import ConfigError
 from conf.types import Embeddings, ModelConfig, Train
 from metrics import auc
 from storage.feature_spec import FeatureSpec
-from tests.training.architectures import variant
-from tests.training.feature_tables import make_spec
+from tests.training.architectures import small_spec, variant
+from tests.training.feature_tables import make_spec, random_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives
@@ -130,6 +130,39 @@ def test_ranks_train_as_one(placement: str, ranks: int, optimizer: str, architec
     assert losses[-1] < losses[0]
     labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
     assert auc(labels, results[0][1].numpy()) == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)
+
+
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+def test_items_of_histories_are_read_from_rows_of_other_ranks(architecture: str) -> None:
+    """bert4rec also has a table of biases, with one row for each feature that is not the item."""
+    spec, settings = small_spec(architecture), {**PLACEMENTS["row_wise"], "optimizer": "lazy_adam"}
+    config = variant(architecture, dropout=0.0, multi_hot={"max_length": LENGTH})
+    inputs = [
+        (rows.tensors(LENGTH), rows.labels) for rows in (random_rows(spec, ROWS, seed) for seed in range(4))
+    ]
+
+    def losses_of(collectives: Collectives, settings: dict[str, Any]) -> tuple[list[float], set[int]]:
+        with _building:
+            model = build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
+        train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": 0.1, "embeddings": settings})
+        trainer = Trainer(model.train(), train, collectives)
+        rows = ROWS // collectives.size
+        part = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
+        losses = [
+            float(
+                trainer.step(
+                    Batch(dense[part], ids[part], torch.from_numpy(labels[part]), torch.ones(rows), ROWS), 1.0
+                )
+            )
+            for (dense, ids), labels in inputs * 2
+        ]
+        return losses, {len(table.weight) for table in tables_of(model).values()}
+
+    expected, _ = losses_of(ALONE, {"optimizer": "lazy_adam"})
+    for losses, sizes in on_ranks(2, lambda collectives: losses_of(collectives, settings)):
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)
+        assert max(sizes) < sum(spec.cardinalities)  # a rank has only some of the rows
+    assert sum(expected[4:]) < sum(expected[:4])
 
 
 def test_auto_mixes_all_kinds_here() -> None:

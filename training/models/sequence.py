@@ -1,4 +1,4 @@
-"""Parts of models over sequences: which rows have equal sequences, dropout, and self-attention blocks.
+"""Layers of models over sequences: which rows have equal sequences, dropout, and self-attention blocks.
 
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
@@ -82,7 +82,27 @@ class SequenceDropout(Dropout):
         return values * kept / (1 - self.share)
 
 
-class AttentionBlock(nn.Module):
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: int) -> Tensor:
+    """Returns attention of several heads, (S, Q, E): for each head, softmax(query keyᵀ / √(E / heads)) value.
+
+    Args:
+        query: (S, Q, E), of the places whose outputs are needed.
+        key, value: (S, L, E), of all places.
+        visible: (S, 1|Q, L) bool, the places to which a place attends; at least one.
+        heads: number of heads. Each has E / heads successive numbers of a vector.
+    """
+    count, places, dim = query.shape
+
+    def by_head(vectors: Tensor) -> Tensor:
+        return vectors.view(count, -1, heads, dim // heads).transpose(1, 2)
+
+    attended = functional.scaled_dot_product_attention(
+        by_head(query), by_head(key), by_head(value), attn_mask=visible.unsqueeze(1)
+    )  # (S, heads, Q, E / heads)
+    return attended.transpose(1, 2).reshape(count, places, dim)
+
+
+class CausalBlock(nn.Module):
     """A block of SASRec (Kang and McAuley, ICDM 2018, section III-B): self-attention, then an MLP per place.
 
         y = x + Dropout(Attention(LN(x), x, x)),  z = y + Dropout(W₂ ReLU(W₁ LN(y) + b₁) + b₂)
@@ -112,23 +132,52 @@ class AttentionBlock(nn.Module):
             first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
             outputs: number of places whose outputs are needed.
         """
-        count, places, dim = values.shape
+        places = values.shape[1]
         needed = values[:, :outputs]
         own = torch.eye(outputs, places, dtype=torch.bool, device=values.device)
         older = torch.ones(outputs, places, dtype=torch.bool, device=values.device).triu()
         # Every place attends at least to itself, so that no sum of attention weights is 0 / 0.
         visible = (older & is_item.unsqueeze(1)) | own  # (S, outputs, L)
-
-        def by_head(vectors: Tensor) -> Tensor:
-            return vectors.view(count, -1, self._heads, dim // self._heads).transpose(1, 2)
-
-        attended = functional.scaled_dot_product_attention(
-            by_head(self.query(self.attention_norm(needed))),
-            by_head(self.key(values)),
-            by_head(self.value(values)),
-            attn_mask=visible.unsqueeze(1),
-        )  # (S, heads, outputs, E / heads)
-        attended = attended.transpose(1, 2).reshape(count, outputs, dim)
+        query = self.query(self.attention_norm(needed))
+        attended = attend(query, self.key(values), self.value(values), visible, self._heads)
         middle = needed + self.attention_dropout(attended, first_rows)
         hidden = self.outer(functional.relu(self.inner(self.mlp_norm(middle))))
         return middle + self.mlp_dropout(hidden, first_rows)
+
+
+class BidirectionalBlock(nn.Module):
+    """A block of BERT4Rec (Sun et al., CIKM 2019, equations 1 to 5): self-attention, then an MLP per place.
+
+        y = LN(x + Dropout(W_O Attention(x, x, x))),  z = LN(y + Dropout(W₂ GELU(W₁ y + b₁) + b₂))
+
+    A place attends to all places that are not padding. The MLP's hidden layer has 4 E numbers.
+
+    Args:
+        dim: E.
+        heads: number of attention heads, a divisor of E.
+        dropout, places: see `SequenceDropout`.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float, places: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.query, self.key, self.value, self.out = (linear(dim, dim, bias=False) for _ in range(4))
+        self.inner, self.outer = linear(dim, 4 * dim), linear(4 * dim, dim)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout, places) for _ in range(2))
+
+    def forward(self, values: Tensor, is_visible: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
+        """Returns the outputs (S, outputs, E) of the first places.
+
+        Args:
+            values: (S, L, E), the inputs.
+            is_visible: (S, L) bool, whether a place is not padding; at least one place of each sequence.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            outputs: number of places whose outputs are needed.
+        """
+        needed = values[:, :outputs]
+        visible = is_visible.unsqueeze(1)  # (S, 1, L)
+        attended = attend(self.query(needed), self.key(values), self.value(values), visible, self._heads)
+        middle = self.attention_norm(needed + self.attention_dropout(self.out(attended), first_rows))
+        hidden = self.outer(functional.gelu(self.inner(middle)))
+        return self.mlp_norm(middle + self.mlp_dropout(hidden, first_rows))

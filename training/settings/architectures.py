@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, create_model
 
 from conf.types import ModelConfig, Strict
-from training.settings import dcn_v2, deepfm, dlrm, logistic_regression, sasrec, two_tower, wide_and_deep
+from training.settings import (
+    bert4rec,
+    dcn_v2,
+    deepfm,
+    dlrm,
+    logistic_regression,
+    neumf,
+    sasrec,
+    two_tower,
+    wide_and_deep,
+)
 
 
 def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
@@ -32,10 +42,12 @@ def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
 
 
 _SETTINGS: Mapping[str, type[Strict]] = {
+    "bert4rec": bert4rec.Settings,
     "dcn_v2": dcn_v2.Settings,
     "deepfm": deepfm.Settings,
     "dlrm": dlrm.Settings,
     "logistic_regression": logistic_regression.Settings,
+    "neumf": neumf.Settings,
     "sasrec": sasrec.Settings,
     "two_tower": two_tower.Settings,
     "wide_and_deep": wide_and_deep.Settings,

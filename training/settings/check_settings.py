@@ -18,7 +18,15 @@ from training.settings.field_types import Features
 _MODELS = "training.models"
 _SETTINGS = "training.settings"
 # Modules in training/models that are not architectures.
-_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers", "sequence"}
+_SHARED_MODULES = {
+    "click_model",
+    "factorization",
+    "inputs",
+    "interaction",
+    "layers",
+    "sequence",
+    "sequence_model",
+}
 
 
 def known_architectures() -> list[str]:
@@ -78,7 +86,7 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     return ConfigError(
         f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
         "vectors",
-        "use only the architectures two_tower and sasrec, also in train.baselines, or set train.loss=softmax "
+        "use only the architectures two_tower, sasrec and bert4rec, also in train.baselines, or set train.loss=softmax "
         "with train.negatives",
     )
 

@@ -11,9 +11,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.source_types import Retrieval as RetrievalSource
 from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
@@ -22,9 +24,11 @@ from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
 from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.numpy_models import Network
 from training.checkpoints import load_model
 from training.models import build_model
+from training.models.factorization import VectorModel
 
 FEATURES = ["who", "age"]
 
@@ -72,7 +76,8 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
-def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> None:
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
     ids, length = 15, 4
     spec = FeatureSpec(
         (
@@ -84,9 +89,12 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> No
     )
     multi_hot = MultiHot(max_length=length)
     config = ModelConfig.model_validate(
-        {"architecture": "sasrec", "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
+        {"architecture": architecture, "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
     )
     model: Any = build_model(config, spec, seed=1).eval()
+    with torch.no_grad():  # no bias is zero
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)) * 0.3)
     draw = np.random.default_rng(2)
     histories = [draw.integers(3, ids, draw.integers(0, length + 1)).tolist() for _ in range(20)]
     items = torch.zeros(ids - 3, 1 + length, dtype=torch.int64)
@@ -109,6 +117,16 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits() -> No
     lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
+def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: str) -> None:
+    section = {"source": "retrieval", "model": variant(name).model_dump()}
+    if isinstance(build_model(variant(name), small_spec(name)), VectorModel):
+        assert RetrievalSource.model_validate(section).name == "retrieval"
+    else:
+        with pytest.raises(ValidationError, match="has no vectors; use two_tower, sasrec or bert4rec"):
+            RetrievalSource.model_validate(section)
 
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:

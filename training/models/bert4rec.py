@@ -1,0 +1,89 @@
+"""BERT4Rec (F. Sun et al., BERT4Rec: Sequential Recommendation with BERT, CIKM 2019, arXiv:1904.06690).
+
+The user's sequence is the history and, after the most recent item, a mask in place of the next item. Blocks
+of bidirectional self-attention compute a vector for the mask. It is compared with the item's vector, which is
+the item's row in the table from which the history's vectors come (section 3.5). The vectors of other features
+extend the paper's model (training/models/sequence_model.py).
+
+    x_0 = mask + P[0],   x_p = M[s_p] + P[p]                               (section 3.4)
+    H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)
+    logit = ⟨GELU(W_P H_0 + b_P), M[item]⟩ + b_O[item]                     (equation 7)
+
+s_p is the item at place p of the history, counted from 1 for the most recent one. An empty history is the
+mask alone. Dropout of the first block's inputs is that of BERT, from which the authors' program takes its
+layers.
+
+Only the last place is masked. The paper masks random places of a user's sequence. It adds samples with a
+mask only at the last place, because they are like those at serving time (section 3.6). Here every row of the
+log is such a sample, with the history before the row. Two reasons speak against random places. Negatives are
+drawn for the item of a row, not for items of its history. And each item of a history is the last place of
+another row.
+
+Notation: B rows, S distinct histories, E embedding_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.models.inputs import Inputs
+from training.models.layers import in_float32, linear
+from training.models.sequence import BidirectionalBlock, SequenceDropout
+from training.models.sequence_model import Layout, SequenceModel, first_vectors
+from training.settings.bert4rec import Settings
+
+
+class BERT4Rec(SequenceModel):
+    """Bidirectional self-attention over the user's history and a mask."""
+
+    def __init__(self, settings: Settings, inputs: Inputs) -> None:
+        layout, dim = Layout.of("bert4rec", settings, inputs), settings.embedding_dim
+        places = layout.length + 1
+        super().__init__(layout, dim, inputs, places)
+        # Only rows of the item's feature are read. The table has one row for each other feature, because the
+        # code that saves and loads tables finds rows by the index of the feature.
+        biases = [1] * inputs.num_embedded
+        biases[layout.item] = layout.cardinalities[layout.item]
+        self.item_bias = inputs.tables.table(
+            biases, 1, inputs.list_lengths, inputs.pooling, inputs.names, by_ftrl=False
+        )
+        self.mask = first_vectors(dim)
+        self._add_features(inputs)
+        self.dropout = SequenceDropout(settings.dropout, places)
+        self.blocks = nn.ModuleList(
+            BidirectionalBlock(dim, settings.heads, settings.dropout, places) for _ in range(settings.blocks)
+        )
+        self.projection = linear(dim, dim)
+
+    def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
+        """Returns GELU(W_P H_0 + b_P), (S, E) float32. See `SequenceModel.encode`."""
+        vectors, is_item = self.history_vectors(histories)
+        count, longest, dim = vectors.shape
+        values = torch.cat([self.mask.expand(count, 1, dim), vectors], dim=1)  # (S, P + 1, E)
+        is_visible = torch.cat([is_item.new_ones(count, 1), is_item], dim=1)
+        values = self.dropout(values + self.places[: longest + 1], first_rows)
+        for number, block in enumerate(self.blocks, start=1):
+            outputs = 1 if number == len(self.blocks) else longest + 1
+            values = block(values, is_visible, first_rows, outputs)
+        return functional.gelu(in_float32(self.projection, values[:, 0]))
+
+    def item_biases(self, categorical: Tensor) -> Tensor:
+        """Returns b_O of each row's item, (B,) float32."""
+        return self.item_bias.feature_vectors(categorical[:, self.layout.item], self.layout.item).squeeze(1)
+
+    def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns user vectors (B, E + 1) float32. The last number is 1, the factor of the item's bias."""
+        vectors = self.user_part(dense, categorical)
+        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+
+    def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns item vectors (B, E + 1) float32. The last number is the item's bias."""
+        biases = self.item_biases(categorical).unsqueeze(1)
+        return torch.cat([self.item_part(dense, categorical), biases], dim=1)
+
+
+def build(settings: Settings, inputs: Inputs) -> BERT4Rec:
+    """Builds the model. Raises ConfigError if the settings do not fit the features."""
+    return BERT4Rec(settings, inputs)
