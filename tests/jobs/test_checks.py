@@ -51,7 +51,10 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
     ({"model": {**DLRM, "top_mpl": [8]}}, r"architecture dlrm: unknown key model\.top_mpl=\[8\]"),
     ({"model": {**DLRM, "top_mlp": ["wide"]}}, r"model\.top_mlp\.0='wide'"),
     ({"model": {**DLRM, "top_mlp": [10**30]}}, r"model\.top_mlp\.0=10{30}"),
-    ({"model": {"architecture": "dlmr"}}, r"model\.architecture='dlmr' does not exist; known: \['dcn_v2'"),
+    (
+        {"model": {"architecture": "dlmr"}},
+        r"model\.architecture='dlmr' does not exist; known: \['bert4rec', 'dcn_v2'",
+    ),
     ({"model": {"architecture": "__init__"}}, r"model\.architecture='__init__' does not exist"),
     ({"model": {"architecture": "../dlrm"}}, r"model\.architecture='\.\./dlrm' does not exist"),
     ({"train": {"baselines": ["logistic"]}}, r"train\.baselines names 'logistic': .*does not exist"),

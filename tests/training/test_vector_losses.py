@@ -104,12 +104,13 @@ def test_in_batch_softmax_and_its_gradients_equal_numpy_for_any_ranks(sizes: lis
         assert_allclose(parts, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_sasrec_in_training_has_the_user_vectors_of_its_logits() -> None:
+@pytest.mark.parametrize("name", ["sasrec_dropout", "bert4rec"])
+def test_a_sequence_model_in_training_has_the_user_vectors_of_its_logits(name: str) -> None:
     """Dropout is applied as in `forward`: the loss over vectors must not train another model."""
-    spec = small_spec("sasrec_dropout")
-    model: Any = build_model(variant("sasrec_dropout"), spec, 1).train()
+    spec = small_spec(name)
+    model: Any = build_model(variant(name), spec, 1).train()
     rng = np.random.default_rng(2)
-    width = model.places.shape[0]
+    width = model.layout.length
     ids = rng.integers(3, 9, (8, 2 + width))
     ids[:, 0] %= 5
     ids[4:6, 2:] = ids[3, 2:]  # equal histories, which have one mask
@@ -121,7 +122,8 @@ def test_sasrec_in_training_has_the_user_vectors_of_its_logits() -> None:
             module.draw_mask("7/0", range(2), [4, 4])
     logits = model(dense, categorical)
     users, items = model.user_vectors(dense, categorical), model.item_vectors(dense, categorical)
-    torch.testing.assert_close((users * items).sum(dim=1) + model.bias, logits)
+    bias = getattr(model, "bias", 0)  # the vectors of BERT4Rec contain its biases
+    torch.testing.assert_close((users * items).sum(dim=1) + bias, logits)
     with_dropout = users.detach()
     assert not torch.allclose(with_dropout, model.eval().user_vectors(dense, categorical), atol=1e-4)
 
