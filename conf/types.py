@@ -190,13 +190,12 @@ class Config(Strict):
             )
         if self.negatives and not self.negatives.train and self.split.by == "day":
             raise ValueError(
-                "negatives.train=false needs a split.by other than day: a train day of one run is a test day "
-                "of another, and its rows are stored once; remove negatives.train"
+                "negatives.train=false needs a split.by other than day, because a train day of one run is the "
+                "test day of another; remove negatives.train"
             )
         if self.train.compares_vectors and not self.keys:
             raise ValueError(
-                f"train.loss={self.train.loss} compares items, so it needs the section keys, which names the "
-                "columns of the user and of the item"
+                f"train.loss={self.train.loss} compares items, so it needs the section keys, which names them"
             )
         return self
 
