@@ -190,8 +190,8 @@ class Config(Strict):
             )
         if self.negatives and not self.negatives.train and self.split.by == "day":
             raise ValueError(
-                "negatives.train=false needs a split.by other than day, because a train day of one run is the "
-                "test day of another; remove negatives.train"
+                "negatives.train=false needs a split.by other than day, because a train day of one run is "
+                "the test day of another; remove negatives.train"
             )
         if self.train.compares_vectors and not self.keys:
             raise ValueError(
