@@ -86,8 +86,8 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     return ConfigError(
         f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
         "vectors",
-        "use only the architectures two_tower, sasrec and bert4rec, also in train.baselines, or set train.loss=softmax "
-        "with train.negatives",
+        "use only the architectures two_tower, sasrec and bert4rec, also in train.baselines, or set "
+        "train.loss=softmax with train.negatives",
     )
 
 
