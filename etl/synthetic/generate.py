@@ -13,8 +13,18 @@ from etl.synthetic.files import PREFIX, WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.progress import task_progress
 from storage import file_io
-from storage.manifest import FileEntry, Manifest, data_files, digest_of, replace_manifest
+from storage.manifest import (
+    FileEntry,
+    Manifest,
+    data_files,
+    digest_of,
+    is_published,
+    read_manifest,
+    replace_manifest,
+)
 from storage.paths import Lake, Partition
+
+_NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
@@ -66,6 +76,18 @@ def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list
     ]
 
 
+def published_settings(partition: Partition) -> Generate | None:
+    """Returns the settings with which a day of the raw log was generated.
+
+    The keys on which the rows of a day do not depend have their defaults. Returns None if the day was not
+    generated, or by a release that did not record the settings.
+    """
+    if not is_published(partition):
+        return None
+    settings = read_manifest(partition).facts.get("settings")
+    return None if settings is None else Generate.model_validate(settings)
+
+
 def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:
     kind, day = kind_of(config), date.fromisoformat(partition.dt)
     summary = total(file.summary for file in files)
@@ -76,7 +98,12 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
         schema=tuple((name, "string") for name in kind.layout.names),
         inputs={"content": digest_of([file.sha256 for file in files])},
         rows_in=summary.rows,
-        facts={"layout": config.layout, "seed": config.seed, **kind.facts(config, day, summary)},
+        facts={
+            "layout": config.layout,
+            "seed": config.seed,
+            "settings": config.model_dump(mode="json", exclude=set(_NOT_OF_ROWS)),
+            **kind.facts(config, day, summary),
+        },
         created_at=file_io.utc_now(),
     )
     file_io.make_durable(data_files(partition, manifest), partition.root)
