@@ -82,7 +82,7 @@ def _hit_rates(measure: Measure) -> list[Figure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[Figure]:
-    """Returns the hit rates of the lists by the true probabilities, and the share of the best that ours reach.
+    """Returns the hit rates of lists by true probabilities, and the share of the best that ours reach.
 
     The list is empty if the true probabilities are unknown.
     """

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
 
 _HALF_PERIOD = 32.0
-_FREQUENCIES = np.arange(1, 82, 2) * np.pi / _HALF_PERIOD  # (F,); terms of higher frequencies are below 1e-11
+_FREQUENCIES = np.arange(1, 69, 2) * np.pi / _HALF_PERIOD  # (F,); terms of higher frequencies are below 1e-9
 _WEIGHTS = 2.0 * np.pi / _HALF_PERIOD / np.sinh(np.pi * _FREQUENCIES)
 
 
