@@ -18,8 +18,6 @@ from storage.manifest import (
     Manifest,
     data_files,
     digest_of,
-    is_published,
-    read_manifest,
     replace_manifest,
 )
 from storage.paths import Lake, Partition
@@ -74,18 +72,6 @@ def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list
     return [
         _publish(lake.raw.partition(dt), config, [file for day, file in written if day == dt]) for dt in dates
     ]
-
-
-def published_settings(partition: Partition) -> Generate | None:
-    """Returns the settings with which a day of the raw log was generated.
-
-    The keys on which the rows of a day do not depend have their defaults. Returns None if the day was not
-    generated, or by a release that did not record the settings.
-    """
-    if not is_published(partition):
-        return None
-    settings = read_manifest(partition).facts.get("settings")
-    return None if settings is None else Generate.model_validate(settings)
 
 
 def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:

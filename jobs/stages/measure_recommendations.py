@@ -20,13 +20,14 @@ from conf.errors import DataError
 from conf.load import config_digest
 from etl.raw.files import require_raw
 from etl.spark.read_log import good_rows, read_log
+from etl.synthetic.truth import generated_days
 from scoring.candidates.candidate_tables import exclusions, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
-from scoring.evaluation.true_lists import BEST, generated_days, measure_true_lists, true_lists
+from scoring.evaluation.true_lists import BEST, measure_true_lists, true_lists
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
 from storage.dataset import Dataset, read_dataset, with_present_rows

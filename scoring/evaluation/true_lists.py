@@ -6,8 +6,8 @@ clicks the lists are compared with. So the hit rate of these lists is the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,13 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Generate, Keys
-from etl.synthetic.clicks.columns import BY_NAME
-from etl.synthetic.clicks.layout import ImpressionLayout
-from etl.synthetic.clicks.truth import DayTruth
-from etl.synthetic.generate import published_settings
-from etl.synthetic.kinds import kind_of
+from conf.types import Generate
+from etl.synthetic.truth import DayTruth, GeneratedDays
 from scoring.candidates.filters import Exclusions
 from scoring.evaluation.list_relevance import coverage, measure_lists
 from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
 from spark.tasks import map_batches
 from storage.feature_spec import ITEM_KEY, USER_KEY
-from storage.paths import Lake
 
 # The rankings by which lists are made: by the probability of a click if the item is shown, and by the
 # probability that the user sees the item and clicks it. Lists of the second ranking are the best.
@@ -35,42 +30,10 @@ CLICK_PROBABILITY, BEST = "click_probability", "best"
 _RANKINGS = (CLICK_PROBABILITY, BEST)
 
 _LISTS = f"{USER_KEY} string, ranking string, position int, {ITEM_KEY} string"
-_IMPORTS = ("etl.synthetic.clicks.truth",)
+_IMPORTS = ("etl.synthetic.truth",)
 
 Batches = Iterable[pa.RecordBatch]
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class GeneratedDays:
-    """Days of a generated log.
-
-    Attributes:
-        settings: the settings with which the days were generated.
-        days: the ISO dates.
-    """
-
-    settings: Generate
-    days: tuple[str, ...]
-
-
-def generated_days(lake: Lake, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
-    """Returns the settings with which days of the log were generated.
-
-    Returns None if the true probabilities are unknown. This is so if there are no days, if generate_clicks
-    did not write them into the lake with equal settings, if they have the layout `outbrain`, or if `keys` are
-    not the user and the item of the generator.
-    """
-    settings = [published_settings(lake.raw.partition(day)) for day in days]
-    first = settings[0] if settings else None
-    if first is None or any(other != first for other in settings):
-        return None
-    layout = kind_of(first).layout
-    names = dict(zip(layout.columns, layout.feature_names, strict=True))
-    if keys is None or not isinstance(layout, ImpressionLayout):
-        return None
-    generator_keys = (names[BY_NAME["user_id"]], names[BY_NAME["item_id"]])
-    return GeneratedDays(first, tuple(days)) if (keys.user, keys.item) == generator_keys else None
 
 
 def true_lists(exclusions: Exclusions, items: DataFrame, generated: GeneratedDays, k: int) -> DataFrame:

@@ -18,8 +18,8 @@ from etl.synthetic.clicks.draws import drifting_normals, normals
 from etl.synthetic.clicks.expected_clicks import ExpectedClicks
 from etl.synthetic.clicks.exposure import Exposure
 from etl.synthetic.clicks.impressions import draw_impressions
-from etl.synthetic.clicks.truth import DayTruth
 from etl.synthetic.clicks.world import World, world_of_day
+from etl.synthetic.truth import DayTruth
 
 DAY = date(2026, 1, 8)
 CELLS_A_LOGIT = 1024

@@ -12,14 +12,12 @@ from pyspark.sql import SparkSession
 
 from conf.raw_types import Keys
 from conf.types import Generate
-from etl.synthetic.clicks.truth import DayTruth
 from etl.synthetic.generate import generate_days
+from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
 from scoring.candidates.filters import Exclusions
 from scoring.evaluation.true_lists import (
     BEST,
     CLICK_PROBABILITY,
-    GeneratedDays,
-    generated_days,
     measure_true_lists,
     true_lists,
 )
