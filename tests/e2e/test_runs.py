@@ -187,6 +187,7 @@ def test_lists_are_compared_delivered_and_shown(two_runs: tuple[Lake, list[str]]
     assert checked > 0
 
 
+@pytest.mark.timeout(600)
 def test_lists_are_compared_with_the_best_possible_ones(two_runs: tuple[Lake, list[str]]) -> None:
     lake, overrides = two_runs
     facts = read_manifest(lake.measures.partition(FIRST)).facts
