@@ -13,8 +13,16 @@ from etl.synthetic.files import PREFIX, WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.progress import task_progress
 from storage import file_io
-from storage.manifest import FileEntry, Manifest, data_files, digest_of, replace_manifest
+from storage.manifest import (
+    FileEntry,
+    Manifest,
+    data_files,
+    digest_of,
+    replace_manifest,
+)
 from storage.paths import Lake, Partition
+
+_NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
@@ -76,7 +84,12 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
         schema=tuple((name, "string") for name in kind.layout.names),
         inputs={"content": digest_of([file.sha256 for file in files])},
         rows_in=summary.rows,
-        facts={"layout": config.layout, "seed": config.seed, **kind.facts(config, day, summary)},
+        facts={
+            "layout": config.layout,
+            "seed": config.seed,
+            "settings": config.model_dump(mode="json", exclude=set(_NOT_OF_ROWS)),
+            **kind.facts(config, day, summary),
+        },
         created_at=file_io.utc_now(),
     )
     file_io.make_durable(data_files(partition, manifest), partition.root)

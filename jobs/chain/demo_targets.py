@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conf.errors import DataError
 from reporting.elements import numbers
@@ -76,6 +77,24 @@ def _hit_rates(measure: Measure) -> list[Figure]:
         Figure(f"Recommendations: HR@{k} on the day after", numbers.decimal(values["hit_rate"])),
         Figure(f"Most popular items: HR@{k}", numbers.decimal(values["popular"]["hit_rate"])),
         Figure("Lift", numbers.decimal(lift, 2), f"at least {LIFT}", lift is not None and lift >= LIFT),
+        *_ceiling(values.get("truth"), k),
+    ]
+
+
+def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[Figure]:
+    """Returns the hit rates of lists by true probabilities, and the share of the best that ours reach.
+
+    The list is empty if the true probabilities are unknown.
+    """
+    if truth is None:
+        return []
+    return [
+        Figure(
+            f"Lists by true click probability: HR@{k}",
+            numbers.decimal(truth["click_probability"]["hit_rate"]),
+        ),
+        Figure(f"Best possible lists: HR@{k}", numbers.decimal(truth["best"]["hit_rate"])),
+        Figure("Recommendations: HR / best HR", numbers.decimal(truth["share_of_best"], 3)),
     ]
 
 

@@ -1,7 +1,8 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-Lists of the most popular items are measured in the same way. Users without a row in the train split are
-measured separately, because the model has not been trained on their clicks.
+Lists of the most popular items are measured in the same way. For a generated log, so are lists by the true
+probabilities, which are the best possible lists. Users without a row in the train split are measured
+separately, because the model has not been trained on their clicks.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from conf.errors import DataError
 from conf.load import config_digest
 from etl.raw.files import require_raw
 from etl.spark.read_log import good_rows, read_log
+from etl.synthetic.truth import generated_days
 from scoring.candidates.candidate_tables import exclusions, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
+from scoring.evaluation.true_lists import BEST, measure_true_lists, true_lists
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
 from storage.dataset import Dataset, read_dataset, with_present_rows
@@ -65,14 +69,22 @@ def run(context: RunContext) -> JobSummary:
         lists = recommended(context, published)
         measured = measure_lists(lists, clicked, warm, k)
     with context.phase("popular"):
-        lists = most_popular(context, dataset, train, published).persist()
+        available, excluding = candidates_of(context, dataset, published)
+        lists = most_popular(excluding, available, train, k).persist()
         popular, popular_coverage = measure_lists(lists, clicked, warm, k), coverage(lists, items)
+    with context.phase("truth"):
+        generated = generated_days(lake, context.config.keys, measured_days(context, dataset))
+        true = None
+        if generated is not None:
+            lists = true_lists(excluding, available, generated, k).persist()
+            true = measure_true_lists(lists, clicked, warm, k, items)
     with context.phase("candidates"):
         recall = candidate_recall(context, clicked, warm, published)
     facts = {
         "recommendations_date": run_date,
         "against": against,
         **relevance_facts(published, measured, popular, popular_coverage),
+        "truth": truth_facts(measured[True], true),
         "candidates": recall,
     }
     with context.phase("publish"):
@@ -124,6 +136,34 @@ def relevance_facts(
     }
 
 
+def truth_facts(lists: Relevance, true: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any] | None:
+    """Returns the figures of the lists by the true probabilities, and the share of the best that ours reach.
+
+    Args:
+        lists: the figures of our lists for users with rows in the train split.
+        true: the result of `measure_true_lists`; None if the true probabilities are unknown.
+    """
+    if true is None:
+        return None
+    best = true[BEST]["hit_rate"]
+    return {**true, "share_of_best": lists.hit_rate / best if lists.hit_rate is not None and best else None}
+
+
+def measured_days(context: RunContext, dataset: Dataset) -> list[str]:
+    """Returns the days of the clicks that the lists are compared with.
+
+    Returns no day if the test split is not made of whole days.
+    """
+    if context.config.measure.against == "next_day":
+        return [_day_after(context.run_date)]
+    whole = context.config.split.by == "day"
+    return [member.dt for member in dataset.splits["test"]] if whole else []
+
+
+def _day_after(day: str) -> str:
+    return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
+
+
 def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     """Returns the clicks of the day after the run date, or of the test split, as (user_key, item_key).
 
@@ -135,7 +175,7 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     if context.config.measure.against == "test_split":
         rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
     else:
-        day_after = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
+        day_after = _day_after(context.run_date)
         rows = good_rows(
             read_log(
                 context.spark,
@@ -152,16 +192,20 @@ def recommended(context: RunContext, published: Manifest) -> DataFrame:
     return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
 
 
-def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
+def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) -> tuple[DataFrame, Exclusions]:
+    """Returns the items that could be recommended, and the excluded items of each user of the lists."""
+    version = published.facts["workflow_version"]
+    items = candidate_items(context, version, numbered_items(context, version))
+    return items, exclusions(context, dataset, version, items, read_candidate_tables(context, version))
+
+
+def most_popular(excluding: Exclusions, items: DataFrame, train: DataFrame, k: int) -> DataFrame:
     """Returns lists of the k items with the most clicks in the train split.
 
     The columns are user_key, position and item_key. The lists are for the same users as the published
     lists, are made from the same items, and leave out the same excluded (user, item) pairs.
     """
-    version = published.facts["workflow_version"]
-    items = candidate_items(context, version, numbered_items(context, version))
-    excluding = exclusions(context, dataset, version, items, read_candidate_tables(context, version))
-    lists = popular_items(excluding, popularity(train, items), published.facts["k"])
+    lists = popular_items(excluding, popularity(train, items), k)
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
 

@@ -36,6 +36,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.raw",
         "etl.spark",
         "etl.split",
+        "etl.synthetic.truth",
         "etl.workflow",
         "training.checkpoints",
         "training.device",

@@ -12,16 +12,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
+from etl.synthetic.clicks.world import world_of_day
+from etl.synthetic.truth import DayTruth
 from jobs.chain.steps import RunPlan
 from jobs.stages.build_features import run as build_features
 from jobs.stages.generate_clicks import run as generate_clicks
@@ -31,6 +35,7 @@ from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
+from tests.etl.synthetic.decoded import LABEL, criteo_rows
 from training.registry.model_json import read_description
 from training.registry.versions import challenger_of, champion_as_of, model_path
 
@@ -181,6 +186,43 @@ def test_lists_are_compared_delivered_and_shown(two_runs: tuple[Lake, list[str]]
                 assert f"{feature}={value}" in shown
                 checked += 1
     assert checked > 0
+
+
+@pytest.mark.timeout(600)
+def test_lists_are_compared_with_the_best_possible_ones(two_runs: tuple[Lake, list[str]]) -> None:
+    lake, overrides = two_runs
+    facts = read_manifest(lake.measures.partition(FIRST)).facts
+    generate = load_config(str(ROOT / CONFIG), overrides).generate
+    assert generate is not None
+    raw = lake.raw.partition(SECOND)
+    log = criteo_rows(Path(path) for path in data_files(raw, read_manifest(raw)))
+    clicks = log[log[LABEL] == 1].groupby("user_id")["item_id"].agg(set).to_dict()
+    truth, world = DayTruth(generate, SECOND), world_of_day(generate, date.fromisoformat(SECOND))
+    dataset = read_dataset(lake, FIRST)
+    train = [
+        rows(lake.features(dataset.workflow_version).partition(day.dt)) for day in dataset.splits["train"]
+    ]
+    warm = set(pd.concat(train)["user_key"])
+    candidates = rows(lake.candidate_items(dataset.workflow_version).partition(FIRST)).sort_values(
+        "item_index"
+    )
+    items = [key for key in candidates["item_key"] if key in truth.items]
+    places = [truth.items[key] for key in items]
+    hits: dict[str, list[bool]] = {"click_probability": [], "best": []}
+    for user in sorted(warm & set(truth.users)):
+        wanted = clicks.get(int(world.users["user_id"][truth.users[user]]), set())
+        if not wanted:
+            continue
+        true = truth.of_user(truth.users[user])
+        for ranking, scores in (("click_probability", true.clicked), ("best", true.clicked * true.shown)):
+            best = np.argsort(-scores[places], kind="stable")[:10]
+            listed = world.items["item_id"][np.array(places)[best]]
+            hits[ranking].append(bool(wanted & set(listed.tolist())))
+    assert len(hits["best"]) == facts["users"] > 100
+    for ranking, hit in hits.items():
+        assert facts["truth"][ranking]["hit_rate"] == pytest.approx(np.mean(hit))
+    share = facts["hit_rate"] / facts["truth"]["best"]["hit_rate"]
+    assert facts["truth"]["share_of_best"] == pytest.approx(share)
 
 
 def test_the_second_run_extends_the_first(two_runs: tuple[Lake, list[str]]) -> None:

@@ -89,6 +89,20 @@ def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
     ]
 
 
+def test_verdict_compares_the_lists_with_the_best_possible_ones(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    figures = verdict(read_run_facts(config, RUN_DATE))
+    assert [(figure.name, figure.value) for figure in figures[-3:]] == [
+        ("Lists by true click probability: HR@10", "0.2750"),
+        ("Best possible lists: HR@10", "0.2800"),
+        ("Recommendations: HR / best HR", "0.750"),
+    ]
+    without = {name: value for name, value in MEASURE.items() if name != "truth"}
+    for measure in (without, {**MEASURE, "truth": None}):  # an older release wrote no key `truth`
+        publish_facts(Lake(config.lake).measures.partition(RUN_DATE), measure)
+        assert [figure.name for figure in verdict(read_run_facts(config, RUN_DATE))][-1] == "Lift"
+
+
 def test_run_without_measure_has_no_verdict(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     with pytest.raises(DataError, match="2026-01-09"):

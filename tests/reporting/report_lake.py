@@ -89,6 +89,11 @@ MEASURE = {
     "coverage": 0.6,
     "popular": {"hit_rate": 0.1, "ndcg": 0.05, "coverage": 0.03},
     "lift": 2.1,
+    "truth": {
+        "click_probability": {"hit_rate": 0.275, "ndcg": 0.145, "coverage": 0.65},
+        "best": {"hit_rate": 0.28, "ndcg": 0.15, "coverage": 0.55},
+        "share_of_best": 0.75,
+    },
     "cold_users": None,
     "candidates": {
         "users": 20,

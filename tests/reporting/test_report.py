@@ -24,6 +24,7 @@ from tests.reporting.report_lake import (
     CHANGES,
     FINDINGS,
     HOSTILE_ITEM,
+    MEASURE,
     MODEL,
     RUN_DATE,
     WORKFLOW,
@@ -233,6 +234,17 @@ def test_measure_of_the_day_before_is_shown_with_its_date(tmp_path: Path) -> Non
     page = Page(build(config, "2026-01-09")[1])
     assert "lists of 2026-01-08" in page.text
     assert "No model was trained" not in page.text  # no lists either, so neither sentence about a model
+
+
+def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "75.0% of the best that the log allows" in text
+    assert "75.0% of the hit rate of the best possible lists" in text
+    assert "Lists by the true click probability 20 27.5% 0.1450 65.0%" in text
+    assert "Best possible lists 20 28.0% 0.1500 55.0%" in text
+    publish_facts(Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "truth": None})
+    assert "best possible lists" not in Page(build(config, RUN_DATE)[1]).text.lower()
 
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:

@@ -390,6 +390,7 @@ def test_measures_equal_pandas(scored_run: ScoredRun, reference: ReferenceScores
     assert facts["cold_users"]["users"] == len(cold) == 3
     assert facts["cold_users"]["hit_rate"] == sum(bool(wanted[user] & set(lists[user])) for user in cold) / 3
     assert facts["against"] == "next_day"
+    assert facts["truth"] is None, "this log has no generator"
 
 
 def test_a_rerun_gives_the_same_partitions(spark: SparkSession, scored_run: ScoredRun) -> None:

@@ -30,7 +30,7 @@ Values = Mapping[str, NDArray[np.int64]]
 STEPS = 4096
 _STEPS_PER_LOGIT = 256
 _LOWEST_LOGIT = -8.0
-_OFFSET = -4.4
+OFFSET = -4.4
 _TASTE_PERIOD_DAYS = 60
 _MISSING_TASTE = 0.3  # the effect of an empty field, relative to the taste's strength
 
@@ -110,17 +110,26 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
 def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
     """Returns the index of each row's click probability among STEPS probabilities, shape (rows,)."""
     rows = len(values["item_popularity"])
-    logit = np.full(rows, _OFFSET)
+    logit = np.full(rows, OFFSET)
     for taste in INTERACTIONS:  # the index MISSING, -1, is the last row or column
         logit += tastes[taste.name][values[taste.left], values[taste.right]]
-    for name, slope in LEVEL_SLOPES.items():
-        level = values[name]
-        logit += np.where(level == MISSING, 0.0, slope * (level / (BY_NAME[name].levels - 1) - 0.5))
-    for name, (slope, centre) in LOG_SLOPES.items():
-        value = values[name]
-        logit += np.where(value == MISSING, 0.0, slope * (np.log1p(np.maximum(value, 0)) - centre))
+    for name in (*LEVEL_SLOPES, *LOG_SLOPES):
+        logit += column_logits(name, values[name])
     steps = np.rint((logit - _LOWEST_LOGIT) * _STEPS_PER_LOGIT).astype(np.int64)
     return np.clip(steps, 0, STEPS - 1)
+
+
+def column_logits(name: str, values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the logit that each value of a column of LEVEL_SLOPES or LOG_SLOPES adds, shape (n,).
+
+    MISSING adds 0.
+    """
+    if name in LEVEL_SLOPES:
+        added = LEVEL_SLOPES[name] * (values / (BY_NAME[name].levels - 1) - 0.5)
+    else:
+        slope, centre = LOG_SLOPES[name]
+        added = slope * (np.log1p(np.maximum(values, 0)) - centre)
+    return np.where(values == MISSING, 0.0, added)
 
 
 def probability_of(steps: NDArray[np.int64]) -> NDArray[np.float64]:

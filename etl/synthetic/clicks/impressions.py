@@ -12,15 +12,19 @@ from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING
 from etl.synthetic.clicks.world import World
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _SECONDS_A_DAY = 86_400
 _HOUR_SHARES = np.array(
     [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
-_CHOICES = 8  # items that are drawn for an impression; one of them is shown
-_CHOICE_FOCUS = 1.2  # weight of the user's other tastes in that choice
-_MAX_POSITION = 20
+CHOICES = 8  # items that are drawn for an impression; one of them is shown
+CHOICE_FOCUS = 1.2  # weight of the user's other tastes in that choice
+_BUCKET_HOURS = 3
+_MAX_POSITION, _POSITION_SKEW = 20, 2  # lower positions are more frequent
+_CONTEXT_SKEW = 1.5  # lower codes of a category of the context are more frequent
+_CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser")
 
 
 @dataclass(frozen=True)
@@ -90,36 +94,60 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
 def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
     """Returns the index of the item that is shown in each impression, shape (rows,).
 
-    For each impression, _CHOICES items are drawn, and one of them is shown. Each draw selects a category by
+    For each impression, CHOICES items are drawn, and one of them is shown. Each draw selects a category by
     the taste of the user's segment, then an item of this category by popularity. The probability that one of
     the drawn items is shown is a softmax over the user's other tastes. It is drawn by Gumbel-max: the argmax
     of weight + noise is a softmax draw.
     """
-    shape = (len(users), _CHOICES)
+    shape = (len(users), CHOICES)
     segments = world.users["user_segment"][users]
     category = (rng.random(shape)[:, :, None] >= world.category_edges[segments][:, None, :]).sum(axis=2)
     low, high = world.category_bounds[category], world.category_bounds[category + 1]
     index = _pick(world.item_edges, low + (high - low) * rng.random(shape))
-    drawn = world.items_by_category[index]  # (rows, _CHOICES)
+    drawn = world.items_by_category[index]  # (rows, CHOICES)
     appeal = rng.gumbel(size=shape)
     for taste in INTERACTIONS[1:]:
         if taste.left in world.users:
             left, right = world.users[taste.left][users], world.items[taste.right][drawn]
-            appeal += _CHOICE_FOCUS * world.tastes[taste.name][left[:, None], right]
+            appeal += CHOICE_FOCUS * world.tastes[taste.name][left[:, None], right]
     return np.asarray(np.take_along_axis(drawn, appeal.argmax(axis=1)[:, None], axis=1)[:, 0])
 
 
 def _context(rng: np.random.Generator, seconds: Ints) -> dict[str, Ints]:
     rows = len(seconds)
     drawn = {
-        name: (rng.random(rows) ** 1.5 * BY_NAME[name].levels).astype(np.int64)
-        for name in ("device", "referrer", "placement", "connection", "browser")
+        name: (rng.random(rows) ** _CONTEXT_SKEW * BY_NAME[name].levels).astype(np.int64)
+        for name in _CONTEXT_CATEGORIES
     }
     views = rng.geometric(0.15, rows)
     return {
-        "hour_bucket": seconds // (3 * 3600),
-        "page_position": 1 + (rng.random(rows) ** 2 * _MAX_POSITION).astype(np.int64),
+        "hour_bucket": seconds // (_BUCKET_HOURS * 3600),
+        "page_position": 1 + (rng.random(rows) ** _POSITION_SKEW * _MAX_POSITION).astype(np.int64),
         "session_seconds": np.rint(views * rng.exponential(30.0, rows)).astype(np.int64),
         "session_views": views,
         **drawn,
     }
+
+
+def context_shares() -> dict[str, tuple[Ints, Floats]]:
+    """Returns the distribution of the context over all impressions of a day.
+
+    The result maps a column to two arrays: the values of the column, and their probabilities. Empty fields
+    are not included. The columns are independent of each other, of the user and of the item. The result has
+    only the columns that `_context` draws from few values: the categories and `page_position`.
+    """
+    shares = {}
+    for name in _CONTEXT_CATEGORIES:
+        levels = BY_NAME[name].levels
+        shares[name] = (np.arange(levels), _power_shares(levels, _CONTEXT_SKEW))
+    hours = _HOUR_SHARES.reshape(-1, _BUCKET_HOURS).sum(axis=1) / _HOUR_SHARES.sum()
+    positions = (1 + np.arange(_MAX_POSITION), _power_shares(_MAX_POSITION, _POSITION_SKEW))
+    return {**shares, "hour_bucket": (np.arange(len(hours)), hours), "page_position": positions}
+
+
+def _power_shares(levels: int, power: float) -> Floats:
+    """Returns the probabilities of the integers below `levels` as values of floor(u ** power * levels).
+
+    Here u is uniformly distributed in [0, 1).
+    """
+    return np.diff((np.arange(levels + 1) / levels) ** (1 / power))

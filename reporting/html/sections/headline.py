@@ -100,7 +100,10 @@ def _hit_rate(run: RunFacts) -> Html:
     popular = numbers.percent(values["popular"]["hit_rate"])
     when = "" if run.measure.dt == run.run_date else f"; lists of {run.measure.dt}"
     note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"
-    return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note)
+    share = (values.get("truth") or {}).get("share_of_best")
+    if share is not None:
+        note += f"; {numbers.percent(share)} of the best that the log allows"
+    return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note, meter=share)
 
 
 def _served(run: RunFacts) -> Html:

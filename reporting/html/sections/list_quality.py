@@ -26,16 +26,34 @@ def render(run: RunFacts) -> Html:
         ["These lists", numbers.count(values["users"]), *_measures(values)],
         [f"The {k} most popular items", numbers.count(values["users"]), *_measures(popular)],
     ]
+    truth = values.get("truth")
+    if truth:
+        users = numbers.count(values["users"])
+        rows.append(["Lists by the true click probability", users, *_measures(truth["click_probability"])])
+        rows.append(["Best possible lists", users, *_measures(truth["best"])])
     if cold:
         rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
     against = _AGAINST.get(values["against"], str(values["against"]))
     sentence = lead(
         f"The lists of {run.measure.dt} against {against}, for users known from the train days who clicked: "
-        f"{numbers.times(values['lift'])} the hit rate of the most popular items."
+        f"{numbers.times(values['lift'])} the hit rate of the most popular items{_share_of_best(truth)}."
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
     ranked = table(headers, rows, "Ranking quality")
     return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
+
+
+def _share_of_best(truth: Mapping[str, Any] | None) -> str:
+    """Returns the end of a sentence: the share of the best possible hit rate that the lists reach.
+
+    The result is empty if the share is unknown.
+    """
+    if not truth or truth["share_of_best"] is None:
+        return ""
+    return (
+        f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, which "
+        "have the items that the user sees and clicks with the highest true probability"
+    )
 
 
 def _recall(recall: Mapping[str, Any] | None) -> list[Html]:

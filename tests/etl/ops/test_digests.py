@@ -21,6 +21,7 @@ DATASETS: dict[str, str] = {
     "criteo": "d365012b89624c9d",
     "generated": "6c0cea8148fcccd1",
     "generated_named": "68597076c866482a",
+    "generated_retrieval": "6c0cea8148fcccd1",
     "movielens": "515ff16d2ad5c5f0",
     "movielens_time": "aede6026d8610a93",
     "outbrain": "79ca25adee8ce8cd",

@@ -1,0 +1,144 @@
+"""Lists by the true probabilities against a plain sort, and the logs whose true probabilities are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.raw_types import Keys
+from conf.types import Generate
+from etl.synthetic.generate import generate_days
+from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
+from scoring.candidates.filters import Exclusions
+from scoring.evaluation.true_lists import (
+    BEST,
+    CLICK_PROBABILITY,
+    measure_true_lists,
+    true_lists,
+)
+from storage.manifest import read_manifest, replace_manifest
+from storage.paths import Lake
+
+DAYS = ("2026-01-10", "2026-01-11")
+SETTINGS = Generate(users=40, items=25, rows_per_day=100, cold_share=0.1, layout="named")
+K = 6
+
+
+def _candidates() -> tuple[list[str], list[tuple[str, list[int] | None]]]:
+    """Item keys by index, and the excluded items of each user.
+
+    Some items and users are not in the log of one day or of both days.
+    """
+    truths = [DayTruth(SETTINGS, day) for day in DAYS]
+    items = sorted({*truths[0].items, *truths[1].items, "gone", "long gone"})
+    users = sorted({*truths[0].users, *truths[1].users, "stranger"})
+    draw = np.random.default_rng(3)
+    excluded = {
+        user: sorted(draw.choice(len(items), size=index % 9, replace=False).tolist()) or None
+        for index, user in enumerate(users)
+    }
+    excluded[users[5]] = list(range(len(items) - 3))  # fewer than K items remain
+    return items, list(excluded.items())
+
+
+def _expected(days: tuple[str, ...]) -> dict[tuple[str, str], list[str]]:
+    """(user, ranking) → item keys, by a sort of all candidates."""
+    items, users = _candidates()
+    truths = [DayTruth(SETTINGS, day) for day in days]
+    lists = {}
+    for user, excluded in users:
+        known = [truth for truth in truths if user in truth.users]
+        for ranking in (CLICK_PROBABILITY, BEST) if known else ():
+            scores = dict.fromkeys(range(len(items)), 0.0)
+            for truth in known:
+                true = truth.of_user(truth.users[user])
+                for index, item in enumerate(items):
+                    if item in truth.items:
+                        place = truth.items[item]
+                        shown = true.shown[place] if ranking == BEST else 1.0
+                        scores[index] += true.user_share * true.clicked[place] * shown
+            allowed = [index for index in scores if index not in (excluded or [])]
+            ranked = sorted(allowed, key=lambda index: (-scores[index], index))
+            lists[user, ranking] = [items[index] for index in ranked[:K]]
+    return lists
+
+
+@pytest.mark.parametrize("days", [DAYS[1:], DAYS], ids=["one day", "two days"])
+def test_lists_equal_a_sort_of_all_candidates(spark: SparkSession, days: tuple[str, ...]) -> None:
+    items, users = _candidates()
+    frame = spark.createDataFrame(users[::-1], "user_key string, excluded array<int>")
+    numbered = spark.createDataFrame(
+        list(enumerate(items))[::-1], "item_index int, item_key string"
+    ).repartition(3)
+    generated = GeneratedDays(SETTINGS, days)
+    for partitions in (1, 5):
+        exclusions = Exclusions(frame.repartition(partitions), most=len(items))
+        rows = true_lists(exclusions, numbered, generated, K).toPandas()
+        actual = {
+            key: entries.sort_values("position").item_key.tolist()
+            for key, entries in rows.groupby(["user_key", "ranking"])
+        }
+        assert actual == _expected(days)
+        for _, entries in rows.groupby(["user_key", "ranking"]):
+            assert sorted(entries.position) == list(range(1, len(entries) + 1))
+    lengths = {len(entries) for entries in actual.values()}
+    assert lengths == {3, K}
+    assert any(actual[user, CLICK_PROBABILITY] != actual[user, BEST] for user, _ in actual)
+    assert not any(user == "stranger" for user, _ in actual)
+
+
+def test_figures_are_those_of_each_ranking(spark: SparkSession) -> None:
+    lists = pd.DataFrame(
+        [
+            ("a", BEST, 1, "x"),
+            ("a", BEST, 2, "y"),
+            ("b", BEST, 1, "x"),
+            ("a", CLICK_PROBABILITY, 1, "z"),
+            ("b", CLICK_PROBABILITY, 1, "z"),
+            ("cold", BEST, 1, "x"),
+        ],
+        columns=["user_key", "ranking", "position", "item_key"],
+    )
+    clicks = spark.createDataFrame(
+        [("a", "y"), ("b", "z"), ("cold", "z")], "user_key string, item_key string"
+    )
+    warm = spark.createDataFrame([("a",), ("b",)], "user_key string")
+    measured = measure_true_lists(spark.createDataFrame(lists), clicks, warm, 2, 4)
+    assert measured[BEST]["hit_rate"] == 0.5
+    assert measured[BEST]["ndcg"] == pytest.approx(0.5 / np.log2(3))
+    assert measured[BEST]["coverage"] == 0.5
+    assert measured[CLICK_PROBABILITY] == {"hit_rate": 0.5, "ndcg": 0.5, "coverage": 0.25}
+
+
+def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_path: Path) -> None:
+    lake, keys = Lake(str(tmp_path)), Keys(user="user_id", item="item_id")
+    generate_days(spark, lake, SETTINGS, [DAYS[0]])
+    generate_days(spark, lake, SETTINGS.model_copy(update={"days": 3, "compression": "gzip"}), [DAYS[1]])
+    found = generated_days(lake, keys, DAYS)
+    assert found == GeneratedDays(SETTINGS, DAYS)
+    assert generated_days(lake, Keys(user="user_id", item="item_category"), DAYS) is None
+    assert generated_days(lake, None, DAYS) is None
+    assert generated_days(lake, keys, []) is None
+    assert generated_days(lake, keys, ["2026-01-12"]) is None
+    generate_days(spark, lake, SETTINGS.model_copy(update={"seed": 7}), [DAYS[1]])
+    assert generated_days(lake, keys, DAYS) is None, "two logs in one window"
+    partition = lake.raw.partition(DAYS[0])
+    manifest = read_manifest(partition)
+    old = {name: value for name, value in manifest.facts.items() if name != "settings"}
+    replace_manifest(partition, replace(manifest, facts=old))
+    assert generated_days(lake, keys, DAYS[:1]) is None, "written by a release that recorded no settings"
+
+
+def test_a_log_of_displays_has_no_true_lists(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    settings = Generate(layout="outbrain", users=50, items=120, rows_per_day=200, files_per_day=1)
+    generate_days(spark, lake, settings, [DAYS[0]])
+    columns = read_manifest(lake.raw.partition(DAYS[0])).schema
+    keys = [Keys(user=name, item=columns[1][0]) for name, _ in columns if name != columns[1][0]]
+    assert keys
+    assert all(generated_days(lake, key, DAYS[:1]) is None for key in keys)
