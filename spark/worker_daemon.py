@@ -10,6 +10,10 @@ Before every task, the worker again reads the tables of contents of the archive 
 This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
 the garbage collector no longer examines them, and removes the archives from sys.path.
 
+If a task fails, Spark closes the connections to the workers of the stage's other tasks. Spark's own daemon
+then prints a stack trace for each of them, which hides the error of the task that failed. This daemon prints
+nothing.
+
 Executors must have our packages on their path before a job starts. This is the case on one machine and with
 packed environments, but not with `--py-files`. A profile for jobs with `--py-files` must not name this
 module.
@@ -19,8 +23,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from socket import socket
 
 from spark.worker_imports import requested_imports
 
@@ -65,6 +71,22 @@ def forget_archives() -> None:
     sys.path[:] = remaining
 
 
+def ending_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
+    """Returns Spark's function of a worker, which runs one task, without the error of a closed connection.
+
+    Spark has closed the connection then, so nobody reads the result of the task. The worker ends. Errors of
+    the task itself are sent to Spark inside `worker`.
+    """
+
+    def run_task(connection: socket, authenticated: bool) -> int:
+        try:
+            return worker(connection, authenticated)
+        except (ConnectionError, EOFError):
+            return 1
+
+    return run_task
+
+
 def main() -> None:
     """Imports the modules that workers run, then runs Spark's daemon."""
     forget_archives()
@@ -72,6 +94,7 @@ def main() -> None:
         import_module(module)
     import pyspark.daemon
 
+    pyspark.daemon.worker = ending_quietly(pyspark.daemon.worker)
     gc.collect()
     gc.freeze()
     pyspark.daemon.manager()

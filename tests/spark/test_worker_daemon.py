@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from spark.worker_daemon import IMPORTED, without_archives
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
@@ -73,3 +81,27 @@ def test_only_the_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path)
     assert without_archives([*archives, *rest]) == rest
     (site / "py4j").rmdir()
     assert without_archives([*archives, *rest]) == [*archives, *rest]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("daemon, quiet", [("spark.worker_daemon", True), ("pyspark.daemon", False)])
+def test_a_connection_that_spark_closes_prints_no_stack(daemon: str, quiet: bool) -> None:
+    """Spark closes the connections of the other tasks of a stage when a task fails."""
+    environment = {**os.environ, "PYTHON_WORKER_FACTORY_SECRET": "secret"}
+    with subprocess.Popen(
+        [sys.executable, "-m", daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        (port,) = struct.unpack("!i", process.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            (pid,) = struct.unpack("!i", connection.recv(4, socket.MSG_WAITALL))
+            worker = psutil.Process(pid)
+        worker.wait(timeout=60)  # it prints before it ends
+        _, errors = process.communicate(timeout=60)  # closes standard input, which ends the daemon
+    assert (b"Traceback" not in errors) == quiet, errors.decode()
