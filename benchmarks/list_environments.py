@@ -110,8 +110,9 @@ def _run(group: Group, python: Path, task: Task, k: int, seeds: int, *, quick: b
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_task(task, folder)
-        command = [str(python), str(ROOT / "benchmarks/peers" / group.script), str(folder), *group.arguments()]
+        command = [str(python), str(ROOT / "benchmarks/peers" / group.script), str(folder)]
         command += ["--seeds", str(seeds), "--k", str(k), *(["--quick"] if quick else [])]
+        command += group.arguments()
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(group.threads))
         environment = {**os.environ, **threads, "PYTHONPATH": ""}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)

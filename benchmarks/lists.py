@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.list_environments import Peer
 from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices, write_choices
 from benchmarks.list_measures import Lists, Matrix, gains, mean_figures, paired_interval
-from benchmarks.list_environments import Peer
 from benchmarks.list_peers import run_peers
 from benchmarks.list_task import Task, make_task, published_lists, require_published
 from benchmarks.report import machine, summary_line, table

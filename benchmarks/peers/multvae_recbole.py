@@ -35,7 +35,8 @@ class _Data:
         counts = np.diff(self._choices.indptr)
         row, column = self._choices.nonzero()
         place = np.arange(len(row)) - np.repeat(self._choices.indptr[:-1], counts)
-        items, values = (np.zeros((len(counts), max(counts.max(), 1)), kind) for kind in (np.int64, np.float32))
+        shape = len(counts), max(counts.max(), 1)
+        items, values = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         items[row, place], values[row, place] = column, 1
         return torch.from_numpy(items), torch.from_numpy(values), torch.from_numpy(counts.astype(np.int64))
 
@@ -54,6 +55,8 @@ class MultVAE:
         torch.manual_seed(seed)
         self._users = torch.from_numpy(np.flatnonzero(np.diff(train.indptr)))
         steps = -(-len(self._users) // USERS_PER_BATCH)
+        # RecBole's weight of the divergence is the number of the step, divided by total_anneal_steps.
+        anneal_steps = round(20 * steps / setting["anneal_cap"])
         config = {
             "USER_ID_FIELD": USER,
             "ITEM_ID_FIELD": ITEM,
@@ -63,7 +66,7 @@ class MultVAE:
             "latent_dimension": 2 * setting["latent"],  # RecBole counts means and variances
             "dropout_prob": setting["dropout"],
             "anneal_cap": setting["anneal_cap"],
-            "total_anneal_steps": round(20 * steps / setting["anneal_cap"]),  # RecBole's weight: update / this number
+            "total_anneal_steps": anneal_steps,
         }
         self.module = MultiVAE(config, _Data(train))
         self._optimizer = torch.optim.Adam(self.module.parameters(), lr=1e-3)

@@ -15,15 +15,16 @@ import copy
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-if "--torch" in sys.argv[:-1]:
-    sys.path.append(sys.argv[sys.argv.index("--torch") + 1])  # last: the other packages are those of this environment
+if "--torch" in sys.argv[:-1]:  # at the end: the other packages are those of this environment
+    sys.path.append(sys.argv[sys.argv.index("--torch") + 1])
 
 import numpy as np
-from scipy.sparse import load_npz
+from scipy.sparse import csr_matrix, load_npz
 
 from benchmarks.list_measures import Lists, gains, top
 
@@ -65,6 +66,73 @@ class Fit:
         model.module.load_state_dict(best)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model.
+
+    Attributes:
+        make: returns a new model of a setting and a seed.
+        before: what the model reads on the validation items: choices of the train split.
+        after: what it reads on the test items: choices of the train split, and the validation items.
+    """
+
+    make: Callable[[dict[str, Any], int], Any]
+    before: Any
+    after: Any
+
+
+def kinds_of(folder: Path, train: csr_matrix) -> dict[str, Kind]:
+    """Returns the kinds of models by name. The libraries are imported only here."""
+    from benchmarks.peers.multvae_recbole import MultVAE
+    from benchmarks.peers.sasrec_replay import SASRecPeer
+
+    validation, sequence, starts = (
+        np.load(folder / f"{name}.npy") for name in ("validation", "sequence", "starts")
+    )
+    return {
+        "mult_vae": Kind(
+            lambda setting, seed: MultVAE(train, setting, seed), train, load_npz(folder / "history.npz")
+        ),
+        "sasrec_replay": Kind(
+            lambda setting, seed: SASRecPeer(sequence, starts, train.shape[1], setting, seed),
+            None,
+            validation,
+        ),
+    }
+
+
+def run(name: str, kind: Kind, train: csr_matrix, options: Any) -> tuple[dict[str, Lists], dict[str, Any]]:
+    """Returns the lists of the test by name of model and seed, and the facts of the tuning."""
+    rated, excluded = (load_npz(options.folder / f"{matrix}.npz") for matrix in ("rated", "excluded"))
+    validation, epochs = np.load(options.folder / "validation.npy"), 1 if options.quick else EPOCHS
+
+    def fit(setting: dict[str, Any], seed: int) -> Fit:
+        def validation_ndcg(model: Any) -> float:
+            model.read(kind.before)
+            return float(gains(top(model.scores, rated, options.k), validation)[:, 1].mean())
+
+        found = Fit(kind.make(setting, seed), validation_ndcg, epochs)
+        line = f"lists: {name} {setting}, seed {seed}: validation {found.validation_ndcg:.4f}"
+        print(f"{line}, {found.epochs} epochs", file=sys.stderr, flush=True)
+        return found
+
+    settings = GRIDS[name][: LONG_SETTINGS if train.nnz > LONG else None][: 1 if options.quick else None]
+    best = fit(settings[0], 0)
+    setting = settings[0]
+    for other in settings[1:]:
+        found = fit(other, 0)
+        if found.validation_ndcg > best.validation_ndcg:
+            best, setting = found, other
+    lists = {}
+    for seed in range(options.seeds):
+        model = (fit(setting, seed) if seed else best).model
+        for suffix, read in (("", kind.after), ("train_", kind.before)):
+            model.read(read)
+            lists[f"{name}_{suffix}{seed}"] = top(model.scores, excluded, options.k)
+    facts = {"setting": setting, "settings_tried": len(settings), "epochs": best.epochs}
+    return lists, {**facts, "validation_ndcg": best.validation_ndcg}
+
+
 def main() -> int:
     """Runs the peers; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -74,49 +142,12 @@ def main() -> int:
     parser.add_argument("--torch", required=True, help="the folder of the package torch")
     parser.add_argument("--quick", action="store_true", help="train one epoch of one setting per model")
     options = parser.parse_args()
-    from benchmarks.peers.multvae_recbole import MultVAE
-    from benchmarks.peers.sasrec_replay import SASRecPeer
-
-    train, history, rated, excluded = (
-        load_npz(options.folder / f"{name}.npz") for name in ("train", "history", "rated", "excluded")
-    )
-    validation, sequence, starts = (
-        np.load(options.folder / f"{name}.npy") for name in ("validation", "sequence", "starts")
-    )
-    makers: dict[str, Callable[[dict[str, Any], int], Any]] = {
-        "mult_vae": lambda setting, seed: MultVAE(train, setting, seed),
-        "sasrec_replay": lambda setting, seed: SASRecPeer(sequence, starts, train.shape[1], setting, seed),
-    }
-    inputs = {"mult_vae": (train, history), "sasrec_replay": (None, validation)}
+    train = load_npz(options.folder / "train.npz")
     lists: dict[str, Lists] = {}
     facts = {}
-    for name, make in makers.items():
-        before, after = inputs[name]
-
-        def validation_ndcg(model: Any, before: Any = before) -> float:
-            model.read(before)
-            return float(gains(top(model.scores, rated, options.k), validation)[:, 1].mean())
-
-        settings = GRIDS[name][: LONG_SETTINGS if train.nnz > LONG else None][: 1 if options.quick else None]
-        tried = []
-        for setting in settings:
-            tried.append(Fit(make(setting, 0), validation_ndcg, 1 if options.quick else EPOCHS))
-            line = f"lists: {name} {setting}: validation {tried[-1].validation_ndcg:.4f}, {tried[-1].epochs} epochs"
-            print(line, file=sys.stderr, flush=True)
-        best = max(range(len(tried)), key=lambda number: (tried[number].validation_ndcg, -number))
-        for seed in range(options.seeds):
-            fit = tried[best]
-            if seed:
-                fit = Fit(make(settings[best], seed), validation_ndcg, 1 if options.quick else EPOCHS)
-            for suffix, read in ((f"{seed}", after), (f"train_{seed}", before)):
-                fit.model.read(read)
-                lists[f"{name}_{suffix}"] = top(fit.model.scores, excluded, options.k)
-        facts[name] = {
-            "setting": settings[best],
-            "settings_tried": len(settings),
-            "epochs": tried[best].epochs,
-            "validation_ndcg": tried[best].validation_ndcg,
-        }
+    for name, kind in kinds_of(options.folder, train).items():
+        found, facts[name] = run(name, kind, train, options)
+        lists |= found
     np.savez(options.folder / "lists.npz", **lists)
     print(json.dumps(facts))
     return 0

@@ -7,20 +7,16 @@ sequence ends with the validation item.
 
 from __future__ import annotations
 
-import warnings
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-
-from benchmarks.list_measures import Lists, Matrix
-
-warnings.filterwarnings("ignore", message=".*deprecated.*")
-warnings.filterwarnings("ignore", message=".*self.log.*")
-
 from replay.data import FeatureHint, FeatureType
 from replay.data.nn import TensorFeatureInfo, TensorSchema
 from replay.models.nn.sequential.sasrec import SasRec
+
+from benchmarks.list_measures import Lists, Matrix
 
 USERS_PER_BATCH = 128
 # More items than this: the cross-entropy is over the chosen item and items that are drawn with equal probabilities.
@@ -38,10 +34,12 @@ class SASRecPeer:
         seed: seed of first weights, dropout, drawn items and order of users.
     """
 
-    def __init__(self, sequence: Lists, starts: Lists, items: int, setting: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, sequence: Lists, starts: Lists, items: int, setting: dict[str, Any], seed: int
+    ) -> None:
         torch.manual_seed(seed)
         self._items, self._places = items, setting["places"]
-        self._train = [sequence[first:last] for first, last in zip(starts[:-1], starts[1:], strict=True)]
+        self._train = [sequence[first:last] for first, last in pairwise(starts)]
         self._users = torch.tensor([user for user, own in enumerate(self._train) if len(own) > 1])
         self._histories = self._train
         feature = TensorFeatureInfo(

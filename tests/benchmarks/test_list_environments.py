@@ -78,12 +78,18 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
         return lists.tolist()
 
     # The cold user has no choice in the train split, and the validation item in the history of the test.
-    assert [one.tolist() for one in peers["deep"].lists] == [expected(0, knows_cold=True), expected(1, knows_cold=True)]
+    assert [one.tolist() for one in peers["deep"].lists] == [
+        expected(0, knows_cold=True),
+        expected(1, knows_cold=True),
+    ]
     assert [one.tolist() for one in peers["deep"].train_lists] == [
         expected(3, knows_cold=False),
         expected(4, knows_cold=False),
     ]
-    assert [one.tolist() for one in peers["flat"].lists] == [expected(0, knows_cold=False), expected(1, knows_cold=False)]
+    assert [one.tolist() for one in peers["flat"].lists] == [
+        expected(0, knows_cold=False),
+        expected(1, knows_cold=False),
+    ]
     assert peers["flat"].train_lists == []
     assert peers["deep"].facts == {"setting": 1}
     assert peers["flat"].facts == {"setting": "3"}  # the last argument is k: no --quick
@@ -163,6 +169,7 @@ def test_the_neural_peers_learn_which_item_follows(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from benchmarks.peers import neural_models\n"
         "neural_models.GRIDS = {name: grid[:1] for name, grid in neural_models.GRIDS.items()}\n"
+        "neural_models.EPOCHS = 25\n"
         "sys.exit(neural_models.main())\n"
     )
     python = cache_folder() / NEURAL.environment / "bin/python"
@@ -181,4 +188,6 @@ def test_the_neural_peers_learn_which_item_follows(tmp_path: Path) -> None:
         # Without the validation item, the item that follows is the validation item, which is excluded.
         assert hit_rate(f"mult_vae_{seed}", 2) > 0.9
     assert (lists["sasrec_replay_0"] != lists["sasrec_replay_train_0"]).any()
-    assert (lists["mult_vae_0"] != lists["mult_vae_1"]).any() or (lists["sasrec_replay_0"] != lists["sasrec_replay_1"]).any()
+    assert (lists["mult_vae_0"] != lists["mult_vae_1"]).any() or (
+        lists["sasrec_replay_0"] != lists["sasrec_replay_1"]
+    ).any()
