@@ -92,7 +92,7 @@ GROUPS = (
 
 def run_environments(task: Task, k: int, seeds: int, *, quick: bool) -> dict[str, Peer]:
     """Returns the peers of all groups by name. With `quick`, one setting of each is tried, and nothing is installed."""
-    peers = {}
+    peers: dict[str, Peer] = {}
     for group in GROUPS:
         try:
             if quick and not is_installed(group.environment, group.lock):
