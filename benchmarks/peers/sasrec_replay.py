@@ -60,6 +60,7 @@ class SASRecPeer:
             dropout_rate=setting["dropout"],
             loss_type="CE",
             loss_sample_count=None if items <= FULL_SOFTMAX_ITEMS else DRAWN_ITEMS,
+            negatives_sharing=True,  # a step draws the items once for all its places
         )
         self._optimizer = self.module.configure_optimizers()  # Adam
 
