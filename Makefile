@@ -74,6 +74,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
 	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
 	@cd requirements && $(UV_COMPILE) benchmark-lists.in -o benchmark-lists.txt
+	@cd requirements && $(UV_COMPILE) --override benchmark-neural-overrides.in benchmark-neural.in -o benchmark-neural.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt

@@ -29,6 +29,9 @@ class Task:
         excluded: (U, I), 1 where the user has such a row in the train or validation split.
         validation, test: (U,), the held-out item of each split, or -1 if there is none.
         warm: (U,), whether the user has a row in the train split, positive or not. The others are cold.
+        sequence: the items that users chose in the train split, user after user, each user's in the order of
+            (time, row number).
+        starts: (U + 1,), where the items of each user start in `sequence`; the last number is its length.
     """
 
     users: pd.Index
@@ -40,6 +43,8 @@ class Task:
     validation: Lists
     test: Lists
     warm: NDArray[np.bool_]
+    sequence: Lists
+    starts: Lists
 
     @property
     def chosen(self) -> NDArray[np.int64]:
@@ -77,6 +82,9 @@ def make_task(rows: pd.DataFrame) -> Task:
         return item_of
 
     rated = matrix(in_train)
+    train_rows = np.flatnonzero(in_train & positive)
+    in_order = train_rows[np.lexsort((rows["time"].to_numpy()[train_rows], user[train_rows]))]  # stable
+    counts = np.bincount(user[in_order], minlength=len(users))
     return Task(
         users,
         items,
@@ -87,6 +95,8 @@ def make_task(rows: pd.DataFrame) -> Task:
         held_out("validation"),
         held_out("test"),
         np.diff(rated.indptr) > 0,
+        item[in_order].astype(np.int64),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares our lists with those of popularity, ItemKNN, EASE, ALS and BPR on logs of choices.
+"""Compares our lists with those of popularity, ItemKNN, EASE, ALS, BPR, Mult-VAE and SASRec on logs of choices.
 
     .venv/bin/python benchmarks/lists.py --data FOLDER [--log FILE …] [--only NAME …] [--config FILE] [--quick]
 
@@ -14,10 +14,11 @@ ItemKNN, EASE and ALS also hold the validation item; the last column has the NDC
 use no history. Our model gets the input that its configuration names. Cold users, who have no row in the train
 split, are measured apart. Equal scores are ordered by item.
 
-Each peer takes the setting with the best NDCG@10 on the validation items, out of eight. Models with random numbers
-are trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap
-interval of our NDCG@10 minus the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This
-script computes the splits and our figures from the raw log, and fails if measure_recommendations published others.
+Each peer takes the setting with the best NDCG@10 on the validation items, out of eight, SASRec out of four. If the
+train split has more than 100,000 choices, Mult-VAE and SASRec have only two settings. Models with random numbers are
+trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap interval of
+our NDCG@10 minus the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This script computes
+the splits and our figures from the raw log, and fails if measure_recommendations published others.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.list_environments import Peer
 from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices, write_choices
 from benchmarks.list_measures import Lists, Matrix, gains, mean_figures, paired_interval
-from benchmarks.list_peers import Peer, run_peers
+from benchmarks.list_peers import run_peers
 from benchmarks.list_task import Task, make_task, published_lists, require_published
 from benchmarks.report import machine, summary_line, table
 from storage.paths import Lake

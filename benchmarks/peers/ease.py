@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dpotri
 from scipy.sparse import csr_matrix
 
 Matrix = NDArray[np.float64]
@@ -23,7 +24,12 @@ def ease_weights(interactions: csr_matrix, penalty: float) -> Matrix:
     """
     gram = (interactions.T @ interactions).toarray()
     gram[np.diag_indices_from(gram)] += penalty
-    weights = np.linalg.inv(gram)
+    # The matrix is symmetric and positive definite, so its Cholesky factor gives the inverse with the fewest operations.
+    factor, failed = dpotrf(gram.T, lower=1, overwrite_a=1)
+    inverse, singular = dpotri(factor, lower=1, overwrite_c=1)  # its lower triangle; the rest is zero
+    if failed or singular:
+        raise ValueError(f"penalty={penalty}: the matrix has no inverse; the penalty must be greater than 0")
+    weights = inverse + np.tril(inverse, -1).T
     weights /= -np.diag(weights).copy()
     np.fill_diagonal(weights, 0.0)
     return weights

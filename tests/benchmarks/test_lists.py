@@ -91,6 +91,9 @@ def test_the_task_has_every_row_before_the_test_and_nothing_after_it(seed: int) 
             found = {task.items[held_out[number]]} if held_out[number] >= 0 else set()
             assert found == items((own.split == name) & own.positive)
         assert task.warm[number] == (own.split == "train").any()
+        chosen = own[(own.split == "train") & own.positive].sort_values("time", kind="stable")["item"]
+        sequence = task.sequence[task.starts[number] : task.starts[number + 1]]
+        assert task.items[sequence].tolist() == chosen.tolist()
     assert task.chosen.tolist() == [
         ((rows.item == item) & (split == "train") & rows.positive).sum() for item in task.items
     ]

@@ -67,12 +67,13 @@ def test_locked_packages_have_hashes_and_no_address() -> None:
 
 
 def test_lock_files_agree_on_versions() -> None:
-    # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their
+    # Airflow, peers of the benchmarks and what some tests start have environments, and so versions, of their
     # own.
     apart = {
         "airflow.txt",
         "benchmark-nvtabular.txt",
         "benchmark-lists.txt",
+        "benchmark-neural.txt",
         "docs.txt",
         "test-container.txt",
         "test-postgres.txt",
