@@ -135,7 +135,8 @@ def read_catalogue(
     rows, positives = counts.tolist()
     if not positives:
         raise DataError(
-            "train.negatives: no train row has label 1, so there is nothing to draw negatives for",
+            "no train row has label 1, but train.negatives and the losses full_softmax and in_batch_softmax "
+            "use only such rows",
             "check log.label, and run build_features again",
         )
     day, item, row_id, clicks, dense, ids, pair, pair_day = (values.cpu().numpy() for values in gathered)

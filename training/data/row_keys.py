@@ -38,7 +38,8 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
         missing = [name for name in names if name not in opened.schema_arrow.names]
         if missing:
             raise DataError(
-                f"{group.file.path} lacks the columns {missing}, which train.negatives needs",
+                f"{group.file.path} lacks the columns {missing}, which train.negatives, and "
+                "train.loss full_softmax and in_batch_softmax, need",
                 "name the user and the item under keys, and run build_features again",
             )
         table = (
