@@ -88,6 +88,7 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
         f"data={DATA / 'ml-100k'}",
         "train.epochs=1",
         "negatives.per_positive=1",
+        "negatives.train=true",
         "model=../models/dlrm_small.yaml",
         "history.length=20",
     ]

@@ -22,8 +22,8 @@ DATASETS: dict[str, str] = {
     "generated": "6c0cea8148fcccd1",
     "generated_named": "68597076c866482a",
     "generated_retrieval": "6c0cea8148fcccd1",
-    "movielens": "515ff16d2ad5c5f0",
-    "movielens_time": "aede6026d8610a93",
+    "movielens": "a2335bcb233764aa",
+    "movielens_time": "d75a4bbb102b10b7",
     "outbrain": "79ca25adee8ce8cd",
 }
 
