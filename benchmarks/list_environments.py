@@ -83,7 +83,7 @@ GROUPS = (
         "benchmark-neural",
         "import lightning_utilities, texttable",
         "neural_models.py",
-        {"mult_vae": True, "sasrec_replay": True},
+        {"mult_vae": True, "slim": True, "sasrec_replay": True, "bert4rec_replay": True},
         uses_torch=True,
         threads=len(os.sched_getaffinity(0)),
     ),
@@ -123,12 +123,14 @@ def _run(group: Group, python: Path, task: Task, k: int, seeds: int, *, quick: b
     def lists_of(name: str, history: csr_matrix) -> list[Lists]:
         return [with_popular(found[f"{name}_{seed}"], history, task) for seed in range(seeds)]
 
-    return {
-        name: Peer(lists_of(name, task.history), lists_of(f"{name}_train", task.train), facts[name])
-        if uses_history
-        else Peer(lists_of(name, task.train), facts=facts[name])
-        for name, uses_history in group.models.items()
-    }
+    def peer(name: str, uses_history: bool) -> Peer:
+        if "reason" in facts[name]:  # the script did not run this model
+            return Peer(facts=facts[name])
+        if not uses_history:
+            return Peer(lists_of(name, task.train), facts=facts[name])
+        return Peer(lists_of(name, task.history), lists_of(f"{name}_train", task.train), facts[name])
+
+    return {name: peer(name, uses_history) for name, uses_history in group.models.items()}
 
 
 def write_task(task: Task, folder: Path) -> None:

@@ -1,11 +1,12 @@
-"""Mult-VAE of RecBole and SASRec of RePlay, in an environment of their own (requirements/benchmark-neural.txt).
+"""Mult-VAE and SLIM of RecBole, SASRec and BERT4Rec of RePlay, in an environment of their own (requirements/benchmark-neural.txt).
 
     python benchmarks/peers/neural_models.py FOLDER --seeds N --k K --torch FOLDER [--quick]
 
 benchmarks/lists.py writes the choices of the task into FOLDER, and this script adds lists.npz. The validation NDCG is measured
 after each epoch. A training ends after 50 epochs, or when the NDCG has not risen for 5 epochs; the weights of the best epoch
 are kept. The setting with the best NDCG makes the lists of the test. With more than 100,000 choices in the train split, only the
-first settings of each grid are tried, because a training takes long. --torch is the folder of the package torch.
+first settings of each grid are tried, because a training takes long; the JSON object says why a model was not trained at all.
+--torch is the folder of the package torch.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ GRIDS: dict[str, tuple[dict[str, Any], ...]] = {
     "sasrec_replay": tuple(
         {"width": 64, "dropout": dropout, "places": places} for places in (50, 200) for dropout in (0.5, 0.2)
     ),
+    "bert4rec_replay": tuple(
+        {"width": 64, "dropout": dropout, "places": 50, "masked": masked}
+        for masked in (0.6, 0.2)
+        for dropout in (0.2, 0.5)
+    ),
+    "slim": tuple(
+        {"alpha": alpha, "l1_ratio": share} for share in (0.02, 0.005) for alpha in (0.2, 0.1, 0.5, 1.0)
+    ),
 }
 
 
@@ -74,37 +83,53 @@ class Kind:
         make: returns a new model of a setting and a seed.
         before: what the model reads on the validation items: choices of the train split.
         after: what it reads on the test items: choices of the train split, and the validation items.
+        epochs: largest number of epochs; None for EPOCHS.
+        most_items: the model is not trained if there are more items; None: no limit.
     """
 
     make: Callable[[dict[str, Any], int], Any]
     before: Any
     after: Any
+    epochs: int | None = None
+    most_items: int | None = None
 
 
 def kinds_of(folder: Path, train: csr_matrix) -> dict[str, Kind]:
     """Returns the kinds of models by name. The libraries are imported only here."""
+    from benchmarks.peers.bert4rec_replay import BERT4RecPeer
     from benchmarks.peers.multvae_recbole import MultVAE
     from benchmarks.peers.sasrec_replay import SASRecPeer
+    from benchmarks.peers.slim_recbole import MOST_ITEMS, SLIM
 
     validation, sequence, starts = (
         np.load(folder / f"{name}.npy") for name in ("validation", "sequence", "starts")
     )
+    history = load_npz(folder / "history.npz")
+
+    def sequences(model: type[Any]) -> Kind:
+        return Kind(
+            lambda setting, seed: model(sequence, starts, train.shape[1], setting, seed), None, validation
+        )
+
     return {
-        "mult_vae": Kind(
-            lambda setting, seed: MultVAE(train, setting, seed), train, load_npz(folder / "history.npz")
+        "mult_vae": Kind(lambda setting, seed: MultVAE(train, setting, seed), train, history),
+        "slim": Kind(
+            lambda setting, seed: SLIM(train, setting, seed), train, history, epochs=1, most_items=MOST_ITEMS
         ),
-        "sasrec_replay": Kind(
-            lambda setting, seed: SASRecPeer(sequence, starts, train.shape[1], setting, seed),
-            None,
-            validation,
-        ),
+        "sasrec_replay": sequences(SASRecPeer),
+        "bert4rec_replay": sequences(BERT4RecPeer),
     }
 
 
 def run(name: str, kind: Kind, train: csr_matrix, options: Any) -> tuple[dict[str, Lists], dict[str, Any]]:
     """Returns the lists of the test by name of model and seed, and the facts of the tuning."""
+    if kind.most_items is not None and train.shape[1] > kind.most_items:
+        return {}, {"reason": f"{name} takes too long for more than {kind.most_items} items"}
     rated, excluded = (load_npz(options.folder / f"{matrix}.npz") for matrix in ("rated", "excluded"))
-    validation, epochs = np.load(options.folder / "validation.npy"), 1 if options.quick else EPOCHS
+    validation, epochs = (
+        np.load(options.folder / "validation.npy"),
+        1 if options.quick else kind.epochs or EPOCHS,
+    )
 
     def fit(setting: dict[str, Any], seed: int) -> Fit:
         def validation_ndcg(model: Any) -> float:

@@ -41,7 +41,7 @@ lists = {
 }
 np.savez(f"{folder}/lists.npz", **lists)
 print("a line that is not the result")
-print(json.dumps({"deep": {"setting": 1}, "flat": {"setting": arguments[-1]}}))
+print(json.dumps({"deep": {"setting": 1}, "flat": {"setting": arguments[-1]}, "none": {"reason": "too long"}}))
 """
 
 
@@ -61,7 +61,7 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    group = Group("peers", "", str(script), {"deep": True, "flat": False})
+    group = Group("peers", "", str(script), {"deep": True, "flat": False, "none": True})
     monkeypatch.setattr(list_environments, "GROUPS", (group,))
     monkeypatch.setattr(
         list_environments, "locked_environment", lambda *_: Path(sys.executable).parent.parent
@@ -69,7 +69,9 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
     task = chains()
     peers = run_environments(task, 3, 2, quick=False)
     popular, cold = popular_lists(task, 3), task.users.get_loc("cold")
-    assert list(peers) == ["deep", "flat"]
+    assert list(peers) == ["deep", "flat", "none"]
+    assert peers["none"].lists == []
+    assert peers["none"].facts == {"reason": "too long"}
 
     def expected(first: int, *, knows_cold: bool) -> list[list[int]]:
         lists = np.tile(np.arange(3) + first, (len(task.users), 1))
@@ -102,7 +104,7 @@ def test_a_quick_run_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_environments, "is_installed", lambda *_: False)
     monkeypatch.setattr(list_environments, "locked_environment", refuse)
     peers = run_environments(chains(), 3, 1, quick=True)
-    assert set(peers) == {"als", "bpr", "mult_vae", "sasrec_replay"}
+    assert set(peers) == {"als", "bpr", "mult_vae", "slim", "sasrec_replay", "bert4rec_replay"}
     for peer in peers.values():
         assert peer.lists == []
         assert "is not installed; a run without --quick installs it" in peer.facts["reason"]
@@ -187,6 +189,8 @@ def test_the_neural_peers_learn_which_item_follows(tmp_path: Path) -> None:
         assert hit_rate(f"sasrec_replay_{seed}", 1) > 0.9
         # Without the validation item, the item that follows is the validation item, which is excluded.
         assert hit_rate(f"mult_vae_{seed}", 2) > 0.9
+        assert hit_rate(f"slim_{seed}", 2) > 0.9
+        assert hit_rate(f"bert4rec_replay_{seed}", 1) > 0.7
     assert (lists["sasrec_replay_0"] != lists["sasrec_replay_train_0"]).any()
     assert (lists["mult_vae_0"] != lists["mult_vae_1"]).any() or (
         lists["sasrec_replay_0"] != lists["sasrec_replay_1"]
