@@ -1,7 +1,7 @@
-"""Peers of benchmarks/lists.py that are libraries, each group in an environment of its own below the cache folder.
+"""Peers of benchmarks/lists.py that are libraries, in environments of their own below the cache folder.
 
-A group is one script of benchmarks/peers. It reads the task's matrices from a folder, tunes its models on the validation items,
-and writes the lists of the test into the folder.
+A script of benchmarks/peers runs the models of an environment. It reads the task's matrices from a folder, tunes a model on the
+validation items, and writes the lists of the test into the folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.list_measures import Lists
+from benchmarks.list_parts import PEERS, Parts, Peer, code_digest, task_digest
 from benchmarks.list_task import Task, popular_lists
 from setup.console import SetupError
 from setup.locked_environment import is_installed, locked_environment
@@ -28,37 +29,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
-class Peer:
-    """The lists of a peer.
+class LibraryModel:
+    """A model of a library.
 
     Attributes:
-        lists: (U, k) for each seed; one for a peer without random numbers. Empty if the peer did not run.
-        train_lists: the same, computed from histories without the validation item; empty if it uses no history.
-        facts: the setting and its NDCG on the validation items, or the reason why the peer did not run.
-    """
-
-    lists: list[Lists] = field(default_factory=list)
-    train_lists: list[Lists] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Peers of one environment.
-
-    Attributes:
-        environment: name of the environment, and of its lock file in requirements/.
+        name: its name among the contenders and for the script.
+        environment: name of its environment, and of the environment's lock file in requirements/.
         check: Python statement that must succeed in the environment.
-        script: script of benchmarks/peers that runs the models.
-        models: the names of the models, with whether each computes scores from a history.
+        script: script of benchmarks/peers that runs the model.
+        uses_history: whether the model computes scores from a history.
         uses_torch: whether the script needs the torch of our environment.
         threads: number of threads of the script's matrix products.
     """
 
+    name: str
     environment: str
     check: str
     script: str
-    models: dict[str, bool]
+    uses_history: bool = True
     uses_torch: bool = False
     threads: int = 1
 
@@ -68,69 +56,77 @@ class Group:
         return ROOT / f"requirements/{self.environment}.txt"
 
     def arguments(self) -> list[str]:
-        """Returns further arguments of the script. The folder of our torch is one that `import torch` would use."""
+        """Returns further arguments of the script: the model, and the folder of the torch that we import."""
         if not self.uses_torch:
-            return []
+            return ["--models", self.name]
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
             raise SetupError("torch is not installed in this environment; run make setup")
-        return ["--torch", str(Path(spec.origin).resolve().parents[1])]
+        return ["--models", self.name, "--torch", str(Path(spec.origin).resolve().parents[1])]
 
 
-GROUPS = (
-    Group("benchmark-lists", "import implicit", "implicit_models.py", {"als": True, "bpr": False}),
-    Group(
-        "benchmark-neural",
-        "import lightning_utilities, texttable",
-        "neural_models.py",
-        {"mult_vae": True, "slim": True, "sasrec_replay": True, "bert4rec_replay": True},
-        uses_torch=True,
-        threads=len(os.sched_getaffinity(0)),
-    ),
+def _implicit(name: str, *, uses_history: bool) -> LibraryModel:
+    return LibraryModel(name, "benchmark-lists", "import implicit", "implicit_models.py", uses_history)
+
+
+def _neural(name: str) -> LibraryModel:
+    threads = len(os.sched_getaffinity(0))
+    check = "import lightning_utilities, texttable"
+    return LibraryModel(name, "benchmark-neural", check, "neural_models.py", uses_torch=True, threads=threads)
+
+
+MODELS = (
+    _implicit("als", uses_history=True),
+    _implicit("bpr", uses_history=False),
+    *map(_neural, ("mult_vae", "slim", "sasrec_replay", "bert4rec_replay")),
 )
 
 
-def run_environments(task: Task, k: int, seeds: int, *, quick: bool) -> dict[str, Peer]:
-    """Returns the peers of all groups by name. With `quick`, one setting of each is tried, and nothing is installed."""
+def run_environments(
+    task: Task, k: int, seeds: int, log: str, parts: Parts, *, quick: bool
+) -> dict[str, Peer]:
+    """Returns the models of libraries by name. With `quick`, one setting of each is tried, and nothing is installed."""
+    decides = {"task": task_digest(task), "code": code_digest(PEERS), "k": k, "seeds": seeds, "quick": quick}
     peers: dict[str, Peer] = {}
-    for group in GROUPS:
+    for model in MODELS:
+
+        def run(model: LibraryModel = model) -> Peer:
+            if quick and not is_installed(model.environment, model.lock):
+                raise SetupError(f"{model.lock.name} is not installed; a run without --quick installs it")
+            python = locked_environment(model.environment, model.lock, model.check) / "bin/python"
+            return _run(model, python, task, k, seeds, quick=quick)
+
         try:
-            if quick and not is_installed(group.environment, group.lock):
-                raise SetupError(f"{group.lock.name} is not installed; a run without --quick installs it")
-            python = locked_environment(group.environment, group.lock, group.check) / "bin/python"
-            peers |= _run(group, python, task, k, seeds, quick=quick)
+            peers[model.name] = parts.part(f"{log}-{model.name}", decides, run)
         except SetupError as error:
             print(f"lists: {error}", file=sys.stderr)
-            peers |= {name: Peer(facts={"reason": str(error)}) for name in group.models}
+            peers[model.name] = Peer(facts={"reason": str(error)})
     return peers
 
 
-def _run(group: Group, python: Path, task: Task, k: int, seeds: int, *, quick: bool) -> dict[str, Peer]:
-    """Runs the script of a group and returns its peers."""
+def _run(model: LibraryModel, python: Path, task: Task, k: int, seeds: int, *, quick: bool) -> Peer:
+    """Runs the script of a model and returns its lists."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_task(task, folder)
-        command = [str(python), str(ROOT / "benchmarks/peers" / group.script), str(folder)]
+        command = [str(python), str(ROOT / "benchmarks/peers" / model.script), str(folder)]
         command += ["--seeds", str(seeds), "--k", str(k), *(["--quick"] if quick else [])]
-        command += group.arguments()
-        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(group.threads))
+        command += model.arguments()
+        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(model.threads))
         environment = {**os.environ, **threads, "PYTHONPATH": ""}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-        facts = json.loads(done.stdout.splitlines()[-1])
+        facts = json.loads(done.stdout.splitlines()[-1])[model.name]
         with np.load(folder / "lists.npz") as stored:
             found = {name: stored[name] for name in stored}
+    if "reason" in facts:  # the script did not run the model
+        return Peer(facts=facts)
 
     def lists_of(name: str, history: csr_matrix) -> list[Lists]:
         return [with_popular(found[f"{name}_{seed}"], history, task) for seed in range(seeds)]
 
-    def peer(name: str, uses_history: bool) -> Peer:
-        if "reason" in facts[name]:  # the script did not run this model
-            return Peer(facts=facts[name])
-        if not uses_history:
-            return Peer(lists_of(name, task.train), facts=facts[name])
-        return Peer(lists_of(name, task.history), lists_of(f"{name}_train", task.train), facts[name])
-
-    return {name: peer(name, uses_history) for name, uses_history in group.models.items()}
+    if not model.uses_history:
+        return Peer(lists_of(model.name, task.train), facts=facts)
+    return Peer(lists_of(model.name, task.history), lists_of(f"{model.name}_train", task.train), facts)
 
 
 def write_task(task: Task, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.list_environments import Peer, run_environments, with_popular
+from benchmarks.list_environments import run_environments, with_popular
 from benchmarks.list_measures import Lists, gains, top
+from benchmarks.list_parts import PEERS, Parts, Peer, code_digest, task_digest
 from benchmarks.list_task import Task, popular_lists
 from benchmarks.peers.ease import ease_weights
 from benchmarks.peers.item_knn import item_knn_weights
@@ -21,22 +23,34 @@ NEIGHBOURS = tuple(itertools.product((5, 10, 20, 50), (0.0, 10.0)))
 EASE_ITEMS = 20_000
 
 
-def run_peers(task: Task, k: int, seeds: int, *, quick: bool) -> dict[str, Peer]:
-    """Returns all peers by name. With `quick`, only one setting of each is tried."""
-    knn = _tuned(
-        NEIGHBOURS[:1] if quick else NEIGHBOURS,
-        lambda setting: item_knn_weights(task.train, *setting),
-        task,
-        k,
-    )
+def run_peers(task: Task, k: int, seeds: int, log: str, parts: Parts, *, quick: bool) -> dict[str, Peer]:
+    """Returns all peers by name. With `quick`, only one setting of each is tried.
+
+    Args:
+        task: the choices and the held-out items.
+        k: items per list.
+        seeds: number of seeds of a peer with random numbers.
+        log: name of the log.
+        parts: keeps the lists of each peer, so that an interrupted run can continue.
+        quick: whether only one setting of each peer is tried.
+    """
+    decides = {"task": task_digest(task), "code": code_digest(PEERS), "k": k, "quick": quick}
+    peers = {"most_popular": Peer([popular_lists(task, k)])}
+    for name, compute in (("item_knn", _item_knn), ("ease", _ease)):
+        peers[name] = parts.part(f"{log}-{name}", decides, functools.partial(compute, task, k, quick=quick))
+    return peers | run_environments(task, k, seeds, log, parts, quick=quick)
+
+
+def _item_knn(task: Task, k: int, *, quick: bool) -> Peer:
+    settings = NEIGHBOURS[:1] if quick else NEIGHBOURS
+    return _tuned(settings, lambda setting: item_knn_weights(task.train, *setting), task, k)
+
+
+def _ease(task: Task, k: int, *, quick: bool) -> Peer:
     if len(task.items) > EASE_ITEMS:
-        ease = Peer(facts={"reason": f"EASE needs too much memory for more than {EASE_ITEMS} items"})
-    else:
-        penalties = PENALTIES[2:3] if quick else PENALTIES
-        ease = _tuned(penalties, lambda penalty: ease_weights(task.train, penalty), task, k)
-    popular = Peer([popular_lists(task, k)])
-    peers = {"most_popular": popular, "item_knn": knn, "ease": ease}
-    return peers | run_environments(task, k, seeds, quick=quick)
+        return Peer(facts={"reason": f"EASE needs too much memory for more than {EASE_ITEMS} items"})
+    penalties = PENALTIES[2:3] if quick else PENALTIES
+    return _tuned(penalties, lambda penalty: ease_weights(task.train, penalty), task, k)
 
 
 def _tuned(grid: Sequence[Any], weights_of: Callable[[Any], Any], task: Task, k: int) -> Peer:

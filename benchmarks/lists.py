@@ -5,7 +5,8 @@
 FOLDER has the files of MovieLens 100k (ml-100k.inter, .user, .item) and of Amazon Beauty (beauty.txt), in the
 folder or in subfolders. A file that is missing is skipped. A FILE has lines `user item` in the order of time, or
 `user item time`; or it is a file `.inter` of RecBole with user_id, item_id and timestamp. With --lake, the script
-measures the lists of a finished run of nightly instead of running nightly.
+measures the lists of a finished run of nightly instead of running nightly. A complete run takes hours; with --keep
+FOLDER, a run that was interrupted continues if it is started again.
 
 Protocol: leave-last-out and full ranking. A user's rows are ordered by (time, row number). The last choice is the
 test item, and the choice before it the validation item. All items are ranked, except those that the user rated
@@ -25,10 +26,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,16 +36,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.list_environments import Peer
-from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices, write_choices
-from benchmarks.list_measures import Lists, Matrix, gains, mean_figures, paired_interval
+from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices
+from benchmarks.list_measures import Matrix, gains, mean_figures, paired_interval
+from benchmarks.list_ours import measured_lists, run_ours
+from benchmarks.list_parts import Parts, Peer
 from benchmarks.list_peers import run_peers
-from benchmarks.list_task import Task, make_task, published_lists, require_published
+from benchmarks.list_task import Task, make_task
 from benchmarks.report import machine, summary_line, table
 from storage.paths import Lake
 
-ROOT = Path(__file__).resolve().parent.parent
-CACHE = Path.home() / ".cache/nightrank/benchmarks/lists"
 K = 10
 QUICK = ("train.epochs=1",)
 
@@ -110,13 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="for one log: lake of a finished run of nightly, whose lists are measured; one per seed (default: run nightly)",
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of finished parts, from which a run that was interrupted continues"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, one epoch, one setting of each peer")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
     options = parser.parse_args(arguments)
     logs = find_logs(options, parser)
     seeds = 1 if options.quick else options.seeds
     settings = (f"score.k={K}", *(QUICK if options.quick else ()), *options.overrides)
-    measured = {log.name: compare(log, settings, seeds, options.lake, quick=options.quick) for log in logs}
+    parts = Parts(options.keep)
+    measured = {
+        log.name: compare(log, settings, seeds, options.lake, parts, quick=options.quick) for log in logs
+    }
     pooled = pool(list(measured.values())) if len(measured) > 1 else {}
     if pooled:
         print(f"\nusers of all logs together\n{_pooled_table(pooled)}")
@@ -129,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "config": str(options.config) if options.config else None,
         "lakes": len(options.lake),
         "pooled": pooled,
+        "kept_parts": parts.read,
     }
     print(summary_line("lists", of_machine, ours, peers, ratios, **more))
     return 0
@@ -175,16 +179,16 @@ def _found(what: str, folder: Path, log: Any) -> list[Any]:
     return [log]
 
 
-def compare(log: Log, settings: Sequence[str], seeds: int, lakes: Sequence[str], *, quick: bool) -> Measured:
+def compare(
+    log: Log, settings: Sequence[str], seeds: int, lakes: Sequence[str], parts: Parts, *, quick: bool
+) -> Measured:
     """Runs all contenders on one log and prints their table. If there are lakes, it measures their lists."""
     task = make_task(log.rows)
-    started = time.monotonic()
     if lakes:
-        ours = Peer([measured_lists(Lake(lake), log, task) for lake in lakes])
+        ours = Peer([measured_lists(Lake(lake), log, task, K) for lake in lakes])
     else:
-        ours = Peer([our_lists(log, task, [*settings, f"train.seed={seed}"]) for seed in range(seeds)])
-        ours.facts["night_seconds"] = round((time.monotonic() - started) / seeds, 1)
-    contenders = {"ours": ours, **run_peers(task, K, seeds, quick=quick)}
+        ours = run_ours(log, task, settings, seeds, K, parts)
+    contenders = {"ours": ours, **run_peers(task, K, seeds, log.name, parts, quick=quick)}
     ran = {name: peer for name, peer in contenders.items() if peer.lists}
     by_user = {
         name: np.mean([gains(one, task.warm_test) for one in peer.lists], axis=0)
@@ -199,28 +203,6 @@ def compare(log: Log, settings: Sequence[str], seeds: int, lakes: Sequence[str],
     print(_table(figures), flush=True)
     reasons = {name: peer.facts for name, peer in contenders.items() if not peer.lists}
     return Measured(figures, by_user, reasons)
-
-
-def our_lists(log: Log, task: Task, settings: Sequence[str]) -> Lists:
-    """Runs the whole chain of the product in a new lake, and returns the lists that it published."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        lake = Lake(f"{folder}/lake")
-        overrides = log.overrides or write_choices(log, Path(folder) / "raw").overrides
-        command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(log.config), "--retrain"]
-        command += ["--run-date", log.run_date]
-        for override in (*overrides, f"lake={lake.root}", *settings):
-            command += ["--set", override]
-        print(f"lists: nightly on {log.name}, {settings[-1]} …", file=sys.stderr, flush=True)
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        return measured_lists(lake, log, task)
-
-
-def measured_lists(lake: Lake, log: Log, task: Task) -> Lists:
-    """Returns the lists that the product published; exits if it published other measures of them."""
-    lists = published_lists(lake, task, log.run_date, K)
-    require_published(lake, task, log.run_date, lists)
-    return lists
 
 
 def _figures(peer: Peer, task: Task) -> dict[str, Any]:

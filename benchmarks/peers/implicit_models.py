@@ -1,6 +1,6 @@
 """ALS and BPR of the library implicit, in the library's own environment (requirements/benchmark-lists.txt).
 
-    python benchmarks/peers/implicit_models.py FOLDER --seeds N --k K [--quick]
+    python benchmarks/peers/implicit_models.py FOLDER --seeds N --k K [--models NAME …] [--quick]
 
 benchmarks/lists.py writes the matrices of the task into FOLDER, and this script adds lists.npz. For each model, every setting
 of a grid of eight is fitted on the train split and measured on the validation items; the setting with the best NDCG makes
@@ -54,13 +54,15 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the folder that benchmarks/lists.py wrote")
     parser.add_argument("--seeds", type=int, required=True, help="number of seeds")
     parser.add_argument("--k", type=int, required=True, help="items per list")
+    parser.add_argument("--models", nargs="+", choices=[*GRIDS], default=[*GRIDS], help="the models to run")
     parser.add_argument("--quick", action="store_true", help="fit only one setting per model")
     options = parser.parse_args()
     train, history, rated, excluded = (
         load_npz(options.folder / f"{name}.npz") for name in ("train", "history", "rated", "excluded")
     )
     validation, lists, facts = np.load(options.folder / "validation.npy"), {}, {}
-    for name, grid in GRIDS.items():
+    for name in options.models:
+        grid = GRIDS[name]
         settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         scored = []
         for setting in settings[:1] if options.quick else settings:

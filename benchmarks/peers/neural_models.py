@@ -1,6 +1,6 @@
 """Mult-VAE and SLIM of RecBole, SASRec and BERT4Rec of RePlay, in an environment of their own (requirements/benchmark-neural.txt).
 
-    python benchmarks/peers/neural_models.py FOLDER --seeds N --k K --torch FOLDER [--quick]
+    python benchmarks/peers/neural_models.py FOLDER --seeds N --k K --torch FOLDER [--models NAME …] [--quick]
 
 benchmarks/lists.py writes the choices of the task into FOLDER, and this script adds lists.npz. The validation NDCG is measured
 after each epoch. A training ends after 50 epochs, or when the NDCG has not risen for 5 epochs; the weights of the best epoch
@@ -164,14 +164,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the folder that benchmarks/lists.py wrote")
     parser.add_argument("--seeds", type=int, required=True, help="number of seeds")
     parser.add_argument("--k", type=int, required=True, help="items per list")
+    parser.add_argument("--models", nargs="+", choices=[*GRIDS], default=[*GRIDS], help="the models to run")
     parser.add_argument("--torch", required=True, help="the folder of the package torch")
     parser.add_argument("--quick", action="store_true", help="train one epoch of one setting per model")
     options = parser.parse_args()
     train = load_npz(options.folder / "train.npz")
     lists: dict[str, Lists] = {}
     facts = {}
-    for name, kind in kinds_of(options.folder, train).items():
-        found, facts[name] = run(name, kind, train, options)
+    kinds = kinds_of(options.folder, train)
+    for name in options.models:
+        found, facts[name] = run(name, kinds[name], train, options)
         lists |= found
     np.savez(options.folder / "lists.npz", **lists)
     print(json.dumps(facts))

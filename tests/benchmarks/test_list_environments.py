@@ -14,14 +14,15 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import list_environments
-from benchmarks.list_environments import GROUPS, Group, run_environments, write_task
+from benchmarks.list_environments import MODELS, LibraryModel, run_environments, write_task
+from benchmarks.list_parts import Parts
 from benchmarks.list_task import Task, make_task, popular_lists
 from benchmarks.peers.neural_models import EPOCHS, GRIDS, PATIENCE, Fit
 from setup.console import cache_folder
 from setup.locked_environment import is_installed
 
 ROOT = Path(__file__).parents[2]
-NEURAL = next(group for group in GROUPS if group.environment == "benchmark-neural")
+NEURAL = next(model for model in MODELS if model.environment == "benchmark-neural")
 needs_neural = pytest.mark.skipif(
     not is_installed(NEURAL.environment, NEURAL.lock),
     reason="benchmark-neural is not installed; benchmarks/lists.py installs it",
@@ -34,6 +35,7 @@ import json, sys
 import numpy as np
 folder, arguments = sys.argv[1], sys.argv[2:]
 seeds, k = (int(arguments[arguments.index(name) + 1]) for name in ("--seeds", "--k"))
+(model,) = arguments[arguments.index("--models") + 1 :]
 users = len(np.load(f"{folder}/starts.npy")) - 1
 lists = {
     f"{name}_{part}{seed}": np.tile(np.arange(k) + seed + (3 if part else 0), (users, 1))
@@ -41,7 +43,8 @@ lists = {
 }
 np.savez(f"{folder}/lists.npz", **lists)
 print("a line that is not the result")
-print(json.dumps({"deep": {"setting": 1}, "flat": {"setting": arguments[-1]}, "none": {"reason": "too long"}}))
+facts = {"deep": {"setting": 1}, "flat": {"setting": "--quick" in arguments}, "none": {"reason": "too long"}}
+print(json.dumps({model: facts[model]}))
 """
 
 
@@ -61,13 +64,16 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    group = Group("peers", "", str(script), {"deep": True, "flat": False, "none": True})
-    monkeypatch.setattr(list_environments, "GROUPS", (group,))
+    models = (
+        LibraryModel(name, "peers", "", str(script), uses_history)
+        for name, uses_history in (("deep", True), ("flat", False), ("none", True))
+    )
+    monkeypatch.setattr(list_environments, "MODELS", tuple(models))
     monkeypatch.setattr(
         list_environments, "locked_environment", lambda *_: Path(sys.executable).parent.parent
     )
     task = chains()
-    peers = run_environments(task, 3, 2, quick=False)
+    peers = run_environments(task, 3, 2, "log", Parts(), quick=False)
     popular, cold = popular_lists(task, 3), task.users.get_loc("cold")
     assert list(peers) == ["deep", "flat", "none"]
     assert peers["none"].lists == []
@@ -94,7 +100,7 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
     ]
     assert peers["flat"].train_lists == []
     assert peers["deep"].facts == {"setting": 1}
-    assert peers["flat"].facts == {"setting": "3"}  # the last argument is k: no --quick
+    assert peers["flat"].facts == {"setting": False}  # no --quick
 
 
 def test_a_quick_run_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +109,7 @@ def test_a_quick_run_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(list_environments, "is_installed", lambda *_: False)
     monkeypatch.setattr(list_environments, "locked_environment", refuse)
-    peers = run_environments(chains(), 3, 1, quick=True)
+    peers = run_environments(chains(), 3, 1, "log", Parts(), quick=True)
     assert set(peers) == {"als", "bpr", "mult_vae", "slim", "sasrec_replay", "bert4rec_replay"}
     for peer in peers.values():
         assert peer.lists == []
@@ -111,11 +117,12 @@ def test_a_quick_run_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_torch_of_the_peers_is_ours() -> None:
-    name, folder = NEURAL.arguments()
+    *models, name, folder = NEURAL.arguments()
+    assert models == ["--models", NEURAL.name]
     assert name == "--torch"
     assert (Path(folder) / "torch/__init__.py").is_file()
     assert folder in [str(Path(entry).resolve()) for entry in sys.path]
-    assert GROUPS[0].arguments() == []
+    assert MODELS[0].arguments() == ["--models", "als"]
 
 
 class Planned:
@@ -175,7 +182,8 @@ def test_the_neural_peers_learn_which_item_follows(tmp_path: Path) -> None:
         "sys.exit(neural_models.main())\n"
     )
     python = cache_folder() / NEURAL.environment / "bin/python"
-    command = [str(python), str(program), str(tmp_path), "--seeds", "2", "--k", "2", *NEURAL.arguments()]
+    torch_folder = NEURAL.arguments()[-2:]
+    command = [str(python), str(program), str(tmp_path), "--seeds", "2", "--k", "2", *torch_folder]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     subprocess.run(command, check=True, capture_output=True, env=environment)
     with np.load(tmp_path / "lists.npz") as stored:
