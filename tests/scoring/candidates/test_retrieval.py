@@ -76,8 +76,9 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "two_tower"])
 def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
+    """two_tower has the history as a list of ids in its user tower."""
     ids, length = 15, 4
     spec = FeatureSpec(
         (
@@ -117,6 +118,7 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
     lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
+    assert len({tuple(items) for items in best}) > 5  # they depend on the history
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
