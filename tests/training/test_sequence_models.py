@@ -145,7 +145,7 @@ def test_every_weight_gets_a_gradient_and_padding_none(architecture: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", OVER_HISTORIES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_learns_which_item_follows_the_last_one(tmp_path: Path, architecture: str) -> None:
     torch.set_num_threads(1)
     days = {"train": {"2026-01-02": markov_rows(6_000, 1)}, "validation": {"2026-01-03": markov_rows(800, 2)}}

@@ -93,9 +93,10 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
         {"architecture": architecture, "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
     )
     model: Any = build_model(config, spec, seed=1).eval()
+    generator = torch.Generator().manual_seed(4)
     with torch.no_grad():  # no bias is zero
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
     draw = np.random.default_rng(2)
     histories = [draw.integers(3, ids, draw.integers(0, length + 1)).tolist() for _ in range(20)]
     items = torch.zeros(ids - 3, 1 + length, dtype=torch.int64)
