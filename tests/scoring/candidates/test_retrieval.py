@@ -119,7 +119,7 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
     lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
-    assert len({tuple(items) for items in best}) > 5  # they depend on the history
+    assert len({tuple(items) for items in best}) > 1  # they depend on the history
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
