@@ -131,11 +131,18 @@ def row_bytes(model: nn.Module) -> int:
 def _widths(model: nn.Module) -> Iterator[int]:
     """Yields the number of float32 values that one row needs in a layer.
 
-    There is one number for each linear layer and each embedding table.
+    There is one number for each linear layer and each embedding table. A module with the attribute
+    `calls_per_row` computes its layers so many times for one row.
     """
+    calls = {
+        inner: cast(int, module.calls_per_row)
+        for module in model.modules()
+        if hasattr(module, "calls_per_row")
+        for inner in module.modules()
+    }
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            yield module.in_features + module.out_features
+            yield (module.in_features + module.out_features) * calls.get(module, 1)
         if hasattr(module, "cardinalities"):  # an embedding table
             vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
             # The vectors, a concatenated copy of them, and their dot products.

@@ -33,11 +33,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 # Models that need certain features: the item is the feature C1, and the history is the feature L0.
-_SEQUENCE = {"item": "C1", "history": "L0", "embedding_dim": 8, "heads": 2}
+_HISTORY = {"item": "C1", "history": "L0", "embedding_dim": 8}
+_SEQUENCE = {**_HISTORY, "heads": 2}
 SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
     "sasrec": {"architecture": "sasrec", **_SEQUENCE, "dropout": 0.0},
     "sasrec_dropout": {"architecture": "sasrec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
     "bert4rec": {"architecture": "bert4rec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
+    "din": {"architecture": "din", **_HISTORY, "attention": [6, 5], "deep": [12, 8]},
+    "din_dropout": {"architecture": "din", **_HISTORY, "attention": [6], "deep": [16], "dropout": 0.3},
 }
 
 

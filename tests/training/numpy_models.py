@@ -88,6 +88,24 @@ class Network:
     def two_tower(self, dense: NDArray, ids: list[list[int]]) -> float:
         return self.tower("user", dense, ids) @ self.tower("item", dense, ids) + self.state["bias"]
 
+    def din(self, dense: NDArray, ids: list[list[int]]) -> float:
+        """Equation 3. The settings `item` and `history` are the positions of these features here.
+
+        The table has the rows of the history's items once, at the item's feature.
+        """
+        item, history = self.settings["item"], self.settings["history"]
+        rows = self.state["embedding.weight"][sum(self.cardinalities[:item]) :]
+        (v,) = (rows[id_] for id_ in ids[item])
+        pooled = np.zeros(len(v))
+        for id_ in ids[history]:
+            e = rows[id_]
+            hidden = self.prelu_layers("attention.hidden", np.concatenate([v, e, v - e, v * e]))
+            pooled += self.affine("attention.weight", hidden)[0] * e
+        others = [[] if feature == history else id_list for feature, id_list in enumerate(ids)]
+        fields = self.vectors(others, "embedding.weight")
+        fields[history] = pooled
+        return self.affine("logit", self.prelu_layers("deep", np.concatenate([*fields, dense])))[0]
+
     def tower(self, name: str, dense: NDArray, ids: list[list[int]]) -> NDArray:
         """The vector of one side of a row; the context is the user's."""
         side = ("user", "context") if name == "user" else ("item",)
@@ -111,13 +129,20 @@ class Network:
         return self.state[f"{layer}.weight"] @ x + self.state[f"{layer}.bias"]
 
     def relu_layers(self, prefix: str, x: NDArray) -> NDArray:
-        numbers = sorted(
-            {
-                int(name[len(prefix) + 1 :].split(".")[0])
-                for name in self.state
-                if name.startswith(f"{prefix}.")
-            }
-        )
-        for number in numbers:
+        for number in self.layers(prefix):
             x = np.maximum(self.affine(f"{prefix}.{number}", x), 0)
         return x
+
+    def prelu_layers(self, prefix: str, x: NDArray) -> NDArray:
+        """PReLU(y) = max(0, y) + slope * min(0, y) (He et al. 2015, equation 1), a slope per number."""
+        for number in self.layers(prefix):
+            if f"{prefix}.{number}.bias" in self.state:
+                x = self.affine(f"{prefix}.{number}", x)
+            else:
+                x = np.maximum(x, 0) + self.state[f"{prefix}.{number}.weight"] * np.minimum(x, 0)
+        return x
+
+    def layers(self, prefix: str) -> list[int]:
+        """The numbers of the layers with weights."""
+        names = [name for name in self.state if name.startswith(f"{prefix}.")]
+        return sorted({int(name[len(prefix) + 1 :].split(".")[0]) for name in names})

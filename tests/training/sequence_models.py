@@ -1,4 +1,4 @@
-"""Small features, inputs and weights for tests of models over sequences."""
+"""Small features, inputs and weights for tests of models over histories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ RICH = FeatureSpec(
 
 def config(architecture: str, **changed: Any) -> ModelConfig:
     lists = {"lengths": {"history": PLACES}, "max_length": 3}
-    settings = {"embedding_dim": 8, "blocks": 2, "heads": 2, "dropout": 0.0, **changed}
+    layers = {"attention": [6, 5], "deep": [12, 7]} if architecture == "din" else {"blocks": 2, "heads": 2}
+    settings = {"embedding_dim": 8, "dropout": 0.0, **layers, **changed}
     return complete(
         ModelConfig.model_validate({"architecture": architecture, "multi_hot": lists, **settings})
     )

@@ -98,8 +98,9 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
     rows = random_rows(plan.spec, 600, seed=2)
     with torch.no_grad():
         logits = loaded.model(*rows.tensors(4)).numpy()
+    # The training measured other batches. Their rounding may change the order of one of the 90,000 pairs.
     assert auc(rows.labels, 1 / (1 + np.exp(-logits))) == pytest.approx(
-        description["metrics"]["test"]["auc"], abs=1e-6
+        description["metrics"]["test"]["auc"], abs=2e-5
     )
     for table in tables_of(loaded.model).values():
         assert not table.block_rows()[-1][PAD_ID].any()  # of the list feature

@@ -193,11 +193,11 @@ def test_half_precision_moves_probabilities_little(name: str, dtype: torch.dtype
 
 def test_every_architecture_that_ranks_has_a_factorization() -> None:
     spec = make_spec("no dense")
-    sequences = {"sasrec", "bert4rec"}
-    for name in set(known_architectures()) - {RETRIEVER} - sequences:
+    over_histories = {"sasrec", "bert4rec", "din"}
+    for name in set(known_architectures()) - {RETRIEVER} - over_histories:
         model = build_model(ModelConfig.model_validate({"architecture": name}), spec)
         assert isinstance(model, Factorizable), name
-    for name in sequences:
+    for name in over_histories:
         assert isinstance(build_model(variant(name), small_spec(name)), Factorizable), name
 
 

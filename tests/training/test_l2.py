@@ -138,8 +138,8 @@ def test_every_row_optimizer_gets_the_gradient_of_the_term(name: str, storage: t
     assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sasrec", "dcn_v2_full", "two_tower"])
-def test_biases_and_normalization_layers_are_left_out(name: str) -> None:
+@pytest.mark.parametrize("name", ["sasrec", "dcn_v2_full", "two_tower", "din"])
+def test_biases_normalization_layers_and_slopes_of_prelu_are_left_out(name: str) -> None:
     model = build_model(variant(name), small_spec(name), seed=1)
     parameters = dict(model.named_parameters())
     dense = {key: value for key, value in parameters.items() if "embedding" not in key}
@@ -147,6 +147,7 @@ def test_biases_and_normalization_layers_are_left_out(name: str) -> None:
     added = L2(model, list(dense.values()), L2_FACTOR).add_dense(gradient) - 1
     counts = [value.numel() for value in dense.values()]
     left_out = {"norm.weight", "attention_norm.weight", "mlp_norm.weight"}
+    left_out |= {key for key, value in dense.items() if name == "din" and value.ndim == 1}
     for (key, value), change in zip(dense.items(), added.split(counts), strict=True):
         skipped = key.endswith("bias") or any(key.endswith(norm) for norm in left_out)
         expected = torch.zeros_like(change) if skipped else L2_FACTOR * value.detach().flatten()

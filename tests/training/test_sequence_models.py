@@ -37,6 +37,7 @@ from training.models.sequence import SequenceDropout, distinct_sequences
 from training.settings import Features, check_model
 
 ARCHITECTURES = ["sasrec", "bert4rec"]
+OVER_HISTORIES = [*ARCHITECTURES, "din"]
 UNSHARED = replace(PLAIN, features=(PLAIN.features[0], replace(PLAIN.features[1], cardinality=9)))
 
 
@@ -92,7 +93,7 @@ def test_a_factorization_and_vectors_give_the_logits_of_joined_rows(
             torch.testing.assert_close(logits[u], joined, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OVER_HISTORIES)
 def test_a_row_of_one_history_is_encoded_as_in_a_batch_of_others(architecture: str) -> None:
     model = randomised(architecture, PLAIN)
     dense, categorical = inputs_of(PLAIN, 12, seed=5)
@@ -167,7 +168,7 @@ def test_it_learns_which_item_follows_the_last_one(tmp_path: Path, architecture:
     assert description["metrics"]["validation"]["auc"] > 0.9  # the true order reaches 0.94
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OVER_HISTORIES)
 def test_warm_start_keeps_the_items_of_a_grown_vocabulary(tmp_path: Path, architecture: str) -> None:
     old, new = (
         small_spec(architecture, ids=7),
@@ -204,15 +205,20 @@ def test_warm_start_keeps_the_items_of_a_grown_vocabulary(tmp_path: Path, archit
         ({"history": "genres_"}, RICH, r"model.history='genres_' is not a feature of kind multi_hot"),
         ({}, UNSHARED, r"item_id has 12 ids, but history has 9, .* same vocabulary"),
         ({"item": "user_id"}, RICH, r"the scopes of user_id and history are user and user"),
-        ({"heads": 3}, PLAIN, r"heads=3 is not a divisor of embedding_dim=8"),
     ],
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OVER_HISTORIES)
 def test_settings_that_do_not_fit_are_refused(
     architecture: str, changed: dict[str, Any], spec: FeatureSpec, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model(config(architecture, **changed), spec)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_heads_must_have_equal_widths(architecture: str) -> None:
+    with pytest.raises(ConfigError, match=r"heads=3 is not a divisor of embedding_dim=8"):
+        config(architecture, heads=3)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -2,7 +2,7 @@
 
 The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
-    inputs:  dense features (B, D), and the vectors of each table (B, C, E)
+    inputs:  dense features (B, D), and the vectors of each lookup (B, C, E)
     output:  logits (B,)
 
 torch.compile and CUDA graphs are applied to this part. B is the number of rows, D the number of dense
@@ -42,7 +42,7 @@ class DensePart(nn.Module):
         self.model = model
 
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
-        """Returns the logits (B,) from `dense` (B, D) and the vectors (B, C, E) of each table."""
+        """Returns the logits (B,) from `dense` (B, D) and the vectors (B, C, E) of each lookup."""
         return self.model.forward_dense(dense, vectors)
 
 

@@ -30,8 +30,8 @@ from torch.nn import functional
 
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear
-from training.models.sequence import BidirectionalBlock, SequenceDropout
-from training.models.sequence_model import Layout, SequenceModel, first_vectors
+from training.models.sequence import BidirectionalBlock, SequenceDropout, trim
+from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
 from training.settings.bert4rec import Settings
 
 
@@ -39,7 +39,7 @@ class BERT4Rec(SequenceModel):
     """Bidirectional self-attention over the user's history and a mask."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
-        layout, dim = Layout.of("bert4rec", settings, inputs), settings.embedding_dim
+        layout, dim = sequence_layout("bert4rec", settings, inputs), settings.embedding_dim
         places = layout.length + 1
         super().__init__(layout, dim, inputs, places)
         # Only rows of the item's feature are read. The table has one row for each other feature, because the
@@ -59,7 +59,7 @@ class BERT4Rec(SequenceModel):
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
         """Returns GELU(W_P H_0 + b_P), (S, E) float32. See `SequenceModel.encode`."""
-        vectors, is_item = self.history_vectors(histories)
+        vectors, is_item = self.history_vectors(trim(histories))
         count, longest, dim = vectors.shape
         values = torch.cat([self.mask.expand(count, 1, dim), vectors], dim=1)  # (S, P + 1, E)
         is_visible = torch.cat([is_item.new_ones(count, 1), is_item], dim=1)

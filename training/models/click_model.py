@@ -18,12 +18,13 @@ class ClickModel(nn.Module, ABC):
     `forward_dense` is a function of tensors of fixed shapes, so it can be compiled, or recorded as a CUDA
     graph (training/loop/forward.py).
 
-    Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector.
+    Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector. A
+    lookup of the items of histories has L places in place of the C features.
     """
 
     @abstractmethod
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns for each table the vectors (B, C, E) of `categorical` (B, W) int64."""
+        """Returns for each lookup the vectors (B, C, E) of `categorical` (B, W) int64."""
 
     @abstractmethod
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:

@@ -128,7 +128,7 @@ class VectorModel(Protocol):
 
 
 class FactorizedMLP:
-    """An MLP with ReLU whose last layer computes the logit.
+    """An MLP with ReLU or PReLU whose last layer computes the logit.
 
     Each input column of the MLP belongs to the users, the items or the pairs.
 
@@ -137,8 +137,9 @@ class FactorizedMLP:
     second once per item.
 
     Args:
-        hidden: a module that contains the linear layers that are followed by ReLU. It may contain none. Its
-            other modules must have no effect in evaluation.
+        hidden: a module that contains the linear layers. It may contain none. A layer is followed by PReLU if
+            a `nn.PReLU` comes next among the layers of both kinds, otherwise by ReLU. Other modules must have
+            no effect in evaluation.
         logit: the last layer; if None, the output is that of the hidden layers.
         columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
             `outputs` must get the columns in this order.
@@ -152,7 +153,7 @@ class FactorizedMLP:
         columns: Mapping[Side, Sequence[int]],
         dtype: torch.dtype,
     ) -> None:
-        linears = [module for module in hidden.modules() if isinstance(module, nn.Linear)]
+        linears, slopes = _layers_of(hidden)
         first, *rest = [*linears, *([logit] if logit is not None else [])]
         self._dtype = dtype if linears else torch.float32
         self._ends_first = not linears
@@ -160,6 +161,7 @@ class FactorizedMLP:
         self._weights = {side: weight[:, list(columns[side])] for side in (Side.USER, Side.ITEM)}
         self._pair = weight[:, list(columns[Side.PAIR])].t().contiguous().to(self._dtype)  # (K_pair, H)
         self._bias = first.bias.detach()
+        self._slopes = [None if slope is None else slope.to(self._dtype) for slope in slopes]
         hiddens = rest if logit is None or not linears else rest[:-1]
         self._hidden = [
             (layer.weight.detach().t().contiguous().to(dtype), layer.bias.detach().to(dtype))
@@ -176,7 +178,7 @@ class FactorizedMLP:
         return functional.linear(values, self._weights[side], bias).to(self._dtype)
 
     def outputs(self, users: Tensor, items: Tensor, pairs: Tensor | None) -> Tensor:
-        """Returns the logits (U, I) float32 of pairs; without `logit`, the last ReLU's output (U, I, H).
+        """Returns the logits (U, I) float32 of pairs; without `logit`, the last hidden layer's (U, I, H).
 
         Args:
             users, items: the results of `share`, (U, H) and (1|U, I, H).
@@ -200,12 +202,30 @@ class FactorizedMLP:
         """Computes the output from the first layer's sums `flat` (U * I, H). May overwrite `flat`."""
         if self._ends_first:
             return flat.view(num_users, num_items)
-        flat.relu_()
-        for weight, bias in self._hidden:
-            flat = torch.addmm(bias, flat, weight).relu_()
+        flat = _activate(flat, self._slopes[0])
+        for (weight, bias), slope in zip(self._hidden, self._slopes[1:], strict=True):
+            flat = _activate(torch.addmm(bias, flat, weight), slope)
         if self._last is None:
             return flat.view(num_users, num_items, -1)
         return functional.linear(flat.float(), self._last.weight, self._last.bias).view(num_users, num_items)
+
+
+def _layers_of(hidden: nn.Module) -> tuple[list[nn.Linear], list[Tensor | None]]:
+    """Returns the linear layers of a module, and for each of them the slopes (H,) of PReLU; None is ReLU."""
+    linears: list[nn.Linear] = []
+    slopes: list[Tensor | None] = []
+    for module in hidden.modules():
+        if isinstance(module, nn.Linear):
+            linears.append(module)
+            slopes.append(None)
+        elif isinstance(module, nn.PReLU):
+            slopes[-1] = module.weight.detach()
+    return linears, slopes
+
+
+def _activate(values: Tensor, slopes: Tensor | None) -> Tensor:
+    """Returns ReLU or PReLU of `values` (R, H). May overwrite `values`."""
+    return values.relu_() if slopes is None else functional.prelu(values, slopes)
 
 
 def vector_products(users: Tensor, items: Tensor) -> Tensor:

@@ -33,14 +33,21 @@ def mlp(
     layer: Callable[[int, int], nn.Linear] = linear,
     *,
     of_items: bool = False,
+    prelu: bool = False,
 ) -> nn.Sequential:
     """Returns an MLP: for each pair of successive widths a `layer`, ReLU and, if `dropout` > 0, dropout.
 
-    `of_items` says whether the inputs are features of items alone; see `Dropout`.
+    Args:
+        widths: the width of the inputs, then the widths of the layers.
+        dropout: share of the outputs of a layer that is set to 0 in training.
+        layer: creates a layer from its two widths.
+        of_items: whether the inputs are features of items alone; see `Dropout`.
+        prelu: whether to use PReLU in place of ReLU, with one slope per output (He et al. 2015, ICCV, section
+            2.1).
     """
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
-        layers += [layer(width_in, width_out), nn.ReLU()]
+        layers += [layer(width_in, width_out), nn.PReLU(width_out) if prelu else nn.ReLU()]
         if dropout:
             layers.append(Dropout(dropout, width_out, of_items=of_items))
     return nn.Sequential(*layers)

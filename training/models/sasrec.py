@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from training.models.inputs import Inputs
 from training.models.layers import in_float32
-from training.models.sequence import CausalBlock, SequenceDropout
-from training.models.sequence_model import Layout, SequenceModel, first_vectors
+from training.models.sequence import CausalBlock, SequenceDropout, trim
+from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
 from training.settings.sasrec import Settings
 
 
@@ -35,7 +35,7 @@ class SASRec(SequenceModel):
     """Causal self-attention over the user's history."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
-        layout, dim = Layout.of("sasrec", settings, inputs), settings.embedding_dim
+        layout, dim = sequence_layout("sasrec", settings, inputs), settings.embedding_dim
         super().__init__(layout, dim, inputs, layout.length)
         self.no_history = first_vectors(dim)
         self._add_features(inputs)
@@ -48,7 +48,7 @@ class SASRec(SequenceModel):
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32. See `SequenceModel.encode`."""
-        vectors, is_item = self.history_vectors(histories)
+        vectors, is_item = self.history_vectors(trim(histories))
         _, longest, dim = vectors.shape
         values = self.dropout(vectors * math.sqrt(dim) + self.places[:longest], first_rows)
         for number, block in enumerate(self.blocks, start=1):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from storage.feature_spec import PAD_ID
 from training.models.layers import Dropout, linear
 
 # A draw of 64 random bits decides about this number of values, each with 16 bits.
@@ -34,6 +35,12 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     begins[1:] = (sequences[1:] != sequences[:-1]).any(dim=1)
     begins[list(starts)] = True
     return begins.nonzero().flatten(), begins.cumsum(0) - 1
+
+
+def trim(sequences: Tensor) -> Tensor:
+    """Returns sequences (S, L) without the last places that all of them lack; at least one place is left."""
+    lengths = (sequences != PAD_ID).sum(dim=1)
+    return sequences[:, : max(int(lengths.max()) if len(lengths) else 0, 1)]
 
 
 class SequenceDropout(Dropout):

@@ -14,77 +14,21 @@ Notation: B rows, S distinct histories, D dense features, W columns of ids, L pl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from conf.errors import ConfigError
-from storage.feature_spec import PAD_ID
 from training.models.factorization import FeatureSides, Part, Side, vector_products
+from training.models.history import HistoryModel, Layout
 from training.models.inputs import Inputs
 from training.models.sequence import SequenceDropout, distinct_sequences
-from training.settings import Features
-from training.settings.sequence import SequenceSettings, check_features
+from training.settings.sequence import SequenceSettings, refuse_pairs
 
 _DEVIATION = 0.02  # of first vectors, as in BERT4Rec (Sun et al. 2019, section 4.3)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the features are in the inputs of the model.
-
-    Attributes:
-        item: index of the item's feature among the features that are ids. It is also the index of its column.
-        history: index of the history's feature among them.
-        columns: the columns of the history in the categorical matrix.
-        cardinalities: number of rows of each feature in the table. The history has none but the padding row,
-            because its items have the rows of the item's feature.
-    """
-
-    item: int
-    history: int
-    columns: slice
-    cardinalities: list[int]
-
-    @classmethod
-    def of(cls, architecture: str, settings: SequenceSettings, inputs: Inputs) -> Layout:
-        """Returns the layout. Raises ConfigError if the settings do not fit the features."""
-        names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
-        by_name = zip(names, inputs.embedded_scopes, strict=True)
-        pairs = [name for name, scope in by_name if scope == "pair"]
-        pairs += ["a dense feature"] if "pair" in inputs.dense_scopes else []
-        features = Features(ids=names[:num_single], lists=names[num_single:], pairs=pairs)
-        check_features(architecture, settings, features)
-        item, history = names.index(settings.item), names.index(settings.history)
-        scopes = inputs.embedded_scopes[item], inputs.embedded_scopes[history]
-        if scopes != ("item", "user"):
-            raise ConfigError(
-                f"the scopes of {settings.item} and {settings.history} are {scopes[0]} and {scopes[1]}, but "
-                f"architecture {architecture} needs the scopes item and user",
-                f"list {settings.item} in scopes.item, and {settings.history} in scopes.user",
-            )
-        cardinalities = list(inputs.cardinalities)
-        if cardinalities[item] != cardinalities[history]:
-            raise ConfigError(
-                f"{settings.item} has {cardinalities[item]} ids, but {settings.history} has "
-                f"{cardinalities[history]}, so they do not have the same vocabulary",
-                "give `categorify` the same `share` in the groups of both features, and `counts: false` in "
-                "the group of the history",
-            )
-        cardinalities[history] = 1
-        place = history - num_single
-        first = num_single + sum(inputs.list_lengths[:place])
-        return cls(item, history, slice(first, first + inputs.list_lengths[place]), cardinalities)
-
-    @property
-    def length(self) -> int:
-        """Returns L, the number of columns of the history."""
-        return self.columns.stop - self.columns.start
-
-
-class SequenceModel(nn.Module, ABC):
-    """A model over the user's history. Items of rows and of histories share the table's rows.
+class SequenceModel(HistoryModel, ABC):
+    """A model that compares an encoded history with the item's vector.
 
     A subclass calls `_add_features` and sets `dropout` when it creates its layers.
     """
@@ -95,12 +39,7 @@ class SequenceModel(nn.Module, ABC):
 
     def __init__(self, layout: Layout, dim: int, inputs: Inputs, places: int) -> None:
         """Creates the table and the vectors of `places` places."""
-        super().__init__()
-        self.layout = layout
-        self.embedding = inputs.tables.table(
-            layout.cardinalities, dim, inputs.list_lengths, inputs.pooling, inputs.names, by_ftrl=False
-        )
-        self.embedding.init_normal(_DEVIATION)
+        super().__init__(layout, dim, inputs, _DEVIATION)
         self.places = first_vectors(places, dim)
 
     def _add_features(self, inputs: Inputs) -> None:
@@ -125,7 +64,7 @@ class SequenceModel(nn.Module, ABC):
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) float32 and `categorical` (B, W) int."""
-        histories, others = self._separate(categorical)
+        histories, others = self.separate(categorical)
         users = self._encode_rows(histories) + self._side(dense, others, user=True)
         products = (users * self._side(dense, others, user=False)).sum(dim=1)
         return products + self.item_biases(categorical)
@@ -140,43 +79,22 @@ class SequenceModel(nn.Module, ABC):
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns u of the formula above, (B, E) float32."""
-        histories, others = self._separate(categorical)
+        histories, others = self.separate(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
         return encoded + self._side(dense, others, user=True)
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns v of the formula above, (B, E) float32."""
-        return self._side(dense, self._separate(categorical)[1], user=False)
+        return self._side(dense, self.separate(categorical)[1], user=False)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
         """Returns the factorization. Products are computed in float32."""
         return FactorizedSequenceModel(self)
 
-    def history_vectors(self, histories: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the vectors of the items of histories (S, L), without the places that all of them lack.
-
-        Returns:
-            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item. P is the length
-            of the longest history; at least 1.
-        """
-        is_item = histories != PAD_ID
-        longest = max(int(is_item.sum(dim=1).max()) if len(histories) else 0, 1)
-        histories, is_item = histories[:, :longest], is_item[:, :longest]
-        vectors = self.embedding.feature_vectors(histories[is_item], self.layout.item)
-        values = vectors.new_zeros(*histories.shape, vectors.shape[1])
-        return values.masked_scatter(is_item.unsqueeze(2), vectors), is_item
-
     def _encode_rows(self, histories: Tensor) -> Tensor:
         """Returns the encoded histories (B, E) float32. Equal ones of consecutive rows are encoded once."""
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]
-
-    def _separate(self, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the histories (B, L), and the vectors (B, C, E) of all features but the history."""
-        columns = self.layout.columns
-        others = categorical.clone()
-        others[:, columns] = PAD_ID
-        return categorical[:, columns], self.embedding(others)
 
     def _side(self, dense: Tensor, embedded: Tensor, *, user: bool) -> Tensor:
         """Returns the sum (B, E) of the vectors of the features of one side, without the history."""
@@ -185,6 +103,15 @@ class SequenceModel(nn.Module, ABC):
         return dense @ (self.dense_vectors * of_dense.unsqueeze(1)) + torch.einsum(
             "bce,c->be", embedded, of_ids
         )
+
+
+def sequence_layout(architecture: str, settings: SequenceSettings, inputs: Inputs) -> Layout:
+    """Returns the layout. Raises ConfigError if the settings do not fit the features."""
+    by_name = zip(inputs.names, inputs.embedded_scopes, strict=True)
+    pairs = [name for name, scope in by_name if scope == "pair"]
+    pairs += ["a dense feature"] if "pair" in inputs.dense_scopes else []
+    refuse_pairs(architecture, pairs)
+    return Layout.of(architecture, settings, inputs)
 
 
 class FactorizedSequenceModel:

@@ -21,8 +21,9 @@ class L2:
 
     Args:
         model: the model.
-        parameters: its dense parameters, in the order of the flat gradient. Biases, and the parameters of
-            normalization layers, are not regularized.
+        parameters: its dense parameters, in the order of the flat gradient. Biases, the parameters of
+            normalization layers, and the slopes of PReLU (He et al. 2015, ICCV, section 2.1) are not
+            regularized.
         factor: `train.l2`; with 0, gradients are returned unchanged.
     """
 
@@ -33,7 +34,7 @@ class L2:
         left_out |= {
             id(parameter)
             for module in model.modules()
-            if isinstance(module, nn.LayerNorm)
+            if isinstance(module, nn.LayerNorm | nn.PReLU)
             for parameter in module.parameters()
         }
         self._factors = [0.0 if id(parameter) in left_out else factor for parameter in self._parameters]

@@ -22,6 +22,7 @@ _SHARED_MODULES = {
     "click_model",
     "factorization",
     "field_weights",
+    "history",
     "inputs",
     "interaction",
     "layers",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
-from conf.types import PositiveInt, Strict
+from conf.types import PositiveInt
 from training.settings.field_types import DropShare, Features
+from training.settings.history import HistorySettings, check_history
 
 
-class SequenceSettings(Strict):
+class SequenceSettings(HistorySettings):
     """The features that hold items and histories, and the size of the network over a history."""
 
-    item: str = Field(
-        default="item_id", description="Name of the feature with the id of the item, of kind categorical."
-    )
-    history: str = Field(
-        default="history",
-        description="Name of the feature with the ids of the user's last clicks, the most recent one first. "
-        "It must have the ids of the feature `item`: give `categorify` the same `share` in both groups, and "
-        "`counts: false` in the group of the history.",
-    )
     embedding_dim: PositiveInt = Field(default=64, description="Width of the vectors of items and users.")
     blocks: PositiveInt = Field(default=2, description="Number of self-attention blocks.")
     heads: PositiveInt = Field(
@@ -41,19 +35,15 @@ class SequenceSettings(Strict):
 
 def check_features(architecture: str, settings: SequenceSettings, features: Features) -> None:
     """Raises ConfigError unless the item and the history are features, and no feature has scope `pair`."""
-    for key, name, kind, names in (
-        ("item", settings.item, "categorical", features.ids),
-        ("history", settings.history, "multi_hot", features.lists),
-    ):
-        if name not in names:
-            raise ConfigError(
-                f"model.{key}={name!r} is not a feature of kind {kind}; these features are {list(names)}",
-                f"set model.{key} to one of them, or add the feature to `features`"
-                + (" (the section `history` gives rows their histories)" if key == "history" else ""),
-            )
-    if features.pairs:
+    check_history(settings, features)
+    refuse_pairs(architecture, features.pairs)
+
+
+def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
+    """Raises ConfigError if there are features of scope `pair`."""
+    if pairs:
         raise ConfigError(
-            f"architecture {architecture} cannot use the features {list(features.pairs)}, which may differ "
+            f"architecture {architecture} cannot use the features {list(pairs)}, which may differ "
             "for every pair of user and item: none of scopes.user, scopes.item and scopes.context has them",
             "add each of them to one of these lists if it depends only on that, or remove it from `features`",
         )

@@ -76,8 +76,9 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "two_tower"])
 def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
+    """two_tower has the history as a list of ids in its user tower."""
     ids, length = 15, 4
     spec = FeatureSpec(
         (
@@ -92,9 +93,10 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
         {"architecture": architecture, "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
     )
     model: Any = build_model(config, spec, seed=1).eval()
+    generator = torch.Generator().manual_seed(4)
     with torch.no_grad():  # no bias is zero
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
     draw = np.random.default_rng(2)
     histories = [draw.integers(3, ids, draw.integers(0, length + 1)).tolist() for _ in range(20)]
     items = torch.zeros(ids - 3, 1 + length, dtype=torch.int64)
@@ -117,6 +119,7 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
     lists = retrieving.retrieve(pa.RecordBatch.from_arrays(list(frame.values()), names=list(frame)))
     best = logits.topk(5, dim=1).indices.tolist()
     assert lists.column("candidates").to_pylist() == best
+    assert len({tuple(items) for items in best}) > 1  # they depend on the history
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])

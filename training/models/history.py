@@ -1,0 +1,108 @@
+"""The user's history as an input: its columns, and the vectors of its items.
+
+The items of histories have the vectors of the rows' items, in the same rows of the table.
+
+Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
+vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from conf.errors import ConfigError
+from storage.feature_spec import PAD_ID
+from training.models.inputs import Inputs
+from training.settings import Features
+from training.settings.history import HistorySettings, check_history
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the features are in the inputs of the model.
+
+    Attributes:
+        item: index of the item's feature among the features that are ids. It is also the index of its column.
+        history: index of the history's feature among them.
+        columns: the columns of the history in the categorical matrix.
+        cardinalities: number of rows of each feature in the table. The history has none but the padding row,
+            because its items have the rows of the item's feature.
+    """
+
+    item: int
+    history: int
+    columns: slice
+    cardinalities: list[int]
+
+    @classmethod
+    def of(cls, architecture: str, settings: HistorySettings, inputs: Inputs) -> Layout:
+        """Returns the layout. Raises ConfigError if the settings do not fit the features."""
+        names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
+        check_history(settings, Features(ids=names[:num_single], lists=names[num_single:]))
+        item, history = names.index(settings.item), names.index(settings.history)
+        scopes = inputs.embedded_scopes[item], inputs.embedded_scopes[history]
+        if scopes != ("item", "user"):
+            raise ConfigError(
+                f"the scopes of {settings.item} and {settings.history} are {scopes[0]} and {scopes[1]}, but "
+                f"architecture {architecture} needs the scopes item and user",
+                f"list {settings.item} in scopes.item, and {settings.history} in scopes.user",
+            )
+        cardinalities = list(inputs.cardinalities)
+        if cardinalities[item] != cardinalities[history]:
+            raise ConfigError(
+                f"{settings.item} has {cardinalities[item]} ids, but {settings.history} has "
+                f"{cardinalities[history]}, so they do not have the same vocabulary",
+                "give `categorify` the same `share` in the groups of both features, and `counts: false` in "
+                "the group of the history",
+            )
+        cardinalities[history] = 1
+        place = history - num_single
+        first = num_single + sum(inputs.list_lengths[:place])
+        return cls(item, history, slice(first, first + inputs.list_lengths[place]), cardinalities)
+
+    @property
+    def length(self) -> int:
+        """Returns L, the number of columns of the history."""
+        return self.columns.stop - self.columns.start
+
+
+class HistoryModel(nn.Module):
+    """A model with a table in which items of rows and of histories share rows.
+
+    Args:
+        layout: where the item and the history are in the inputs.
+        dim: E.
+        inputs: the inputs of the model.
+        deviation: standard deviation of the first vectors.
+    """
+
+    def __init__(self, layout: Layout, dim: int, inputs: Inputs, deviation: float) -> None:
+        super().__init__()
+        self.layout = layout
+        self.embedding = inputs.tables.table(
+            layout.cardinalities, dim, inputs.list_lengths, inputs.pooling, inputs.names, by_ftrl=False
+        )
+        self.embedding.init_normal(deviation)
+
+    def history_vectors(self, histories: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the vectors of the items of `histories` (S, P) int.
+
+        Returns:
+            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
+        """
+        is_item = histories != PAD_ID
+        vectors = self.embedding.feature_vectors(histories[is_item], self.layout.item)
+        values = vectors.new_zeros(*histories.shape, vectors.shape[1])
+        return values.masked_scatter(is_item.unsqueeze(2), vectors), is_item
+
+    def separate(self, categorical: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the histories (B, L), and the vectors (B, C, E) of the features of `categorical` (B, W).
+
+        The vector of the history is zero.
+        """
+        columns = self.layout.columns
+        others = categorical.clone()
+        others[:, columns] = PAD_ID
+        return categorical[:, columns], self.embedding(others)
