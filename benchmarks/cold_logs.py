@@ -116,7 +116,8 @@ def generated_log(lake: Lake, config: Config) -> ColdLog:
     values = load_local(lake, version).encode_values(config.score.context, context)
     return ColdLog(
         FeatureSpec(features, KEYS, "cold_start"),
-        *ids,
+        str(config.keys.user),
+        str(config.keys.item),
         {day: encoded[day] for day in TRAIN_DAYS},
         users,
         items,

@@ -31,7 +31,7 @@ from benchmarks.cold_logs import ColdLog, generated_log, movielens_log
 from benchmarks.quality import CONFIG, prepare
 from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
-from conf.types import ModelConfig, Train
+from conf.types import ModelConfig, Split, Train
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from training.checkpoints import load_model
 from training.data.sharding import DataFile
@@ -102,7 +102,8 @@ def open_log(
     lake = prepare(quick)
     config = load_config(str(CONFIG), [f"lake={lake.root}"])
     settings = config.train.model_dump(mode="json", exclude_unset=True, exclude={"baselines"})
-    return generated_log(lake, config), complete(config.model), settings
+    # The demo trains on six days; two epochs of three days are as many steps.
+    return generated_log(lake, config), complete(config.model), {**settings, "epochs": 2}
 
 
 def train_and_measure(
@@ -117,12 +118,16 @@ def train_and_measure(
         day, rows = next(iter(log.train.items()))
         some = rows.iloc[:_OTHER_ROWS].assign(**{LABEL: np.arange(_OTHER_ROWS, dtype=np.float32) % 2})
         other = tuple(write_files(log, Path(folder) / "other", {day: some}))
-        splits = {"train": files, "validation": other, "test": other}
-        plan = TrainPlan(
-            {"version": "cold_start", "architecture": model.architecture, "model": model.model_dump(mode="json"),
-             "feature_spec": log.spec.to_json(), "name": "cold_start"},
-            model, settings, log.spec, splits, files, f"{folder}/model", f"{folder}/checkpoint", None,
-        )  # fmt: skip
+        splits: dict[Split, tuple[DataFile, ...]] = {"train": files, "validation": other, "test": other}
+        description = {
+            "name": "cold_start",
+            "version": "cold_start",
+            "architecture": model.architecture,
+            "model": model.model_dump(mode="json"),
+            "feature_spec": log.spec.to_json(),
+        }
+        paths = (f"{folder}/model", f"{folder}/checkpoint")
+        plan = TrainPlan(description, model, settings, log.spec, splits, files, *paths, parent_path=None)
         train_in_process(plan)
         result = figures(log, model_scores(log, model, plan.model_path))
     print(f"cold_start: share {share}, seed {settings.seed}: {result}", file=sys.stderr, flush=True)
@@ -227,7 +232,7 @@ def figures(log: ColdLog, scores: Scores) -> dict[str, float]:
         ("new_users", log.clicks[~on_new & of_new]),
         ("new_items", log.clicks[on_new & ~of_new]),
     ):
-        wanted = clicks.groupby(USER_KEY)[ITEM_KEY].agg(set).to_dict()
+        wanted = {str(user): set(items) for user, items in clicks.groupby(USER_KEY)[ITEM_KEY]}
         hits = np.zeros((len(wanted), K))
         positions = []
         for row, (user, items) in enumerate(wanted.items()):
