@@ -37,6 +37,17 @@ SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
     "sasrec": {"architecture": "sasrec", **_SEQUENCE, "dropout": 0.0},
     "sasrec_dropout": {"architecture": "sasrec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
     "bert4rec": {"architecture": "bert4rec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
+    # The tests of all variants use the loss bce, which has one item per row.
+    "mult_vae": {
+        "architecture": "mult_vae",
+        "item": "C1",
+        "history": "L0",
+        "hidden": [8, 6],
+        "latent_dim": 4,
+        "dropout": 0.3,
+        "beta": 0.2,
+        "history_weight": 0.0,
+    },
 }
 
 

@@ -39,7 +39,9 @@ RICH = FeatureSpec(
 
 def config(architecture: str, **changed: Any) -> ModelConfig:
     lists = {"lengths": {"history": PLACES}, "max_length": 3}
-    settings = {"embedding_dim": 8, "blocks": 2, "heads": 2, "dropout": 0.0, **changed}
+    attention = {"embedding_dim": 8, "blocks": 2, "heads": 2}
+    layers = {"hidden": [8, 6], "latent_dim": 5} if architecture == "mult_vae" else attention
+    settings = {**layers, "dropout": 0.0, **changed}
     return complete(
         ModelConfig.model_validate({"architecture": architecture, "multi_hot": lists, **settings})
     )

@@ -9,8 +9,8 @@ from conf.types import PositiveInt, Strict
 from training.settings.field_types import DropShare, Features
 
 
-class SequenceSettings(Strict):
-    """The features that hold items and histories, and the size of the network over a history."""
+class HistorySettings(Strict):
+    """The features that hold items and histories."""
 
     item: str = Field(
         default="item_id", description="Name of the feature with the id of the item, of kind categorical."
@@ -21,6 +21,11 @@ class SequenceSettings(Strict):
         "It must have the ids of the feature `item`: give `categorify` the same `share` in both groups, and "
         "`counts: false` in the group of the history.",
     )
+
+
+class SequenceSettings(HistorySettings):
+    """The features that hold items and histories, and the size of the network over a history."""
+
     embedding_dim: PositiveInt = Field(default=64, description="Width of the vectors of items and users.")
     blocks: PositiveInt = Field(default=2, description="Number of self-attention blocks.")
     heads: PositiveInt = Field(
@@ -39,7 +44,7 @@ class SequenceSettings(Strict):
         return self
 
 
-def check_features(architecture: str, settings: SequenceSettings, features: Features) -> None:
+def check_features(architecture: str, settings: HistorySettings, features: Features) -> None:
     """Raises ConfigError unless the item and the history are features, and no feature has scope `pair`."""
     for key, name, kind, names in (
         ("item", settings.item, "categorical", features.ids),
