@@ -81,6 +81,42 @@ class Covisitation(Strict):
         return self.source
 
 
+class ItemKnn(Strict):
+    """The source `item_knn`: the nearest neighbours, by cosine, of the items that the user clicked.
+
+    Unlike in `covisitation`, all users count equally, and the similarity of items that few users clicked is
+    reduced. docs/candidates.md has the formula of the similarity.
+    """
+
+    source: Literal["item_knn"] = Field(
+        description="Items whose users are most similar to those of the items that this user clicked."
+    )
+    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
+    window_days: Days | None = Field(
+        default=None,
+        description="Only clicks of this number of days, the last of which is the run date, are counted. "
+        "Null: the clicks of all days of `splits` are counted.",
+    )
+    clicks_per_user: PositiveInt = Field(
+        default=200,
+        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
+        "limits the number of item pairs of very active users.",
+    )
+    neighbours: PositiveInt = Field(
+        default=100, description="For each item, only this number of items most similar to it are used."
+    )
+    shrink: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0,
+        description="Number of users that is added to the denominator of the cosine. A larger value reduces "
+        "the similarity of items that few users clicked.",
+    )
+
+    @property
+    def name(self) -> str:
+        """Returns the name of this object in messages and tables."""
+        return self.source
+
+
 class Ease(Strict):
     """The source `ease`: an item-to-item linear model with a closed-form solution (H. Steck, WWW 2019).
 
@@ -157,15 +193,15 @@ class Als(Strict):
 class Retrieval(Strict):
     """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
-    The vectors come from a model of the architecture two_tower, sasrec or bert4rec. train_retriever trains
-    this model with the settings of the section `train`.
+    The vectors come from a model of the architecture two_tower, sasrec, bert4rec or mult_vae. train_retriever
+    trains this model with the settings of the section `train`.
     """
 
     source: Literal["retrieval"] = Field(description="The items that a model with vectors finds.")
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The model, of the architecture two_tower, sasrec or bert4rec: a section with the keys "
-        "of `model`, or the name of a model file."
+        description="The model, of the architecture two_tower, sasrec, bert4rec or mult_vae: a section with "
+        "the keys of `model`, or the name of a model file."
     )
     search: Literal["auto", "exact", "approximate"] = Field(
         default="auto",
@@ -187,12 +223,14 @@ class Retrieval(Strict):
 
     @model_validator(mode="after")
     def _has_towers(self) -> Retrieval:
-        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec"):
+        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec", "mult_vae"):
             raise ValueError(
-                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec or "
-                "bert4rec"
+                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec, "
+                "bert4rec or mult_vae"
             )
         return self
 
 
-Source = Annotated[AllItems | Popular | Covisitation | Ease | Als | Retrieval, Field(discriminator="source")]
+Source = Annotated[
+    AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval, Field(discriminator="source")
+]
