@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from conf.embedding_types import Embeddings
-from conf.train_types import EmbeddingStorage
+from conf.model_types import EmbeddingStorage
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.lookup import Pooling
 from training.embeddings.placement import TableShape, describe, plan_placement
