@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError
+from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from storage.paths import Lake
 from tests.training.feature_tables import Rows, make_config, publish_all
@@ -178,6 +179,7 @@ def test_attention_learns_what_the_mlp_alone_does_not(tmp_path: Path) -> None:
 
 
 def test_features_of_the_pair_are_allowed_and_a_history_is_needed() -> None:
-    check_model(config("din"), Features(ids=["item_id"], lists=["history"], pairs=["match"]))
+    model = ModelConfig.model_validate({"architecture": "din"})
+    check_model(model, Features(ids=["item_id"], lists=["history"], pairs=["match"]))
     with pytest.raises(ConfigError, match=r"model.history='history' is not a feature of kind multi_hot"):
-        check_model(config("din"), Features(ids=["item_id"]))
+        check_model(model, Features(ids=["item_id"]))

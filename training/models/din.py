@@ -73,7 +73,9 @@ class ActivationUnit(nn.Module):
         """
         users, places, dim = histories.shape
         num_items = items.shape[1]
-        first, *others = self.hidden
+        layers = list(self.hidden)
+        first = layers[0]
+        assert isinstance(first, nn.Linear)
         of_item, of_history, of_difference, of_product = first.weight.split(dim, dim=1)  # (H, E) each
         matrices = of_history - of_difference + of_product * items.unsqueeze(2)  # (1|U, I, H, E)
         columns = matrices.flatten(1, 2).transpose(1, 2)  # (1|U, E, I * H)
@@ -81,7 +83,7 @@ class ActivationUnit(nn.Module):
         constants = functional.linear(items, of_item + of_difference, first.bias)  # (1|U, I, H)
         values = sums.view(users, places, num_items, -1) + constants.unsqueeze(1)  # (U, L, I, H)
         values = values.flatten(0, 2)
-        for layer in (*others, self.weight):
+        for layer in (*layers[1:], self.weight):
             values = layer(values)
         weights = values.view(users, places, num_items)
         return weights.transpose(1, 2) @ histories
