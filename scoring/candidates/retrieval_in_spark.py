@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import types as T
 
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
+from scoring.candidates.lists_in_spark import LISTED
+from scoring.inputs.requests import EXCLUDED, RetrievalRequest
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
 from spark.tasks import map_batches
@@ -19,16 +19,12 @@ from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
 
-LISTED = T.StructType(
-    [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
-)
-
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
     """Returns, for each user, the n items with the largest dot products that are not excluded.
 
-    The result has the columns user_key and candidates. If dot products are equal, the smaller item index
-    comes first.
+    The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
+    the smaller item index comes first.
 
     Args:
         users: a frame with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
