@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
+from conf.load import config_digest
 from conf.types import NotAllowed, Popular, RawTable, Split
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
@@ -25,6 +26,7 @@ from scoring.model.model_info import ModelInfo, read_model_info
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files, read_manifest
+from storage.paths import Partition
 from storage.publish import rows_of
 from storage.run_context import RunContext
 from training.registry.retriever import retriever_as_of, retriever_name
@@ -55,6 +57,16 @@ class CandidateTables:
     segments: dict[str, DataFrame]
     attributes: DataFrame | None
     retriever: ModelInfo | None
+
+    def inputs(self, context: RunContext, dataset: Dataset) -> dict[str, str]:
+        """Returns the names and digests of everything that candidates are computed from."""
+        return {
+            "users": self.users.digest,
+            "dataset": dataset.digest,
+            "config": config_digest(context.config, "candidates"),
+            **table_digests(context),
+            **({"retriever": self.retriever.version} if self.retriever else {}),
+        }
 
 
 def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
@@ -156,10 +168,13 @@ def retrieve(
     tables: CandidateTables,
     numbered: Manifest,
     excluded: Exclusions,
+    *,
+    users: DataFrame | None = None,
+    items: Partition | None = None,
 ) -> DataFrame | None:
     """Returns the candidates of the source `retrieval`; None if this source is not configured.
 
-    The result has the columns user_key and candidates, one row per user.
+    The result has the columns user_key, candidates and scores, one row per user.
 
     Args:
         context: the context of the run.
@@ -167,20 +182,24 @@ def retrieve(
         tables: the users and the retriever.
         numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
+        users: a frame with user_key and the features of scope `user`. None reads the table `users`.
+        items: the partition of `numbered`. None is that of the table candidate_items.
     """
     source, retriever = context.config.candidates.retrieval, tables.retriever
     if source is None or retriever is None:
         return None
     names = [feature.name for feature in retriever.spec.scoped("user")]
-    users = users_of(context, version, tables.users, [USER_KEY, *names]).join(excluded.users, USER_KEY)
-    partition = context.lake.candidate_items(version).partition(context.run_date)
+    if users is None:
+        users = users_of(context, version, tables.users, [USER_KEY, *names])
+    if items is None:
+        items = context.lake.candidate_items(version).partition(context.run_date)
     request = RetrievalRequest(
         retriever.request(context.config.score),
-        tuple(data_files(partition, numbered)),
+        tuple(data_files(items, numbered)),
         tuple(sorted(encoded_context(context, retriever).items())),
         source.n,
     )
-    return retrieved_items(users, names, request)
+    return retrieved_items(users.join(excluded.users, USER_KEY), names, request)
 
 
 def table_digests(context: RunContext) -> dict[str, str]:

@@ -23,13 +23,16 @@ _FILE_BYTES = 1 << 26
 _ELEMENT_BYTES = 4
 
 
-def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> VectorStore:
+def vector_store(
+    context: RunContext, dataset: Dataset, numbered: Manifest, *, purpose: str | None = None
+) -> VectorStore:
     """Returns the store that publishes the table item_vectors of a run date.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         numbered: the manifest of the table candidate_items.
+        purpose: if set, the tables have names of their own, so that they do not replace those of the lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,
@@ -38,7 +41,8 @@ def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> V
     }
 
     def publish_vectors(source: str, vectors: DataFrame, rows: int, length: int) -> tuple[str, ...]:
-        partition = context.lake.item_vectors(dataset.workflow_version, source).partition(context.run_date)
+        name = source if purpose is None else f"{source}_{purpose}"
+        partition = context.lake.item_vectors(dataset.workflow_version, name).partition(context.run_date)
         published = publish(
             vectors,
             partition,
