@@ -68,6 +68,15 @@ def _evaluate_model(summary: JobSummary) -> list[str]:
     ]
 
 
+def _learn_blend(summary: JobSummary) -> list[str]:
+    facts, chosen = summary.facts, summary.facts.get("chosen")
+    ndcgs = [contender["ndcg"] for contender in facts.get("contenders") or []]
+    return [
+        _phrase("lists ranked by", chosen),
+        _number(f"validation NDCG@{facts.get('k', 'k')}", max(ndcgs, default=None)),
+    ]
+
+
 def _score_daily(summary: JobSummary) -> list[str]:
     coverage, churn = summary.facts.get("coverage"), summary.facts.get("churn")
     return [
@@ -133,6 +142,7 @@ _BY_JOB: dict[str, Callable[[JobSummary], list[str]]] = {
     "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
     "refit_model": _refit_model,
+    "learn_blend": _learn_blend,
     "score_daily": _score_daily,
     "deliver_recommendations": _deliver_recommendations,
     "measure_recommendations": _measure_recommendations,

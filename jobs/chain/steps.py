@@ -9,6 +9,7 @@ from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
+from training.registry.blends import blend_as_of, blend_key
 from training.registry.refits import promoted_on
 
 
@@ -62,7 +63,10 @@ class RunPlan:
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
         ]
-        scoring = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
+        scoring = ["score_rows"]
+        if self.config.keys:
+            blend = ["learn_blend"] if self._lacks_blend() else []
+            scoring = [*blend, "build_candidates", "score_daily"]
         delivery = ["deliver_recommendations"] if self.config.deliver.sinks else []
         return [
             *(again if self._champion_lacks_features() else []),
@@ -102,6 +106,13 @@ class RunPlan:
         if facts["promoted"] or champion is None:
             return False
         return bool(champion["workflow_version"] != challenger["workflow_version"])
+
+    def _lacks_blend(self) -> bool:
+        """Returns whether score.blend=auto is set, but the champion has no blend for these sources."""
+        if self.config.score.blend == "none":
+            return False
+        key = blend_key(self.lake, self.config, self.run_date)
+        return key is None or blend_as_of(self.lake, self.config.name, self.run_date, key) is None
 
     def _days_to_measure(self) -> list[str]:
         """Returns the days whose lists this run measures: one day or none."""

@@ -95,6 +95,7 @@ def run(context: RunContext) -> JobSummary:
         "truth": truth_facts(measured[True], true),
         "cold_start": cold_start,
         "candidates": recall,
+        **({"blend": published.facts["blend"]} if "blend" in published.facts else {}),
     }
     with context.phase("publish"):
         inputs = {

@@ -12,7 +12,7 @@ from conf.types import Split
 from scoring.model.model_info import ModelInfo, read_model_info
 from storage.dataset import Dataset, read_dataset, read_spec
 from storage.run_context import RunContext
-from training.registry.refits import serving_model
+from training.registry.refits import ServingModel, serving_model
 from training.registry.versions import model_path
 from training.registry.warm_or_fresh import day_name
 
@@ -37,26 +37,54 @@ def serving_model_and_dataset(
             than the champion.
     """
     lake, name = context.lake, context.config.name
+    serving = _serving(context)
+    model = read_model_info(serving.folder(lake, name), lake.recorder)
+    dataset = read_dataset(lake, context.run_date)
+    if scored and serving.refit and _trained_on(model, dataset, scored):
+        log.info("refit %s was trained on rows of the split %s: its champion scores", model.version, scored)
+        model = read_model_info(model_path(lake, name, serving.champion), lake.recorder)
+    _require_same_workflow(context, serving.champion, model, dataset)
+    return model, dataset
+
+
+def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
+    """Returns the champion, even if its refit serves, and the dataset of the run date.
+
+    Raises:
+        DataError: as `serving_model_and_dataset`.
+    """
+    lake, name = context.lake, context.config.name
+    version = _serving(context).champion
+    model, dataset = (
+        read_model_info(model_path(lake, name, version), lake.recorder),
+        read_dataset(lake, context.run_date),
+    )
+    _require_same_workflow(context, version, model, dataset)
+    return model, dataset
+
+
+def _serving(context: RunContext) -> ServingModel:
+    """Returns the champion of the run date and its refit. Raises DataError if there is no champion."""
+    lake, name = context.lake, context.config.name
     serving = serving_model(context.config, lake, context.run_date)
     if serving is None:
         raise DataError(
             f"{lake.models(name)} has no champion on {context.run_date}",
             "run build_features, train_model and evaluate_model for this date or an earlier one",
         )
-    model = read_model_info(serving.folder(lake, name), lake.recorder)
-    dataset = read_dataset(lake, context.run_date)
-    if scored and serving.refit and _trained_on(model, dataset, scored):
-        log.info("refit %s was trained on rows of the split %s: its champion scores", model.version, scored)
-        model = read_model_info(model_path(lake, name, serving.champion), lake.recorder)
+    return serving
+
+
+def _require_same_workflow(context: RunContext, champion: str, model: ModelInfo, dataset: Dataset) -> None:
+    """Raises DataError unless the model and the dataset have the same workflow version."""
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(
-            f"champion {serving.champion} needs features of workflow {model.spec.workflow_version}, but "
+            f"champion {champion} needs features of workflow {model.spec.workflow_version}, but "
             f"the dataset of {context.run_date} was made with workflow {dataset.workflow_version}",
             f"run build_features --run-date {context.run_date} --set workflow.mode=apply, "
             "then build_candidates",
         )
-    model.require_spec(read_spec(lake, dataset.workflow_version))
-    return model, dataset
+    model.require_spec(read_spec(context.lake, dataset.workflow_version))
 
 
 def _trained_on(model: ModelInfo, dataset: Dataset, split: Split) -> bool:

@@ -40,7 +40,12 @@ def render(run: RunFacts) -> Html:
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
     ranked = table(headers, rows, "Ranking quality")
-    parts = [ranked, *_cold_start(values.get("cold_start"), k), *_recall(values.get("candidates"))]
+    parts = [
+        ranked,
+        *_cold_start(values.get("cold_start"), k),
+        *_recall(values.get("candidates")),
+        *_contenders(values.get("blend")),
+    ]
     return section("measured", "Lists against clicks", sentence, *parts)
 
 
@@ -103,6 +108,28 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
             "Clicked items that were candidates; an item of several sources counts for the first",
         )
     ]
+
+
+def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
+    """Returns a table of what learn_blend could have chosen to rank the lists, as a list of one element.
+
+    The list is empty if the model ranks the lists without a choice (score.blend=none).
+    """
+    if not blend:
+        return []
+    names = {"model": "Model alone", "blend": "Blend of the model and all sources"}
+    rows: list[list[Child]] = [
+        [
+            names.get(contender["name"], f"Source {contender['name']} alone")
+            + (" (chosen)" if contender["name"] == blend["chosen"] else ""),
+            numbers.percent(contender["hit_rate"]),
+            numbers.decimal(contender["ndcg"]),
+        ]
+        for contender in blend["contenders"]
+    ]
+    k, users = blend["k"], numbers.count(blend["users"])
+    words = f"What could rank these lists, measured for {users} users by clicks of the validation split"
+    return [table(["Ranking", f"Hit rate @{k}", f"NDCG @{k}"], rows, words)]
 
 
 def _measures(values: Mapping[str, Any]) -> list[Child]:

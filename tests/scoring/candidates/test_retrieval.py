@@ -74,6 +74,7 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
     for user, listed in enumerate(actual.column("candidates").to_pylist()):
         order = np.lexsort((np.arange(61), -products[user]))
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
+        assert actual.column("scores")[user].as_py() == products[user, listed].tolist()
 
 
 @pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "mult_vae", "two_tower"])
@@ -137,7 +138,7 @@ def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: st
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:
     actual = retriever(whole_numbers(1, 1), whole_numbers(3, 2), 2, 10).retrieve(batch([None]).slice(0, 0))
-    assert (actual.num_rows, actual.schema.names) == (0, ["user_key", "candidates"])
+    assert (actual.num_rows, actual.schema.names) == (0, ["user_key", "candidates", "scores"])
 
 
 def test_without_items_every_list_is_empty() -> None:
