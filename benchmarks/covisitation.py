@@ -6,7 +6,8 @@ The log is generated: N clicks, N / 100 users and 10,000 items, whose popularity
 contenders read the same Parquet file, compute the 100 most similar items of each item and write a list of 100
 items for each user, in a Spark session on local[2] of their own. Both compute the same lists, which the script
 checks. The joins of the peer (benchmarks/peers/joined_covisitation.py) run on the first tenth of the users,
-because they need too long for all. The ratio compares both on this tenth.
+because they need too long for all. The ratio compares both on this tenth. Seconds and CPU seconds are those of
+the work, without the start of the session. CPU seconds are those of the process tree (benchmarks/harness.py).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.report import machine, summary_line, table
+from benchmarks.harness import measure
+from benchmarks.report import GIB, machine, summary_line, table
 
 ROOT = Path(__file__).resolve().parent.parent
 ITEMS, CLICKS_PER_USER, N, NEIGHBOURS, CORES = 10_000, 100, 100, 100, 2
 SEED = 5
+LIMIT_S = 3_600.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a contender.
+
+    Attributes:
+        seconds: from the first action to the end of the last one.
+        cpu_s: CPU seconds of the process tree in this time.
+        peak_gib: peak memory (PSS) of the process tree, in GiB.
+    """
+
+    seconds: float
+    cpu_s: float
+    peak_gib: float
+
+    def figures(self, suffix: str = "") -> dict[str, float]:
+        """Returns the figures as JSON values, with a suffix in their names."""
+        rounded = (round(self.seconds, 1), round(self.cpu_s, 1), round(self.peak_gib, 2))
+        return dict(
+            zip((f"{name}{suffix}" for name in ("seconds", "cpu_s", "peak_gib")), rounded, strict=True)
+        )
 
 
 def write_clicks(path: Path, clicks: int) -> int:
@@ -53,8 +78,8 @@ def write_clicks(path: Path, clicks: int) -> int:
     return users
 
 
-def run(contender: str, log: str, users: int, folder: str) -> float:
-    """Makes the lists of the first users in a Spark session of this process. Returns the seconds."""
+def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float]:
+    """Makes the lists of the first users in a Spark session of this process. Returns start and end of the work."""
     from pyspark.sql import functions as F
 
     from benchmarks.peers.joined_covisitation import joined_lists
@@ -75,7 +100,7 @@ def run(contender: str, log: str, users: int, folder: str) -> float:
         neighbours.write.parquet(f"{folder}/neighbours")
         return tuple(map(str, sorted(Path(folder, "neighbours").glob("*.parquet"))))
 
-    began = time.perf_counter()
+    began = time.monotonic()
     if contender == "ours":
         keys = rows.select("user_key").distinct()
         free = Exclusions(keys.selectExpr("user_key", "cast(null as array<int>) as excluded"))
@@ -85,24 +110,27 @@ def run(contender: str, log: str, users: int, folder: str) -> float:
         history = latest_items(rows, items, config.clicks_per_user)
         lists = joined_lists(history.select("user_key", "item_index"), NEIGHBOURS, N)
     lists.write.parquet(f"{folder}/lists")
-    seconds = time.perf_counter() - began
+    ended = time.monotonic()
     spark.stop()
-    return seconds
+    return began, ended
 
 
-def measured(contender: str, log: Path, users: int, folder: Path) -> float:
-    """Returns the seconds of a contender in a process of its own."""
+def measured(contender: str, log: Path, users: int, folder: Path) -> Run:
+    """Runs a contender in a process of its own."""
     arguments = [contender, str(log), str(users), str(folder)]
-    done = subprocess.run(
+    output = folder / "output"
+    done = measure(
         [sys.executable, __file__, "--contender", json.dumps(arguments)],
+        log=output,
+        cores=CORES,
+        limit_s=LIMIT_S,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
     )
     if done.returncode:
-        raise SystemExit(f"{contender} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    return float(done.stdout.splitlines()[-1])
+        raise SystemExit(f"{contender} ended with exit code {done.returncode}:\n{output.read_text()[-2000:]}")
+    began, ended = json.loads((folder / "times.json").read_text())
+    return Run(ended - began, done.cpu_between(began, ended), done.peak_pss_bytes / GIB)
 
 
 def require_equal(first: Path, second: Path) -> None:
@@ -126,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.contender:
         contender, log, users, folder = json.loads(options.contender)
-        print(run(contender, log, int(users), folder))
+        Path(folder, "times.json").write_text(json.dumps(run(contender, log, int(users), folder)))
         return
     clicks = 200_000 if options.quick else options.clicks
     with tempfile.TemporaryDirectory() as scratch:
@@ -136,21 +164,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folders = {name: Path(scratch, name) for name in ("all", "ours", "joins")}
         for folder in folders.values():
             folder.mkdir()
-        seconds = {
+        runs = {
             "ours": measured("ours", log, tenth, folders["ours"]),
             "joins": measured("joins", log, tenth, folders["joins"]),
             "all": measured("ours", log, users, folders["all"]),
         }
         require_equal(folders["ours"], folders["joins"])
+    named = [("ours", clicks, "all"), ("ours", tenth * CLICKS_PER_USER, "ours")]
+    named.append(("joins in Spark", tenth * CLICKS_PER_USER, "joins"))
     rows = [
-        ("ours", f"{clicks:,}", f"{seconds['all']:.1f}"),
-        ("ours", f"{tenth * CLICKS_PER_USER:,}", f"{seconds['ours']:.1f}"),
-        ("joins in Spark", f"{tenth * CLICKS_PER_USER:,}", f"{seconds['joins']:.1f}"),
+        (name, f"{rows:,}", *(f"{figure}" for figure in runs[key].figures().values()))
+        for name, rows, key in named
     ]
-    print(table(("contender", "clicks", "seconds"), rows))
-    ours = {"clicks": clicks, "seconds": round(seconds["all"], 1), "seconds_tenth": round(seconds["ours"], 1)}
-    peers = {"joins": {"seconds_tenth": round(seconds["joins"], 1)}}
-    ratios = {"joins": round(seconds["joins"] / seconds["ours"], 3)}
+    print(table(("contender", "clicks", "seconds", "CPU seconds", "peak GiB"), rows))
+    ours = {"clicks": clicks, **runs["all"].figures(), **runs["ours"].figures("_tenth")}
+    peers = {"joins": runs["joins"].figures("_tenth")}
+    ratios = {"joins": runs["joins"].seconds / runs["ours"].seconds}
     print(summary_line("covisitation", machine(CORES, ("pyspark", "scipy")), ours, peers, ratios))
 
 

@@ -9,12 +9,12 @@ from scoring.candidates.candidate_tables import (
     candidate_rows,
     exclusions,
     read_candidate_tables,
-    retrieve,
     table_digests,
 )
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.retrieved import retrieve
 from scoring.candidates.vector_tables import delete_checkpoints, vector_store
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset
@@ -34,7 +34,7 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("candidate_items"):
         items = publish_items(context, dataset, tables)
     with context.phase("candidates"):
-        store = vector_store(context, dataset, items)
+        store = vector_store(context, dataset, items, tables.retriever)
         try:
             candidates = publish_candidates(context, dataset, items, tables, store)
         finally:
@@ -87,20 +87,21 @@ def publish_candidates(
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
-    The manifest contains, as facts, the names of the sources, and for each filter the number of (user, item)
-    pairs that it excluded.
+    The manifest contains, as facts, the names of the sources, how the source `retrieval` searched, and for
+    each filter the number of (user, item) pairs that it excluded.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
+    retrieved = retrieve(context, version, tables, numbered, excluding, store)
     sources = SourceTables(
         excluding,
         items,
         candidate_rows(context, dataset, config.splits),
         context.run_date,
         tables.segments,
-        retrieve(context, version, tables, numbered, excluding),
+        retrieved.lists if retrieved else None,
         store,
     )
     return publish(
@@ -119,6 +120,7 @@ def publish_candidates(
         facts={
             "sources": [source.name for source in config.sources],
             "excluded": dict(excluding.counts),
+            **({"retrieval_search": retrieved.search} if retrieved else {}),
         },
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=context.config.output.grace_hours,

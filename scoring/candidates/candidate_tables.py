@@ -17,14 +17,11 @@ from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
-from scoring.candidates.retrieval_in_spark import retrieved_items
 from scoring.inputs.feature_rows import read_split
-from scoring.inputs.requests import RetrievalRequest
-from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo, read_model_info
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
-from storage.manifest import Manifest, data_files, read_manifest
+from storage.manifest import Manifest, read_manifest
 from storage.publish import rows_of
 from storage.run_context import RunContext
 from training.registry.retriever import retriever_as_of, retriever_name
@@ -148,39 +145,6 @@ def exclusions(
     known, known_as = known_items(context, dataset, items)
     users = users_of(context, version, tables.users)
     return exclude(users, items, known, tables.filters, tables.attributes, known_as)
-
-
-def retrieve(
-    context: RunContext,
-    version: str,
-    tables: CandidateTables,
-    numbered: Manifest,
-    excluded: Exclusions,
-) -> DataFrame | None:
-    """Returns the candidates of the source `retrieval`; None if this source is not configured.
-
-    The result has the columns user_key and candidates, one row per user.
-
-    Args:
-        context: the context of the run.
-        version: workflow version of the table `users`.
-        tables: the users and the retriever.
-        numbered: the manifest of the table candidate_items.
-        excluded: the items that must not be retrieved for a user.
-    """
-    source, retriever = context.config.candidates.retrieval, tables.retriever
-    if source is None or retriever is None:
-        return None
-    names = [feature.name for feature in retriever.spec.scoped("user")]
-    users = users_of(context, version, tables.users, [USER_KEY, *names]).join(excluded.users, USER_KEY)
-    partition = context.lake.candidate_items(version).partition(context.run_date)
-    request = RetrievalRequest(
-        retriever.request(context.config.score),
-        tuple(data_files(partition, numbered)),
-        tuple(sorted(encoded_context(context, retriever).items())),
-        source.n,
-    )
-    return retrieved_items(users, names, request)
 
 
 def table_digests(context: RunContext) -> dict[str, str]:

@@ -39,9 +39,9 @@ class VectorStore:
 
     Attributes:
         publish: publishes a table with one row per item, and returns the paths of its Parquet files.
-            Arguments: the name of the source; a frame with the column item_index, and vector (array<float>)
-            or neighbours and similarities (array<int>); the number of its rows; the largest number of array
-            elements of a row.
+            Arguments: the name of the source; a frame with the column item_index, and vector (array<float>),
+            vector and cluster (int), or neighbours and similarities (array<int>); the number of its rows; the
+            largest number of array elements of a row.
         device: the device on which workers compute.
         checkpoints: folder that all nodes can write to, in which `als` stores vectors of single iterations.
     """

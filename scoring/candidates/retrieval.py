@@ -1,14 +1,15 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
-Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
-device. The dot products of one block of consecutive items are computed at a time (top_items.py). So if there
-are more items, only their vectors need more memory.
+Exact search compares every user with every item. The vectors of all items are on the device. The dot
+products of one block of consecutive items are computed at a time (top_items.py). So if there are more items,
+only their vectors need more memory. Approximate search (approximate.py) compares a user with the items of
+some clusters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from conf.errors import ConfigError, DataError
+from scoring.candidates.approximate import ApproximateSearch
+from scoring.candidates.clusters import cluster_batches, not_finite, read_clusters
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.candidates.top_items import (
     MICRO_BATCH_USERS,
@@ -28,6 +31,7 @@ from scoring.inputs.requests import EXCLUDED, RetrievalRequest
 from scoring.model.predictor import Predictor
 from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import Side, context_side, side_of
+from scoring.ranking.top_k import NO_CANDIDATE
 from storage.feature_spec import USER_KEY
 from training.models.factorization import VectorModel
 
@@ -46,6 +50,7 @@ class Retriever:
         context: the model inputs of the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
         max_products: maximum number of dot products that are on the device at the same time.
+        approximate: the clusters of the items; None for exact search.
     """
 
     predictor: Predictor
@@ -54,6 +59,7 @@ class Retriever:
     context: Side
     n: int
     max_products: int
+    approximate: ApproximateSearch | None = None
 
     @torch.inference_mode()
     def retrieve(self, users: pa.RecordBatch) -> pa.RecordBatch:
@@ -66,15 +72,12 @@ class Retriever:
             users: a batch with one row per user: user_key, the user features, and excluded.
 
         Raises:
-            DataError: a dot product is NaN, or an index in `excluded` is out of range. The message names the
-                user.
+            DataError: a dot product is NaN, a vector is not finite (approximate search), or an index in
+                `excluded` is out of range. The message names the user.
         """
         predictor, keys = self.predictor, users.column(USER_KEY)
         side = side_of(pa.Table.from_batches([users]), predictor.spec, predictor.multi_hot, "user").plus(
             self.context
-        )
-        top = TopItems(
-            f"retriever {predictor.version}", len(self.vectors), self.n, max_scores=self.max_products
         )
         parts = []
         for first in range(0, users.num_rows, MICRO_BATCH_USERS):
@@ -84,8 +87,45 @@ class Retriever:
             )
             of_block = keys.slice(first, MICRO_BATCH_USERS)
             excluded = self._excluded(users.column(EXCLUDED).slice(first, MICRO_BATCH_USERS), of_block)
-            parts.append(top.best(partial(self._products, vectors), excluded, of_block))
+            parts.append(
+                self._exact(vectors, excluded, of_block)
+                if self.approximate is None
+                else self._approximate(self.approximate, vectors, excluded, of_block)
+            )
         return batch_of_lists(keys, parts)
+
+    def _exact(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
+        """Returns the ranking keys of the best items of U users by exact search, (U, n)."""
+        top = TopItems(self._scorer, len(self.vectors), self.n, max_scores=self.max_products)
+        return top.best(partial(self._products, vectors), excluded, users)
+
+    def _approximate(
+        self, search: ApproximateSearch, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array
+    ) -> Tensor:
+        """Returns the ranking keys of good items of U users, (U, n).
+
+        Users for whom the search leaves fewer than n items get the items of the exact search.
+
+        Raises:
+            DataError: the vector of a user is not finite.
+        """
+        wrong = (~vectors.isfinite().all(dim=1)).nonzero()
+        if len(wrong):
+            raise not_finite(self._scorer, f"user {users[int(wrong[0])]}")
+        row, item = excluded
+        best = search.best(vectors.cpu(), (row.cpu(), item.cpu()), self.n).to(vectors.device)
+        short = (best[:, -1] == NO_CANDIDATE).nonzero().flatten()
+        if len(short):
+            place = torch.full((len(best),), -1, device=vectors.device)
+            place[short] = torch.arange(len(short), device=vectors.device)
+            of_short = place[row] >= 0
+            pairs = (place[row[of_short]], item[of_short])
+            best[short] = self._exact(vectors[short], pairs, users.take(pa.array(short.cpu().numpy())))
+        return best
+
+    @property
+    def _scorer(self) -> str:
+        return f"retriever {self.predictor.version}"
 
     def _products(self, vectors: Tensor, first: int, last: int) -> Tensor:
         """Returns the dot products of user vectors (U, E) with the item vectors [first, last)."""
@@ -113,10 +153,10 @@ class Retriever:
 
 
 def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever:
-    """Reads the items and computes their vectors.
+    """Reads the item vectors and their clusters if the request names them, otherwise computes the vectors.
 
     Args:
-        request: names the model and the files of the items.
+        request: names the model, the files of the items, and the files of their clusters.
         predictor: the loaded model `request.model`.
 
     Raises:
@@ -129,10 +169,32 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
             "set `model` of the source `retrieval` to a two_tower, sasrec or bert4rec model, and run "
             "train_retriever",
         )
-    items = read_items(request.item_files, predictor, dict(request.context)).side
-    vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
+    approximate = None
+    if request.cluster_files:
+        rows, clusters = read_clusters(request.cluster_files)
+        approximate = ApproximateSearch.of(rows, clusters, request.probes, torch.get_num_threads())
+        vectors = torch.from_numpy(rows).to(predictor.device)
+    else:
+        items = read_items(request.item_files, predictor, dict(request.context)).side
+        vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
     context = context_side(dict(request.context), predictor.spec, predictor.multi_hot)
-    return Retriever(predictor, towers, vectors, context, request.n, scores_in_a_block(predictor.device))
+    most = scores_in_a_block(predictor.device)
+    return Retriever(predictor, towers, vectors, context, request.n, most, approximate)
+
+
+def cluster_items(request: RetrievalRequest, predictor: Predictor) -> Iterator[pa.RecordBatch]:
+    """Yields all items with their vectors and clusters, with the schema CLUSTERED (clusters.py).
+
+    Args:
+        request: names the model and the files of the items.
+        predictor: the loaded model `request.model`.
+
+    Raises:
+        ConfigError: as `load_retriever`.
+        DataError: the vector of an item is not finite.
+    """
+    vectors = load_retriever(replace(request, cluster_files=()), predictor).vectors
+    return cluster_batches(vectors.cpu().numpy(), f"retriever {predictor.version}")
 
 
 @torch.inference_mode()

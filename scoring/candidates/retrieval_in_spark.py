@@ -1,4 +1,4 @@
-"""The source `retrieval` in Spark: sends batches of users to workers, which run retrieval.py.
+"""The source `retrieval` in Spark: sends items and batches of users to workers, which run retrieval.py.
 
 Only the workers import torch. The driver imports this module.
 """
@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
+from conf.source_types import Retrieval
+from scoring.inputs.requests import (
+    CANDIDATES,
+    CLUSTER,
+    EXCLUDED,
+    ITEM_INDEX,
+    VECTOR,
+    DeviceKind,
+    RetrievalRequest,
+)
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
-from spark.tasks import map_batches
+from spark.tasks import collect_results, map_batches, run_tasks
 from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
@@ -23,12 +32,77 @@ LISTED = T.StructType(
     [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
 )
 
+_CLUSTERED = T.StructType(
+    [
+        T.StructField(ITEM_INDEX, T.IntegerType()),
+        T.StructField(CLUSTER, T.IntegerType()),
+        T.StructField(VECTOR, T.ArrayType(T.FloatType())),
+    ]
+)
+
+# With search=auto, more items than this number are searched approximately on a CPU (docs/decisions/0057).
+EXACT_ITEMS = 100_000
+
+
+def is_approximate(
+    spark: SparkSession, source: Retrieval, items: int, device: DeviceKind, exact_items: int = EXACT_ITEMS
+) -> bool:
+    """Returns whether the source searches approximately.
+
+    With search=auto and device=auto, a task finds out whether the workers have GPUs.
+
+    Args:
+        spark: the session.
+        source: the settings of the source.
+        items: number of candidate items.
+        device: the device that `score.device` requests.
+        exact_items: with search=auto, up to this number of items are searched exactly.
+    """
+    if not items or source.search == "exact":
+        return False
+    if source.search == "approximate":
+        return True
+    if items <= exact_items or device == "cuda":
+        return False
+    return device == "cpu" or collect_results(spark, 1, _device_type, SCORING_IMPORTS) == ["cpu"]
+
+
+def _device_type(_: int) -> str:
+    """Returns the type of the device that device=auto selects in a task: cpu or cuda."""
+    from training.device.choose_device import choose_device  # torch: only in the workers
+
+    return choose_device("auto", task_slot()[0], "score.device").type
+
+
+def clustered_items(spark: SparkSession, request: RetrievalRequest) -> DataFrame:
+    """Returns the vector and the cluster of each item, which one task computes.
+
+    The result has the columns item_index, cluster (int) and vector (array<float>).
+
+    Args:
+        spark: the session.
+        request: names the model and the files of the items.
+
+    Raises (in the worker, when the frame is evaluated):
+        ConfigError: as `retrieved_items`.
+        DataError: the vector of an item is not finite.
+    """
+
+    def cluster(_: int) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.retrieval import cluster_items  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process
+
+        yield from cluster_items(request, models_of_process().predictor(request.model, *task_slot()))
+
+    return run_tasks(spark, 1, cluster, _CLUSTERED, SCORING_IMPORTS)
+
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
     """Returns, for each user, the n items with the largest dot products that are not excluded.
 
     The result has the columns user_key and candidates. If dot products are equal, the smaller item index
-    comes first.
+    comes first. If the request names the files of clustered items, the search is approximate: some of the n
+    items may have smaller dot products.
 
     Args:
         users: a frame with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
@@ -37,8 +111,8 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
         request: names the model and the files of the items, and has the number n.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a dot product is NaN, or an index in `excluded` is out of range. The message names the
-            user.
+        DataError: a dot product is NaN, a vector is not finite (approximate search), or an index in
+            `excluded` is out of range. The message names the user.
         ConfigError: the requested device does not exist, a context value is missing, or the model is not a
             model with vectors (training/models/factorization.py).
     """

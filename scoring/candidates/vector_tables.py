@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from conf.load import config_digest
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.inputs.requests import ITEM_INDEX
+from scoring.model.model_info import ModelInfo
 from storage import file_io
 from storage.dataset import Dataset
 from storage.manifest import Manifest, data_files
@@ -23,13 +24,16 @@ _FILE_BYTES = 1 << 26
 _ELEMENT_BYTES = 4
 
 
-def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> VectorStore:
+def vector_store(
+    context: RunContext, dataset: Dataset, numbered: Manifest, retriever: ModelInfo | None
+) -> VectorStore:
     """Returns the store that publishes the table item_vectors of a run date.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         numbered: the manifest of the table candidate_items.
+        retriever: the model of the source `retrieval`; None if this source is not configured.
     """
     table_inputs = {
         "candidate_items": numbered.digest,
@@ -38,11 +42,14 @@ def vector_store(context: RunContext, dataset: Dataset, numbered: Manifest) -> V
     }
 
     def publish_vectors(source: str, vectors: DataFrame, rows: int, length: int) -> tuple[str, ...]:
+        inputs = dict(table_inputs)
+        if retriever is not None and source == "retrieval":
+            inputs["retriever"] = retriever.version
         partition = context.lake.item_vectors(dataset.workflow_version, source).partition(context.run_date)
         published = publish(
             vectors,
             partition,
-            inputs=table_inputs,
+            inputs=inputs,
             row_group_rows=max(1, _FILE_BYTES // (_ELEMENT_BYTES * length)),
             expected_rows=rows,
             rules=Rules(not_null=[ITEM_INDEX], ranges={ITEM_INDEX: (0, numbered.rows)}),

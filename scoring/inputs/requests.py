@@ -20,6 +20,7 @@ CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 SOURCES = "sources"
 VECTOR: Final = "vector"
+CLUSTER: Final = "cluster"
 HISTORY: Final = "history"
 NEIGHBOURS = "neighbours"
 SIMILARITIES = "similarities"
@@ -86,12 +87,17 @@ class RetrievalRequest:
         item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
         context: pairs of name and encoded value: one pair for each feature of scope `context`.
         n: maximum number of items per user.
+        cluster_files: paths of the Parquet files of the clustered item vectors, for approximate search; empty
+            for exact search.
+        probes: number of clusters that approximate search reads for a user.
     """
 
     model: ModelRequest
     item_files: tuple[str, ...]
     context: tuple[tuple[str, Encoded], ...]
     n: int
+    cluster_files: tuple[str, ...] = ()
+    probes: int = 1
 
 
 @dataclass(frozen=True)

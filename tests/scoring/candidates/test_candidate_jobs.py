@@ -228,7 +228,7 @@ def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
         assert set(keys) <= items - set().union(*gone.values())
         assert len(set(keys)) == len(keys) <= MOST
     facts = read_manifest(candidate_run.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
-    assert facts == {"sources": NAMES, "excluded": counts}
+    assert facts == {"sources": NAMES, "excluded": counts, "retrieval_search": "exact"}
     assert min(counts.values()) > 0
 
 
@@ -281,6 +281,30 @@ def test_a_rerun_gives_the_same_candidates_and_another_table_others(
     write_tables(candidate_run.lake.root, attributes, denied=DENIED_ROWS[:2])
     build_candidates(candidate_run.job())
     assert read_manifest(partition).digest != before.digest
+
+
+def test_approximate_search_publishes_its_clusters_and_gives_the_lists_of_the_exact_search(
+    candidate_run: CandidateRun,
+) -> None:
+    """All of the few clusters are read, so that no item is missed."""
+    lists, facts = {}, {}
+    for search in ("exact", "approximate"):
+        source = {"source": "retrieval", "n": 4, "model": {"architecture": "two_tower"}, "search": search}
+        facts[search] = build_candidates(candidate_run.job(sources=[source], max=None)).facts
+        lists[search] = candidate_run.candidates()
+    assert lists["approximate"] == lists["exact"]
+    assert {search: of["retrieval_search"] for search, of in facts.items()} == {
+        "exact": "exact",
+        "approximate": "approximate",
+    }
+    partition = candidate_run.lake.item_vectors(WORKFLOW, "retrieval").partition(RUN_DATE)
+    numbered = read_manifest(candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    published, rows = read_manifest(partition), read_rows(partition)
+    assert published.inputs["retriever"] == "t1"
+    assert published.inputs["candidate_items"] == numbered.digest
+    assert sorted(rows.item_index) == list(range(numbered.rows))
+    assert rows.cluster.nunique() > 1
+    assert set(rows.vector.map(len)) == {32}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Makes the candidates of the source `retrieval`: chooses the search, publishes the clusters of the items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pyspark.sql import DataFrame
+
+from scoring.candidates.candidate_tables import CandidateTables, users_of
+from scoring.candidates.filters import Exclusions
+from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
+from scoring.inputs.requests import RetrievalRequest
+from scoring.model.context_features import encoded_context
+from storage.feature_spec import USER_KEY
+from storage.manifest import Manifest, data_files
+from storage.run_context import RunContext
+
+# The driver does not know the length of the vectors. Up to this length, the files have the usual size.
+_VECTOR_ELEMENTS = 256
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The candidates of the source `retrieval`.
+
+    Attributes:
+        lists: a frame with the columns user_key and candidates, one row per user.
+        search: how the items were searched.
+    """
+
+    lists: DataFrame
+    search: Literal["exact", "approximate"]
+
+
+def retrieve(
+    context: RunContext,
+    version: str,
+    tables: CandidateTables,
+    numbered: Manifest,
+    excluded: Exclusions,
+    store: VectorStore,
+) -> Retrieved | None:
+    """Returns the candidates of the source `retrieval`; None if this source is not configured.
+
+    For approximate search, the clusters of the items are computed and published before the function returns.
+
+    Args:
+        context: the context of the run.
+        version: workflow version of the table `users`.
+        tables: the users and the retriever.
+        numbered: the manifest of the table candidate_items.
+        excluded: the items that must not be retrieved for a user.
+        store: publishes the clusters.
+
+    Raises:
+        DataError: approximate search, and the vector of an item is not finite.
+    """
+    source, retriever = context.config.candidates.retrieval, tables.retriever
+    if source is None or retriever is None:
+        return None
+    names = [feature.name for feature in retriever.spec.scoped("user")]
+    users = users_of(context, version, tables.users, [USER_KEY, *names]).join(excluded.users, USER_KEY)
+    partition = context.lake.candidate_items(version).partition(context.run_date)
+    request = RetrievalRequest(
+        retriever.request(context.config.score),
+        tuple(data_files(partition, numbered)),
+        tuple(sorted(encoded_context(context, retriever).items())),
+        source.n,
+    )
+    if not is_approximate(context.spark, source, numbered.rows, context.config.score.device):
+        return Retrieved(retrieved_items(users, names, request), "exact")
+    clustered = clustered_items(context.spark, request)
+    files = store.publish(source.name, clustered, numbered.rows, _VECTOR_ELEMENTS)
+    searching = replace(request, cluster_files=files, probes=source.probes)
+    return Retrieved(retrieved_items(users, names, searching), "approximate")
