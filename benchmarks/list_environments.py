@@ -21,7 +21,8 @@ from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.list_measures import Lists
 from benchmarks.list_parts import PEERS, Parts, Peer, code_digest, task_digest
-from benchmarks.list_task import Task, popular_lists
+from benchmarks.list_samples import SAMPLES
+from benchmarks.list_task import Task, popular_lists, popular_samples
 from setup.console import SetupError
 from setup.locked_environment import is_installed, locked_environment
 
@@ -124,9 +125,17 @@ def _run(model: LibraryModel, python: Path, task: Task, k: int, seeds: int, *, q
     def lists_of(name: str, history: csr_matrix) -> list[Lists]:
         return [with_popular(found[f"{name}_{seed}"], history, task) for seed in range(seeds)]
 
-    if not model.uses_history:
-        return Peer(lists_of(model.name, task.train), facts=facts)
-    return Peer(lists_of(model.name, task.history), lists_of(f"{model.name}_train", task.train), facts)
+    history = task.history if model.uses_history else task.train
+    popular = popular_samples(task, k)
+    samples = {
+        protocol: [
+            where_known(found[f"{model.name}_{protocol}_{seed}"], history, popular[protocol])
+            for seed in range(seeds)
+        ]
+        for protocol in SAMPLES
+    }
+    train_lists = lists_of(f"{model.name}_train", task.train) if model.uses_history else []
+    return Peer(lists_of(model.name, history), train_lists, facts, samples)
 
 
 def write_task(task: Task, folder: Path) -> None:
@@ -135,6 +144,7 @@ def write_task(task: Task, folder: Path) -> None:
         save_npz(folder / f"{matrix}.npz", getattr(task, matrix))
     for array in ("validation", "sequence", "starts"):
         np.save(folder / f"{array}.npy", getattr(task, array))
+    np.savez(folder / "samples.npz", **task.samples)
 
 
 def with_popular(lists: Lists, history: Any, task: Task) -> Lists:
@@ -145,5 +155,10 @@ def with_popular(lists: Lists, history: Any, task: Task) -> Lists:
         history: (U, I), the choices from which the peer computed them.
         task: the task.
     """
+    return where_known(lists, history, popular_lists(task, lists.shape[1]))
+
+
+def where_known(lists: Lists, history: Any, popular: Lists) -> Lists:
+    """Returns the lists, with the rows of `popular` for users without a choice in `history`; shapes (U, k)."""
     unknown = np.diff(history.indptr) == 0
-    return np.where(unknown[:, None], popular_lists(task, lists.shape[1]), lists)
+    return np.where(unknown[:, None], popular, lists)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.list_measures import Lists
+from benchmarks.list_samples import SAMPLES
 from benchmarks.list_task import Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,11 +38,13 @@ class Peer:
         lists: (U, k) for each seed; one for a contender without random numbers. Empty if the contender did not run.
         train_lists: the same, computed from histories without the validation item; empty if it uses no history.
         facts: the setting and its NDCG on the validation items, or the reason why the contender did not run.
+        samples: maps the name of each sampled protocol (list_samples.py) to the lists (U, k) of each seed.
     """
 
     lists: list[Lists] = field(default_factory=list)
     train_lists: list[Lists] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, list[Lists]] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,6 +86,8 @@ class Parts:
 def _write(file: Path, peer: Peer) -> None:
     arrays = {f"lists_{seed:03}": one for seed, one in enumerate(peer.lists)}
     arrays |= {f"train_{seed:03}": one for seed, one in enumerate(peer.train_lists)}
+    for protocol, of_seeds in peer.samples.items():
+        arrays |= {f"samples_{protocol}_{seed:03}": one for seed, one in enumerate(of_seeds)}
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(f".{os.getpid()}.tmp")
     with new.open("wb") as stream:
@@ -98,7 +103,8 @@ def _read(file: Path) -> Peer:
     def of(kind: str) -> list[Lists]:
         return [array for name, array in arrays.items() if name.startswith(kind)]
 
-    return Peer(of("lists_"), of("train_"), facts)
+    samples = {protocol: of(f"samples_{protocol}_") for protocol in SAMPLES}
+    return Peer(of("lists_"), of("train_"), facts, {name: lists for name, lists in samples.items() if lists})
 
 
 def code_digest(patterns: Iterable[str]) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.list_environments import run_environments, with_popular
+from benchmarks.list_environments import run_environments, where_known, with_popular
 from benchmarks.list_measures import Lists, gains, top
 from benchmarks.list_parts import PEERS, Parts, Peer, code_digest, task_digest
-from benchmarks.list_task import Task, popular_lists
+from benchmarks.list_samples import best_samples
+from benchmarks.list_task import Task, popular_lists, popular_samples
 from benchmarks.peers.ease import ease_weights
 from benchmarks.peers.item_knn import item_knn_weights
 
@@ -35,7 +36,8 @@ def run_peers(task: Task, k: int, seeds: int, log: str, parts: Parts, *, quick: 
         quick: whether only one setting of each peer is tried.
     """
     decides = {"task": task_digest(task), "code": code_digest(PEERS), "k": k, "quick": quick}
-    peers = {"most_popular": Peer([popular_lists(task, k)])}
+    samples = {protocol: [lists] for protocol, lists in popular_samples(task, k).items()}
+    peers = {"most_popular": Peer([popular_lists(task, k)], samples=samples)}
     for name, compute in (("item_knn", _item_knn), ("ease", _ease)):
         peers[name] = parts.part(f"{log}-{name}", decides, functools.partial(compute, task, k, quick=quick))
     return peers | run_environments(task, k, seeds, log, parts, quick=quick)
@@ -68,12 +70,23 @@ def _tuned(grid: Sequence[Any], weights_of: Callable[[Any], Any], task: Task, k:
         for history in (task.history, task.train)
     )
     facts = {"setting": best, "settings_tried": len(grid), "validation_ndcg": best_ndcg}
-    return Peer([lists], [train_lists], facts)
+    popular, scores = popular_samples(task, k), _scores(task.history, best_weights)
+    samples = {
+        protocol: [where_known(best_samples(scores, drawn, k), task.history, popular[protocol])]
+        for protocol, drawn in task.samples.items()
+    }
+    return Peer([lists], [train_lists], facts, samples)
 
 
 def _lists_of(history: Any, weights: Any, excluded: Any, k: int) -> Lists:
+    return top(_scores(history, weights), excluded, k)
+
+
+def _scores(history: Any, weights: Any) -> Callable[[slice], Any]:
+    """Returns a function that computes the scores (u, I) of a range of users."""
+
     def scores_of(users: slice) -> Any:
         scores = history[users] @ weights
         return scores if isinstance(scores, np.ndarray) else scores.toarray()
 
-    return top(scores_of, excluded, k)
+    return scores_of

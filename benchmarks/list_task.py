@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy.sparse import csr_matrix
 
 from benchmarks.list_logs import split_rows
 from benchmarks.list_measures import Lists, gains, top
+from benchmarks.list_samples import SAMPLES, best_samples, draw_samples
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 
@@ -61,6 +63,11 @@ class Task:
         """Returns the test items of the cold users, otherwise -1, (U,)."""
         return np.where(self.warm, -1, self.test)
 
+    @cached_property
+    def samples(self) -> dict[str, Lists]:
+        """Returns the items that each sampled protocol ranks (list_samples.py), by its name."""
+        return {name: draw_samples(name, self.test, self.excluded, self.chosen) for name in SAMPLES}
+
 
 def make_task(rows: pd.DataFrame) -> Task:
     """Returns the task of a log's rows (user, item, time, positive)."""
@@ -104,6 +111,15 @@ def popular_lists(task: Task, k: int) -> Lists:
     """Returns lists (U, k) of the items that the most users chose in the train split."""
     popularity = task.chosen.astype(np.float64)
     return top(lambda users: np.broadcast_to(popularity, task.excluded[users].shape), task.excluded, k)
+
+
+def popular_samples(task: Task, k: int) -> dict[str, Lists]:
+    """Returns, for each sampled protocol, the k samples that the most users chose in the train split, (U, k)."""
+
+    def popularity(users: slice) -> NDArray[np.float64]:
+        return np.broadcast_to(task.chosen.astype(np.float64), (users.stop - users.start, len(task.items)))
+
+    return {name: best_samples(popularity, samples, k) for name, samples in task.samples.items()}
 
 
 def published_lists(lake: Lake, task: Task, run_date: str, k: int) -> Lists:

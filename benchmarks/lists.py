@@ -20,6 +20,9 @@ four. If the train split has more than 100,000 choices, the neural peers have on
 numbers are trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap
 interval of our NDCG@10 minus the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This script
 computes the splits and our figures from the raw log, and fails if measure_recommendations published others.
+
+A second table has the figures of two sampled protocols (list_samples.py), which rank the test item of each warm user
+among about a hundred drawn items. It relates our figures to published ones.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ import numpy as np
 
 from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices
 from benchmarks.list_measures import Matrix, gains, mean_figures, paired_interval
-from benchmarks.list_ours import measured_lists, run_ours
+from benchmarks.list_ours import lists_of_lakes, run_ours
 from benchmarks.list_parts import Parts, Peer
 from benchmarks.list_peers import run_peers
+from benchmarks.list_samples import SAMPLES, sampled_figures
 from benchmarks.list_task import Task, make_task
 from benchmarks.report import machine, summary_line, table
-from storage.paths import Lake
 
 K = 10
 QUICK = ("train.epochs=1",)
@@ -185,7 +188,7 @@ def compare(
     """Runs all contenders on one log and prints their table. If there are lakes, it measures their lists."""
     task = make_task(log.rows)
     if lakes:
-        ours = Peer([measured_lists(Lake(lake), log, task, K) for lake in lakes])
+        ours = lists_of_lakes(lakes, log, task, settings, K)
     else:
         ours = run_ours(log, task, settings, seeds, K, parts)
     contenders = {"ours": ours, **run_peers(task, K, seeds, log.name, parts, quick=quick)}
@@ -200,7 +203,8 @@ def compare(
             figures[name] |= _intervals(by_user["ours"], by_user[name])
     users, cold = int((task.warm_test >= 0).sum()), int((task.cold_test >= 0).sum())
     print(f"\n{log.name}: {users} warm users, {cold} cold users, {len(task.items)} items")
-    print(_table(figures), flush=True)
+    print(_table(figures))
+    print(f"\nthe test item among drawn items\n{_sampled_table(figures)}", flush=True)
     reasons = {name: peer.facts for name, peer in contenders.items() if not peer.lists}
     return Measured(figures, by_user, reasons)
 
@@ -217,6 +221,7 @@ def _figures(peer: Peer, task: Task) -> dict[str, Any]:
         cold = {"users": int((task.cold_test >= 0).sum()), "hit_rate": hit_rate, "ndcg": ndcg}
     by_seed = [float(gains(one, task.warm_test)[:, 1].mean()) for one in peer.lists]
     figures |= {"cold_users": cold, "ndcg_by_seed": by_seed, **peer.facts}
+    figures["sampled"] = sampled_figures(peer.samples, task.warm_test)
     if peer.train_lists:
         hit_rate, ndcg, _ = np.mean(
             [gains(one, task.warm_test).mean(0) for one in peer.train_lists], axis=0
@@ -254,6 +259,18 @@ def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:
         without = f"{short['ndcg']:.4f}" if short else ""
         rows.append([name, *numbers, str(len(of["ndcg_by_seed"])), ratio, _interval_text(of), without])
     return table([*head, "ours − this, 95%", "without validation item"], rows)
+
+
+def _sampled_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    head = [f"{measure} of {protocol}" for protocol in SAMPLES for measure in ("HR@10", "NDCG@10")]
+    rows = [
+        [
+            name,
+            *(f"{of['sampled'][protocol][key]:.4f}" for protocol in SAMPLES for key in ("hit_rate", "ndcg")),
+        ]
+        for name, of in figures.items()
+    ]
+    return table(["lists", *head], rows)
 
 
 def pool(measured: Sequence[Measured]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from implicit.als import AlternatingLeastSquares
 from implicit.bpr import BayesianPersonalizedRanking
 from scipy.sparse import csr_matrix, load_npz
 
-from benchmarks.list_measures import Lists, gains, top
+from benchmarks.list_measures import Matrix, gains, top
+from benchmarks.list_samples import best_samples
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "als": {"factors": (32, 64), "regularization": (1.0, 10.0), "alpha": (1.0, 10.0)},
@@ -40,12 +42,12 @@ def fit(name: str, setting: dict[str, Any], train: csr_matrix, seed: int) -> Any
     return model
 
 
-def make_lists(name: str, model: Any, history: csr_matrix, excluded: csr_matrix, k: int) -> Lists:
-    """Returns the lists (U, k). ALS computes the users' vectors from `history`."""
+def scores_of(name: str, model: Any, history: csr_matrix) -> Callable[[slice], Matrix]:
+    """Returns a function that computes the scores (u, I) of a range of users. ALS computes the users' vectors from `history`."""
     users = np.arange(history.shape[0])
     vectors = model.recalculate_user(users, history) if name == "als" else model.user_factors
     items = model.item_factors
-    return top(lambda chosen: (vectors[chosen] @ items.T).astype(np.float64), excluded, k)
+    return lambda chosen: (vectors[chosen] @ items.T).astype(np.float64)
 
 
 def main() -> int:
@@ -61,22 +63,27 @@ def main() -> int:
         load_npz(options.folder / f"{name}.npz") for name in ("train", "history", "rated", "excluded")
     )
     validation, lists, facts = np.load(options.folder / "validation.npy"), {}, {}
+    with np.load(options.folder / "samples.npz") as stored:
+        samples = dict(stored)
     for name in options.models:
         grid = GRIDS[name]
         settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         scored = []
         for setting in settings[:1] if options.quick else settings:
             model = fit(name, setting, train, seed=0)
-            found = make_lists(name, model, train, rated, options.k)
+            found = top(scores_of(name, model, train), rated, options.k)
             scored.append((float(gains(found, validation)[:, 1].mean()), setting))
             print(f"lists: {name} {setting}: validation {scored[-1][0]:.4f}", file=sys.stderr, flush=True)
         ndcg, best = max(scored, key=lambda pair: pair[0])
         facts[name] = {"setting": best, "settings_tried": len(scored), "validation_ndcg": ndcg}
         for seed in range(options.seeds):
             model = fit(name, best, train, seed)
-            lists[f"{name}_{seed}"] = make_lists(name, model, history, excluded, options.k)
+            scores = scores_of(name, model, history)
+            lists[f"{name}_{seed}"] = top(scores, excluded, options.k)
+            for protocol, drawn in samples.items():
+                lists[f"{name}_{protocol}_{seed}"] = best_samples(scores, drawn, options.k)
             if name == "als":
-                lists[f"als_train_{seed}"] = make_lists(name, model, train, excluded, options.k)
+                lists[f"als_train_{seed}"] = top(scores_of(name, model, train), excluded, options.k)
     np.savez(options.folder / "lists.npz", **lists)
     print(json.dumps(facts))
     return 0

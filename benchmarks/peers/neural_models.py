@@ -28,6 +28,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, load_npz
 
 from benchmarks.list_measures import Lists, gains, top
+from benchmarks.list_samples import best_samples
 
 EPOCHS, PATIENCE = 50, 5
 LONG, LONG_SETTINGS = 100_000, 2
@@ -149,11 +150,16 @@ def run(name: str, kind: Kind, train: csr_matrix, options: Any) -> tuple[dict[st
         if found.validation_ndcg > best.validation_ndcg:
             best, setting = found, other
     lists = {}
+    with np.load(options.folder / "samples.npz") as stored:
+        samples = dict(stored)
     for seed in range(options.seeds):
         model = (fit(setting, seed) if seed else best).model
-        for suffix, read in (("", kind.after), ("train_", kind.before)):
-            model.read(read)
-            lists[f"{name}_{suffix}{seed}"] = top(model.scores, excluded, options.k)
+        model.read(kind.before)
+        lists[f"{name}_train_{seed}"] = top(model.scores, excluded, options.k)
+        model.read(kind.after)
+        lists[f"{name}_{seed}"] = top(model.scores, excluded, options.k)
+        for protocol, drawn in samples.items():
+            lists[f"{name}_{protocol}_{seed}"] = best_samples(model.scores, drawn, options.k)
     facts = {"setting": setting, "settings_tried": len(settings), "epochs": best.epochs}
     return lists, {**facts, "validation_ndcg": best.validation_ndcg}
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks import list_environments
 from benchmarks.list_environments import MODELS, LibraryModel, run_environments, write_task
 from benchmarks.list_parts import Parts
-from benchmarks.list_task import Task, make_task, popular_lists
+from benchmarks.list_task import Task, make_task, popular_lists, popular_samples
 from benchmarks.peers.neural_models import EPOCHS, GRIDS, PATIENCE, Fit
 from setup.console import cache_folder
 from setup.locked_environment import is_installed
@@ -41,6 +41,12 @@ lists = {
     f"{name}_{part}{seed}": np.tile(np.arange(k) + seed + (3 if part else 0), (users, 1))
     for name in ("deep", "flat") for part in ("", "train_") for seed in range(seeds)
 }
+# The samples of a seed are the samples that start at place seed.
+with np.load(f"{folder}/samples.npz") as samples:
+    for protocol in samples:
+        for name in ("deep", "flat"):
+            for seed in range(seeds):
+                lists[f"{name}_{protocol}_{seed}"] = samples[protocol][:, seed:seed + k]
 np.savez(f"{folder}/lists.npz", **lists)
 print("a line that is not the result")
 facts = {"deep": {"setting": 1}, "flat": {"setting": "--quick" in arguments}, "none": {"reason": "too long"}}
@@ -99,6 +105,13 @@ def test_lists_of_a_script_belong_to_their_model_history_and_seed(
         expected(1, knows_cold=False),
     ]
     assert peers["flat"].train_lists == []
+    for protocol, samples in task.samples.items():
+        for name, knows_cold in (("deep", True), ("flat", False)):
+            for seed, lists in enumerate(peers[name].samples[protocol]):
+                chosen = samples[:, seed : seed + 3].copy()
+                if not knows_cold:
+                    chosen[cold] = popular_samples(task, 3)[protocol][cold]
+                assert lists.tolist() == chosen.tolist()
     assert peers["deep"].facts == {"setting": 1}
     assert peers["flat"].facts == {"setting": False}  # no --quick
 

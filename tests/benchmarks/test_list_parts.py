@@ -13,7 +13,10 @@ from benchmarks.list_parts import PEERS, PRODUCT, Parts, Peer, code_digest, task
 from tests.benchmarks.test_list_environments import chains
 
 PEER = Peer(
-    [np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64)], [np.zeros((2, 3), np.int64)], {"a": [1, 0.5]}
+    [np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64)],
+    [np.zeros((2, 3), np.int64)],
+    {"a": [1, 0.5]},
+    {"ncf": [np.arange(4).reshape(2, 2), np.ones((2, 2), np.int64)]},
 )
 
 
@@ -37,6 +40,8 @@ def test_a_kept_part_is_read_again_as_it_was(tmp_path: Path) -> None:
     assert [one.tolist() for one in again.lists] == [one.tolist() for one in PEER.lists]
     assert [one.tolist() for one in again.train_lists] == [one.tolist() for one in PEER.train_lists]
     assert again.facts == PEER.facts
+    assert list(again.samples) == ["ncf"]
+    assert [one.tolist() for one in again.samples["ncf"]] == [one.tolist() for one in PEER.samples["ncf"]]
     assert [file.name for file in (tmp_path / "kept").iterdir()] == parts.read
 
 
