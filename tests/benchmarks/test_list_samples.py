@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from benchmarks.list_peers import _tuned
 from benchmarks.list_samples import SAMPLES, best_samples, draw_samples, sampled_figures
 from benchmarks.list_task import Task, make_task, popular_samples
 from benchmarks.peers.ease import ease_weights
+from scoring.inputs.requests import ModelRequest
 from scoring.model import context_features
+from scoring.model.predictor import load_predictor
+from scoring.ranking.sample import score_sample
 from storage.paths import Lake
 from tests.benchmarks.test_lists import random_rows
-from tests.scoring.reference_scores import ReferenceScores, make_reference
+from tests.scoring.reference_scores import ReferenceScores, make_reference, write_model
 from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, publish_lake, write_table
 from training.registry.versions import ChampionDecision, record_decision
 
@@ -119,14 +123,26 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceScores:
     return make_reference(tmp_path_factory.mktemp("reference"))
 
 
+@pytest.mark.parametrize("architecture", ["logistic_regression", "two_tower"])
 def test_our_samples_are_ranked_by_the_champions_probabilities(
-    reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NumPy computes the probabilities. A user and an item of the log are unknown to the product."""
+    """NumPy computes the probabilities, or the complete model from joined rows. A user and an item are unknown."""
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
     config = publish_lake(tmp_path, reference)
     lake = Lake(config.lake)
     items = pd.read_parquet(list(reference.request.item_files))
+    probabilities, champion = reference.probabilities, "m1"
+    if architecture == "two_tower":
+        champion = "t9"
+        request = ModelRequest(
+            write_model(Path(lake.models("toy")) / champion, "two_tower", version=champion), "cpu", None
+        )
+        rows = pa.Table.from_pandas(reference.users, preserve_index=False)
+        joined = score_sample(
+            load_predictor(request, None, 1), rows, replace(reference.request, model=request), len(items)
+        )
+        probabilities = joined.reshape(probabilities.shape)
     users = [*reference.users.user_key, "stranger"]
     keys = ["a new item", *reversed(items.item_key.tolist())]
     draw = np.random.default_rng(6)
@@ -135,14 +151,13 @@ def test_our_samples_are_ranked_by_the_champions_probabilities(
     write_table(
         lake.candidate_items(WORKFLOW).partition(RUN_DATE), pa.Table.from_pandas(items, preserve_index=False)
     )
-    record_decision(lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first model"))
+    decision = ChampionDecision(champion, None, True, champion, "the first model")
+    record_decision(lake, "toy", RUN_DATE, decision)
     lists = our_samples(config, RUN_DATE, pd.Index(users), pd.Index(keys), {"ncf": samples}, 5)["ncf"]
     assert (lists[-1] == -1).all()
     for user, row in enumerate(samples[:-1]):
         score = {
-            item: reference.probabilities[user, items.item_key.tolist().index(keys[item])]
-            for item in row
-            if item > 0
+            item: probabilities[user, items.item_key.tolist().index(keys[item])] for item in row if item > 0
         }
         expected = sorted(score, key=lambda item: -score[item])[:5]
         assert lists[user].tolist() == expected + [-1] * (5 - len(expected))

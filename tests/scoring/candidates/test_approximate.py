@@ -147,6 +147,18 @@ def test_a_users_items_do_not_depend_on_the_other_users_or_the_threads(
         np.testing.assert_array_equal(together[part], np.concatenate([of[part] for of in alone]))
 
 
+def test_clusters_that_are_equally_near_are_chosen_without_regard_to_the_other_users() -> None:
+    """All centroids have the same elements in other orders, so that only rounding decides between them."""
+    draw = np.random.default_rng(11)
+    elements = draw.standard_normal(64).astype(np.float32)
+    items = np.stack([draw.permutation(elements) for _ in range(60)])
+    users = np.repeat(draw.standard_normal((40, 1)), 64, axis=1).astype(np.float32)
+    search = ApproximateSearch.of(items, np.arange(60, dtype=np.int32), 5, 1)
+    _, together = search.search(users, 5)
+    alone = np.concatenate([search.search(users[row : row + 1], 5)[1] for row in range(40)])
+    np.testing.assert_array_equal(together, alone)
+
+
 def test_a_user_whose_exclusions_leave_too_few_items_gets_those_of_the_exact_search(
     items: Vectors, clusters: NDArray[np.int32]
 ) -> None:
