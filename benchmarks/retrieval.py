@@ -221,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size, of in figures[name].items()
         if size in ours
     }
-    ours_by_name = {name: named.pop(name) for name in ("exact", "approximate") if name in named}
+    ours_by_name: dict[str, Any] = {
+        name: named.pop(name) for name in ("exact", "approximate") if name in named
+    }
     print(summary_line("retrieval", machine(1, ("faiss-cpu", "torch", "numpy")), ours_by_name, named, ratios))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import faiss
 import numpy as np
@@ -45,7 +46,7 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
         vectors: (N, E) finite item vectors; N is at least 1.
     """
     with faiss_threads(1):
-        means = faiss.Kmeans(
+        means: Any = faiss.Kmeans(
             vectors.shape[1],
             number_of_clusters(len(vectors)),
             niter=_ITERATIONS,
