@@ -130,7 +130,9 @@ def measured(contender: str, log: Path, users: int, folder: Path) -> Run:
     if done.returncode:
         raise SystemExit(f"{contender} ended with exit code {done.returncode}:\n{output.read_text()[-2000:]}")
     began, ended = json.loads((folder / "times.json").read_text())
-    return Run(ended - began, done.cpu_between(began, ended), done.peak_pss_bytes / GIB)
+    one = Run(ended - began, done.cpu_between(began, ended), done.peak_pss_bytes / GIB)
+    print(f"covisitation: {contender}, {users} users: {one.figures()}", file=sys.stderr, flush=True)
+    return one
 
 
 def require_equal(first: Path, second: Path) -> None:
