@@ -13,7 +13,7 @@ process, which has the vectors once before it builds.
 * approximate: our clusters, with the settings that ship.
 * faiss flat: IndexFlatIP, which compares each user with all items.
 * faiss HNSW: IndexHNSWFlat with inner products, 32 neighbours, efConstruction 100, efSearch 400; up to 100,000 items,
-  because one thread needs more than ten minutes to build the graph of a million.
+  because building the graph takes long.
 """
 
 from __future__ import annotations
