@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scoring.candidates.clusters import faiss_threads
+from scoring.candidates.clusters import faiss_threads, load_faiss
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, top_keys
 
 # faiss gives a missing item this number.
@@ -54,6 +53,7 @@ class ApproximateSearch:
             probes: number of clusters to read for a user.
             threads: number of CPU threads that a search may use.
         """
+        faiss = load_faiss()
         order = np.argsort(clusters, kind="stable")
         starts = np.searchsorted(clusters[order], np.arange(clusters.max() + 1))
         sizes = np.diff(np.append(starts, len(order)))
@@ -61,7 +61,7 @@ class ApproximateSearch:
         centroids = (sums / sizes[:, None]).astype(np.float32)
         coarse = faiss.IndexFlatIP(vectors.shape[1])
         coarse.add(centroids)
-        index: Any = faiss.IndexIVFFlat(coarse, vectors.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+        index = faiss.IndexIVFFlat(coarse, vectors.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
         index.is_trained = True
         index.nprobe = min(probes, len(centroids))
         # faiss reads these arrays while add_core runs, so they must have names.
@@ -106,6 +106,7 @@ class ApproximateSearch:
             vectors: (U, E) user vectors.
             count: number of items.
         """
+        faiss = load_faiss()
         previous = faiss.cvar.distance_compute_blas_threshold
         faiss.cvar.distance_compute_blas_threshold = _ONE_BY_ONE
         try:

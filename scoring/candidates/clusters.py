@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,8 +44,9 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
     Args:
         vectors: (N, E) finite item vectors; N is at least 1.
     """
+    faiss = load_faiss()
     with faiss_threads(1):
-        means: Any = faiss.Kmeans(
+        means = faiss.Kmeans(
             vectors.shape[1],
             number_of_clusters(len(vectors)),
             niter=_ITERATIONS,
@@ -125,9 +125,17 @@ def not_finite(scorer: str, owner: str) -> DataError:
     )
 
 
+def load_faiss() -> Any:
+    """Returns the module faiss. Only workers that search approximately load it, because it takes a while."""
+    import faiss
+
+    return faiss
+
+
 @contextmanager
 def faiss_threads(threads: int) -> Iterator[None]:
     """Sets the number of threads of faiss, and afterwards sets the previous number again."""
+    faiss = load_faiss()
     previous = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:
