@@ -1,9 +1,9 @@
 """Measures lists for users and items that a model does not know, for several values of train.unknown_share.
 
-    .venv/bin/python benchmarks/cold_start.py [--data FOLDER] [--seeds N] [--shares S …]
+    .venv/bin/python benchmarks/cold_start.py [--data FOLDER] [--seeds N] [--shares S …] [--replace WHAT …]
 
 The logs are those of benchmarks/cold_logs.py: the generated log, and MovieLens 100k if `--data` names a folder
-with its files. `train.unknown_share` has the same share for the user and the item. All items are ranked for
+with its files. Ids of items, of users, or of both are replaced with the same share. All items are ranked for
 every user, and lists are compared with clicks that are not train rows. The peers are lists of the most popular
 items of the train rows, over all users and over users of the same segment (MovieLens: gender and age).
 """
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="folder with ml-100k.inter, .user and .item")
     parser.add_argument("--seeds", type=int, default=3, help="trainings with each share (default 3)")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.1, 0.3], help="unknown_share")
+    parser.add_argument("--replace", nargs="+", default=["both", "item"], choices=["both", "item", "user"])
     parser.add_argument("--quick", action="store_true", help="a smaller generated log")
     parser.add_argument("--only", choices=["generated", "movielens"], help="measure one log only")
     options = parser.parse_args(arguments)
@@ -76,13 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "most popular": figures(log, popular_scores(log)),
             "most popular of the segment": figures(log, popular_scores(log, log.segment)),
             **{
-                f"DLRM, unknown_share {share:g}": _over_seeds(
+                _name(unknown): _over_seeds(
                     [
-                        train_and_measure(log, model, {**train, "seed": seed}, share)
+                        train_and_measure(log, model, {**train, "seed": seed}, unknown)
                         for seed in range(options.seeds)
                     ]
                 )
-                for share in options.shares
+                for unknown in unknown_shares(log, options.shares, options.replace)
             },
         }
         head = [name, *_SHOWN]
@@ -106,12 +107,23 @@ def open_log(
     return generated_log(lake, config), complete(config.model), {**settings, "epochs": 2}
 
 
+def unknown_shares(log: ColdLog, shares: Sequence[float], replaced: Sequence[str]) -> list[dict[str, float]]:
+    """Returns the values of `train.unknown_share` that are compared. A share of 0 replaces nothing."""
+    names = {"item": [log.item], "user": [log.user], "both": [log.user, log.item]}
+    above = [share for share in shares if share]
+    none: list[dict[str, float]] = [{}] if len(above) < len(shares) else []
+    return none + [dict.fromkeys(names[what], share) for what in replaced for share in above]
+
+
+def _name(unknown: Mapping[str, float]) -> str:
+    return "DLRM, " + (" ".join(f"{name}={share:g}" for name, share in unknown.items()) or "nothing replaced")
+
+
 def train_and_measure(
-    log: ColdLog, model: ModelConfig, train: Mapping[str, Any], share: float
+    log: ColdLog, model: ModelConfig, train: Mapping[str, Any], unknown: Mapping[str, float]
 ) -> dict[str, float]:
     """Trains a model on the train rows, and returns the figures of its lists."""
-    unknown = {log.user: share, log.item: share} if share else {}
-    settings = Train.model_validate({**train, "num_ranks": 1, "unknown_share": unknown})
+    settings = Train.model_validate({**train, "num_ranks": 1, "unknown_share": dict(unknown)})
     with tempfile.TemporaryDirectory() as folder:
         files = tuple(write_files(log, Path(folder) / "train", log.train))
         # A training measures the other splits, and needs both labels. These figures are not used here.
@@ -130,7 +142,7 @@ def train_and_measure(
         plan = TrainPlan(description, model, settings, log.spec, splits, files, *paths, parent_path=None)
         train_in_process(plan)
         result = figures(log, model_scores(log, model, plan.model_path))
-    print(f"cold_start: share {share}, seed {settings.seed}: {result}", file=sys.stderr, flush=True)
+    print(f"cold_start: {_name(unknown)}, seed {settings.seed}: {result}", file=sys.stderr, flush=True)
     return result
 
 

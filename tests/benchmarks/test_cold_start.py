@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.cold_logs import ColdLog, movielens_log
-from benchmarks.cold_start import K, figures, open_log, popular_scores, train_and_measure
+from benchmarks.cold_start import K, figures, open_log, popular_scores, train_and_measure, unknown_shares
 from storage.feature_spec import Feature, FeatureSpec
 
 KEYS = ["user_key", "item_key"]
@@ -95,6 +95,11 @@ def test_movielens_is_divided_without_train_rows_of_new_users_and_films(movielen
 
 def test_a_model_is_trained_and_measured(movielens: Path) -> None:
     log, model, train = open_log("movielens", movielens)
-    values = train_and_measure(log, model, {**train, "global_batch_size": 64, "epochs": 1}, 0.2)
+    values = train_and_measure(log, model, {**train, "global_batch_size": 64, "epochs": 1}, {log.item: 0.2})
     assert values["known_users_count"] > 10
     assert 0 < values["new_users_hr"] <= 1
+
+
+def test_shares_of_items_users_and_both(log: ColdLog) -> None:
+    assert unknown_shares(log, [0.0, 0.1], ["both", "item"]) == [{}, {"u": 0.1, "i": 0.1}, {"i": 0.1}]
+    assert unknown_shares(log, [0.2], ["user"]) == [{"u": 0.2}]
