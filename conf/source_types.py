@@ -215,18 +215,6 @@ class Retrieval(Strict):
         description="Number of clusters that approximate search reads for a user. There are about "
         "2 · √items clusters. More probes find more of the nearest items, and take more time.",
     )
-    search: Literal["auto", "exact", "approximate"] = Field(
-        default="auto",
-        description="`exact`: a user's vector is compared with the vectors of all items. `approximate`: the "
-        "items are divided into clusters, and the user is compared only with the items of the `probes` "
-        "nearest clusters. `auto`: approximate search on a CPU if there are more than 100,000 items, "
-        "otherwise exact search.",
-    )
-    probes: PositiveInt = Field(
-        default=64,
-        description="Number of clusters that approximate search reads for a user. There are about "
-        "2 · √items clusters. More probes find more of the nearest items, and take more time.",
-    )
 
     @property
     def name(self) -> str:
