@@ -57,14 +57,6 @@ def _require_keys(config: Config) -> None:
         )
 
 
-def _require_keys(config: Config) -> None:
-    if config.keys is None:
-        raise ConfigError(
-            "train.unknown_share replaces ids of users and items, but the section `keys` is missing",
-            "name the columns of the user and the item under `keys`, or remove train.unknown_share",
-        )
-
-
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
