@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from conf.embedding_types import Embeddings
 from conf.loop_types import Elastic, Profile, Reading, Retrain, StopAt, TrainNegatives
-from conf.raw_types import PositiveInt, PositiveLong, Seed, Share, Strict
+from conf.raw_types import PositiveInt, Seed, Share, Strict
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "triton", "torch"]
+UnknownShare = Annotated[float, Field(ge=0, lt=1)]
 Loss = Literal["bce", "bpr", "softmax", "full_softmax", "in_batch_softmax"]
 
 
@@ -56,45 +58,6 @@ class ModelConfig(Strict):
     def settings(self) -> dict[str, Any]:
         """Returns the settings of the architecture, unchanged."""
         return dict(self.model_extra or {})
-
-
-class Embeddings(Strict):
-    """Settings that decide how embedding tables are trained, and which rank holds which rows.
-
-    Placement does not change results, except for rounding.
-
-    With `placement: auto`, every rank holds all tables of at most `replicated_max_bytes`. Let b be the total
-    number of bytes of all larger tables, divided by the number of ranks. If a table has more than
-    `row_wise_share` × b bytes, its rows are distributed over all ranks. If a rank would still hold more than
-    `rank_max_bytes`, the rows of further tables are distributed too, the largest table first. Each other
-    table is on one rank. The bytes of a table include the state of its optimizer.
-    """
-
-    optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
-        default="row_wise_adagrad",
-        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. It "
-        "does not apply to weights that a model trains with FTRL.",
-    )
-    placement: Literal["auto", "replicated", "table_wise", "row_wise"] = Field(
-        default="auto",
-        description="`replicated`: every rank holds every table. `table_wise`: each table is on one rank. "
-        "`row_wise`: the rows of each table are distributed over all ranks. `auto` decides for each "
-        "feature. A single rank holds all tables.",
-    )
-    replicated_max_bytes: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=4 * 2**20,
-        description="Largest size, in bytes, of a table that every rank holds (placement=auto).",
-    )
-    row_wise_share: Annotated[float, Field(gt=0)] = Field(
-        default=0.5,
-        description="The rows of a table are distributed over all ranks if its bytes exceed this share of "
-        "the average bytes per rank of all tables that are not replicated (placement=auto).",
-    )
-    rank_max_bytes: PositiveLong | None = Field(
-        default=None,
-        description="Largest number of bytes of embedding tables on a rank. If the tables do not fit, the "
-        "job fails. Null: no limit.",
-    )
 
 
 class Train(Strict):
@@ -151,6 +114,14 @@ class Train(Strict):
         default=None,
         description="Negatives that are drawn anew in every epoch. Null: the train rows are used as "
         "build_features wrote them.",
+    )
+    unknown_share: dict[str, UnknownShare] = Field(
+        default={},
+        description="Maps the name of a feature to the share of its ids that training replaces by the id of "
+        "unknown values (OOV_ID), such as `{user_id: 0.1, item_id: 0.1}`. Other ids are replaced in every "
+        "epoch, selected by a hash of (seed, epoch, row). The model then learns to score users and items "
+        "that appear after the training, by their other features. Every feature must get its ids from "
+        "`categorify` with oov_buckets=1. Validation, test and scoring never replace ids.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=3e-3, description="Learning rate of Adam, for the dense layers."

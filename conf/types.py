@@ -37,7 +37,7 @@ from conf.rule_types import ListRules
 from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
-from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
+from conf.train_types import EmbeddingStorage, ModelConfig, MultiHot, Train
 
 __all__ = [
     "SPLITS",
@@ -50,7 +50,6 @@ __all__ = [
     "Deliver",
     "Ease",
     "EmbeddingStorage",
-    "Embeddings",
     "EventTime",
     "FeatureGroup",
     "Gate",

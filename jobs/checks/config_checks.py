@@ -9,9 +9,11 @@ from conf.errors import ConfigError
 from conf.types import Config, ModelConfig, Popular
 from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.id_features import features_with_oov_id
 from scoring.inputs.requests import require_context, require_no_pairs
 from training.settings import Features, check_loss, check_model, read_settings
 from training.settings.negatives import require_no_pair_features
+from training.settings.unknown_share import require_oov_ids
 
 
 def check_config(config: Config) -> None:
@@ -33,14 +35,26 @@ def check_training(config: Config) -> None:
     Raises:
         ConfigError: a model cannot be trained; the error names the key.
     """
-    features = _features(config, plan(config))
+    feature_plan = plan(config)
+    features = _features(config, feature_plan)
     if config.train.negatives:
         require_no_pair_features(features.pairs)
+    if config.train.unknown_share:
+        require_oov_ids(config.train.unknown_share, features_with_oov_id(feature_plan))
+        _require_keys(config)
     for location, model in _models(config):
         with _located(location):
             check_model(model, features)
             if config.train.compares_vectors:
                 check_loss(config.train.loss, model.architecture)
+
+
+def _require_keys(config: Config) -> None:
+    if config.keys is None:
+        raise ConfigError(
+            "train.unknown_share replaces ids of users and items, but the section `keys` is missing",
+            "name the columns of the user and the item under `keys`, or remove train.unknown_share",
+        )
 
 
 def check_lists(config: Config) -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
-from conf.types import Embeddings
 from training.embeddings.placed_rows import Placement
 from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.router import Router

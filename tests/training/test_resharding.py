@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.train_types import Embeddings
+from conf.embedding_types import Embeddings
 from storage.paths import Lake
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_training import Interrupted, random_plan

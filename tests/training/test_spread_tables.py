@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
-from conf.types import Embeddings, ModelConfig, Train
+from conf.types import ModelConfig, Train
 from metrics import auc
 from storage.feature_spec import FeatureSpec
 from tests.training.architectures import small_spec, variant

@@ -20,6 +20,7 @@ from training.data.compared_items import BatchItems, CatalogueItems
 from training.data.item_catalogue import ItemCatalogue, columns_of_items
 from training.data.positive_rows import ItemPositions, find_positive_rows
 from training.data.row_keys import split_row_keys
+from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 
 
@@ -32,6 +33,7 @@ class ItemComparison:
         spec: the features.
         multi_hot: how many ids of each list are used.
         num_shards: number of this rank's shards.
+        unknown: decides which ids of items of the catalogue are replaced by OOV_ID; None replaces none.
 
     Raises:
         ConfigError: the catalogue has too many items for `full_softmax`.
@@ -44,12 +46,14 @@ class ItemComparison:
         spec: FeatureSpec,
         multi_hot: MultiHot,
         num_shards: int,
+        unknown: UnknownIds | None = None,
     ) -> None:
         self._catalogue = catalogue
         self._positions = ItemPositions(catalogue)
         self._num_shards = num_shards
         columns = id_columns(spec, multi_hot)
         self._dense_columns, self._id_columns = columns_of_items(spec, columns)
+        self._unknown = unknown
         self._full = train.loss == "full_softmax"
         if self._full:
             _require_few(catalogue, train.max_softmax_items)
@@ -76,7 +80,7 @@ class ItemComparison:
         dense, categorical = batch.dense[rows], batch.categorical[rows]
         compared: CatalogueItems | BatchItems
         if self._full:
-            compared = CatalogueItems(self._dense, self._ids, self._starts, own)
+            compared = CatalogueItems(self._dense, self._catalogue_ids(batch.epoch), self._starts, own)
         else:
             compared = BatchItems(
                 _spread(dense[:, self._dense_columns], self._dense_columns, dense.shape[1]),
@@ -95,6 +99,14 @@ class ItemComparison:
             items=compared,
             shard_rows=positive.of_shard,
         )
+
+    def _catalogue_ids(self, epoch: int) -> Tensor:
+        """Returns the ids of all items, (I, W). Steps of the same epoch replace the same ids."""
+        if self._unknown is None:
+            return self._ids
+        catalogue = self._catalogue
+        days = catalogue.days.repeat_interleave(catalogue.starts.diff())
+        return self._unknown.replace(self._ids, self._unknown.keys(catalogue.items, days, epoch))
 
 
 def _spread(values: Tensor, columns: list[int], width: int) -> Tensor:

@@ -20,6 +20,7 @@ from training.data.hashing import mix, uniform
 from training.data.item_catalogue import ItemCatalogue, columns_of_items, pair_hash
 from training.data.positive_rows import ItemPositions, find_positive_rows
 from training.data.row_keys import split_row_keys
+from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 
 # A draw that hits an item that the user chose is repeated this number of times at most. If all of them hit
@@ -37,6 +38,7 @@ class NegativeSampler:
         spec: the features.
         multi_hot: how many ids of each list are used.
         num_shards: number of this rank's shards.
+        unknown: decides which ids of drawn items are replaced by OOV_ID; None replaces none.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class NegativeSampler:
         spec: FeatureSpec,
         multi_hot: MultiHot,
         num_shards: int,
+        unknown: UnknownIds | None = None,
     ) -> None:
         self._catalogue = catalogue
         self._draws = settings.per_positive
@@ -56,6 +59,7 @@ class NegativeSampler:
         dense, ids = columns_of_items(spec, id_columns(spec, multi_hot))
         self._dense_columns = torch.tensor(dense, dtype=torch.int64, device=device)
         self._id_columns = torch.tensor(ids, dtype=torch.int64, device=device)
+        self._unknown = unknown.only(ids) if unknown else None
         self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
         self._positions = ItemPositions(catalogue)
 
@@ -78,10 +82,14 @@ class NegativeSampler:
         catalogue = self._catalogue
         shares = self._shares[torch.cat([own[:, None], drawn], dim=1)]
         log_draw = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
+        ids = catalogue.ids[drawn]  # (P, draws, columns of items)
+        if self._unknown:
+            keys = self._unknown.keys_of_rows(batch.row_keys[rows], batch.epoch)
+            ids = self._unknown.replace(ids, self._unknown.keys_of_draws(keys, self._draws))
         return replace(
             batch,
-            dense=_groups(batch.dense[rows], group, self._dense_columns, catalogue.dense, drawn),
-            categorical=_groups(batch.categorical[rows], group, self._id_columns, catalogue.ids, drawn),
+            dense=_groups(batch.dense[rows], self._dense_columns, catalogue.dense[drawn]),
+            categorical=_groups(batch.categorical[rows], self._id_columns, ids),
             labels=labels.flatten(),
             weights=(weights * positive.weight).flatten(),
             global_weight=batch.global_weight * catalogue.positive_share,
@@ -146,9 +154,15 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
     return torch.cat(shares), torch.cat(sums)
 
 
-def _groups(rows: Tensor, group: int, columns: Tensor, of_items: Tensor, drawn: Tensor) -> Tensor:
-    """Returns (P · group, W): each of (P, W) rows, then its copies with the columns of the drawn items."""
-    grouped = rows[:, None, :].repeat(1, group, 1)
+def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
+    """Returns (P · group, W): each of (P, W) rows, then its copies with the columns of the drawn items.
+
+    Args:
+        rows: (P, W), the positive rows.
+        columns: (C,) int64, the columns that depend on the item.
+        of_drawn: (P, group - 1, C), the values of the drawn items in these columns.
+    """
+    grouped = rows[:, None, :].repeat(1, 1 + of_drawn.shape[1], 1)
     if len(columns):
-        grouped[:, 1:, columns] = of_items[drawn]
+        grouped[:, 1:, columns] = of_drawn
     return grouped.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The keys of rows as numbers, for drawing negatives: seven int32 columns of a batch.
+"""The keys of rows as numbers, for draws by a hash of the row: seven int32 columns of a batch.
 
     0, 1  row_id, an int64 in two halves, the lower half first
     2, 3  a 64-bit hash of user_key
@@ -38,8 +38,8 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
         missing = [name for name in names if name not in opened.schema_arrow.names]
         if missing:
             raise DataError(
-                f"{group.file.path} lacks the columns {missing}, which train.negatives, and "
-                "train.loss full_softmax and in_batch_softmax, need",
+                f"{group.file.path} lacks the columns {missing}, which train.negatives, train.unknown_share, "
+                "and train.loss full_softmax and in_batch_softmax, need",
                 "name the user and the item under keys, and run build_features again",
             )
         table = (

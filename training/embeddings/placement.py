@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
-from conf.train_types import Embeddings
 from training.embeddings.placed_rows import FeaturePlacement, Placement, replicate_all
 
 

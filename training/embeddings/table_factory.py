@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from conf.train_types import Embeddings, EmbeddingStorage
+from conf.embedding_types import Embeddings
+from conf.train_types import EmbeddingStorage
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.lookup import Pooling
 from training.embeddings.placement import TableShape, describe, plan_placement

@@ -23,6 +23,7 @@ from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
+from training.data.unknown_ids import RowsWithUnknownIds, UnknownIds
 from training.device.choose_device import choose_device
 from training.device.memory import keep_freed_memory
 from training.distributed.collectives import Collectives, LocalCollectives
@@ -43,6 +44,7 @@ from training.loop.validation import Validation
 from training.loop.warm_start import warm_start
 from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model
+from training.models.inputs import id_columns
 
 log = logging.getLogger("nightrank.training")
 
@@ -139,17 +141,25 @@ class _Rank:
             self.plan.model.multi_hot,
             self.device,
             train.reading,
-            with_row_keys=shuffled and train.only_positive_rows,
+            with_row_keys=shuffled and (train.only_positive_rows or bool(train.unknown_share)),
         )
 
     def rows_of_step(self, files: Sequence[DataFile]) -> RowsOfStep | None:
-        """Returns what selects the rows of a step, in a training on these files, from the loader's batches.
+        """Returns what selects and changes the rows of a step, in a training on these files.
 
-        None if the batches contain the rows of a step.
+        None if the batches of the loader contain the rows of a step.
         """
         plan, train = self.plan, self.plan.train
-        if not train.only_positive_rows:
-            return None
+        unknown = None
+        if train.unknown_share:
+            columns = id_columns(plan.spec, plan.model.multi_hot)
+            unknown = UnknownIds.of(train.unknown_share, train.seed, columns, self.device)
+        selected = self._selected_rows(files, unknown) if train.only_positive_rows else None
+        return RowsWithUnknownIds(unknown, selected) if unknown else selected
+
+    def _selected_rows(self, files: Sequence[DataFile], unknown: UnknownIds | None) -> RowsOfStep:
+        """Returns what selects the positive rows of a step, and draws negatives for them."""
+        plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
         others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
         multi_hot = plan.model.multi_hot
@@ -158,8 +168,10 @@ class _Rank:
         )
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
-            return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards))
-        return NegativeSampler(catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards))
+            return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
+        return NegativeSampler(
+            catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards), unknown
+        )
 
     def train(
         self,

@@ -18,6 +18,7 @@ from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
 from training.settings import check_loss
 from training.settings.negatives import require_no_pair_features
+from training.settings.unknown_share import require_oov_ids
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
     Raises:
         ConfigError: the architecture does not have the configured settings, or the vectors that the loss
-            compares; or negatives are to be drawn although a feature depends on user and item.
+            compares; or negatives are to be drawn although a feature depends on user and item; or
+            `unknown_share` names a feature without ids.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -71,6 +73,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     spec = read_spec(lake, dataset.workflow_version)
     if config.train.negatives:
         require_no_pair_features([feature.name for feature in spec.scoped("pair")])
+    if config.train.unknown_share:
+        require_oov_ids(config.train.unknown_share, [feature.name for feature in spec.embedded])
     if config.train.compares_vectors:
         for architecture in (config.model.architecture, *config.train.baselines):
             check_loss(config.train.loss, architecture)

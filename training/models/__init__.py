@@ -29,8 +29,9 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
-from conf.types import Embeddings, ModelConfig
+from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.table_factory import TableFactory

@@ -1,0 +1,132 @@
+"""Replaces ids by OOV_ID in training, so that a model can score users and items without ids of their own.
+
+The row of OOV_ID then learns what an average user or item has, and the other features learn what ids do not
+say. The idea is that of DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves out a user's or an
+item's latent vector in training.
+
+Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the
+number of the draw. So it is the same for every number of ranks, on every device, and after a resumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature
+from training.data.batch import Batch, RowsOfStep
+from training.data.hashing import mix, uniform
+from training.data.row_keys import split_row_keys
+
+# Added to the seed, so that these draws and the draws of negatives are independent.
+_STREAM = 0x756E6B6E6F776E
+
+
+@dataclass(frozen=True)
+class UnknownIds:
+    """Decides which ids are replaced in C of the W columns of ids.
+
+    All tensors are on the device of the training.
+
+    Attributes:
+        places: (C,) int64, the positions of the columns in the matrix of ids.
+        numbers: (C,) int64, the number of each column in the hash.
+        shares: (C,) float64, the share of the ids of each column that is replaced.
+        seed: seed of the draws.
+    """
+
+    places: Tensor
+    numbers: Tensor
+    shares: Tensor
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        shares: Mapping[str, float],
+        seed: int,
+        columns: Sequence[tuple[Feature, slice]],
+        device: torch.device,
+    ) -> UnknownIds:
+        """Returns the rule for the columns of some features.
+
+        Args:
+            shares: maps the name of a feature to its share (`train.unknown_share`).
+            seed: seed of the draws.
+            columns: the columns of each feature that is an id; see `training.models.inputs.id_columns`.
+            device: the device of the ids.
+        """
+        chosen = [
+            (place, shares[feature.name])
+            for feature, where in columns
+            if feature.name in shares
+            for place in range(where.start, where.stop)
+        ]
+        places = torch.tensor([place for place, _ in chosen], dtype=torch.int64, device=device)
+        of_columns = torch.tensor([share for _, share in chosen], dtype=torch.float64, device=device)
+        return cls(places, places, of_columns, seed)
+
+    def only(self, columns: Sequence[int]) -> UnknownIds:
+        """Returns the rule for a matrix that has only these columns of the ids, in this order."""
+        position = {column: place for place, column in enumerate(columns)}
+        kept = [index for index, place in enumerate(self.places.tolist()) if place in position]
+        moved = [position[int(self.places[index])] for index in kept]
+        places = torch.tensor(moved, dtype=torch.int64, device=self.places.device)
+        return UnknownIds(places, self.numbers[kept], self.shares[kept], self.seed)
+
+    def keys_of_rows(self, row_keys: Tensor, epoch: int) -> Tensor:
+        """Returns a hash of each row in an epoch, (R,) int64, from `row_keys` (R, 7) int32."""
+        row_id, _, _, day = split_row_keys(row_keys)
+        return self.keys(row_id, day, epoch)
+
+    def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
+        """Returns a hash of numbers (R,) of a day (R,) in an epoch, (R,) int64."""
+        return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
+
+    def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:
+        """Returns a hash of each item drawn for a row, (R, draws) int64, from the keys of rows (R,)."""
+        number = torch.arange(1, draws + 1, dtype=torch.int64, device=keys.device)
+        return mix(keys[:, None] + number)
+
+    def replace(self, ids: Tensor, keys: Tensor) -> Tensor:
+        """Returns the ids, with OOV_ID in place of some of them.
+
+        Reserved ids, such as padding, are not replaced.
+
+        Args:
+            ids: (…, W) int32.
+            keys: (…) int64, a hash of each row.
+        """
+        if not len(self.places):
+            return ids
+        # Columns are hashed too, because consecutive numbers are also those of draws.
+        drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
+        known = ids[..., self.places]
+        result = ids.clone()
+        result[..., self.places] = known.masked_fill(drawn & (known >= NUM_RESERVED_IDS), OOV_ID)
+        return result
+
+
+class RowsWithUnknownIds:
+    """Replaces ids in the rows of a batch, before other parts of the step use the rows.
+
+    Args:
+        unknown: decides which ids are replaced.
+        rows_of_step: selects the rows of the step from the changed batch; None if these are all rows.
+    """
+
+    def __init__(self, unknown: UnknownIds, rows_of_step: RowsOfStep | None = None) -> None:
+        self._unknown = unknown
+        self._rows_of_step = rows_of_step
+
+    def expand(self, batch: Batch) -> Batch:
+        """Returns the rows of the step. See `RowsOfStep.expand`."""
+        assert batch.row_keys is not None
+        keys = self._unknown.keys_of_rows(batch.row_keys, batch.epoch)
+        changed = replace(batch, categorical=self._unknown.replace(batch.categorical, keys))
+        if self._rows_of_step is None:
+            return replace(changed, row_keys=None)
+        return self._rows_of_step.expand(changed)
