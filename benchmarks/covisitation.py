@@ -84,10 +84,11 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
 
     from benchmarks.peers.joined_covisitation import joined_lists
     from conf.types import Covisitation
-    from scoring.candidates.covisitation import covisited_items, latest_items
+    from scoring.candidates.covisitation import covisited_items
     from scoring.candidates.filters import Exclusions
     from scoring.candidates.items import number_items
     from scoring.candidates.lists_in_spark import VectorStore
+    from scoring.candidates.similar_items import latest_items
     from spark.session import build_session, read_profile
 
     spark = build_session("covisitation", read_profile(ROOT / "conf/spark/local.conf"))
@@ -108,7 +109,7 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
         lists = covisited_items(config, free, rows, items, store)
     else:
         history = latest_items(rows, items, config.clicks_per_user)
-        lists = joined_lists(history.select("user_key", "item_index"), NEIGHBOURS, N)
+        lists = joined_lists(history, NEIGHBOURS, N)
     lists.write.parquet(f"{folder}/lists")
     ended = time.monotonic()
     spark.stop()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.raw_types import Days, PositiveInt, RawTable, Strict
-from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval, Source
+from conf.source_types import AllItems, Als, Covisitation, Ease, ItemKnn, Popular, Retrieval, Source
 from conf.split_types import SPLITS, Split
 
 
@@ -166,7 +166,7 @@ class Candidates(Strict):
 
 
 def _window_days(source: Source) -> int | None:
-    return source.window_days if isinstance(source, Popular | Covisitation | Ease | Als) else None
+    return source.window_days if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als) else None
 
 
 def _require_columns(table: RawTable, names: list[str]) -> None:

@@ -81,6 +81,42 @@ class Covisitation(Strict):
         return self.source
 
 
+class ItemKnn(Strict):
+    """The source `item_knn`: the nearest neighbours, by cosine, of the items that the user clicked.
+
+    Unlike in `covisitation`, all users count equally, and the similarity of items that few users clicked is
+    reduced. docs/candidates.md has the formula of the similarity.
+    """
+
+    source: Literal["item_knn"] = Field(
+        description="Items whose users are most similar to those of the items that this user clicked."
+    )
+    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
+    window_days: Days | None = Field(
+        default=None,
+        description="Only clicks of this number of days, the last of which is the run date, are counted. "
+        "Null: the clicks of all days of `splits` are counted.",
+    )
+    clicks_per_user: PositiveInt = Field(
+        default=200,
+        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
+        "limits the number of item pairs of very active users.",
+    )
+    neighbours: PositiveInt = Field(
+        default=100, description="For each item, only this number of items most similar to it are used."
+    )
+    shrink: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0,
+        description="Number of users that is added to the denominator of the cosine. A larger value reduces "
+        "the similarity of items that few users clicked.",
+    )
+
+    @property
+    def name(self) -> str:
+        """Returns the name of this object in messages and tables."""
+        return self.source
+
+
 class Ease(Strict):
     """The source `ease`: an item-to-item linear model with a closed-form solution (H. Steck, WWW 2019).
 
@@ -195,4 +231,6 @@ class Retrieval(Strict):
         return self
 
 
-Source = Annotated[AllItems | Popular | Covisitation | Ease | Als | Retrieval, Field(discriminator="source")]
+Source = Annotated[
+    AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval, Field(discriminator="source")
+]

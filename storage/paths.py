@@ -16,7 +16,8 @@ models/<name>/promotions/       one decision of the gate for each run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
 item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item:
-                                            vectors (`ease`, `als`) or neighbours (`covisitation`)
+                                            vectors (`ease`, `als`) or neighbours (`covisitation`,
+                                            `item_knn`)
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion

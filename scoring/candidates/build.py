@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
+from conf.source_types import ItemKnn
 from conf.types import AllItems, Als, Candidates, Covisitation, Ease, Popular, Retrieval
 from scoring.candidates.all_items import all_items
 from scoring.candidates.als import als_items
@@ -14,6 +15,7 @@ from scoring.candidates.clicks import within
 from scoring.candidates.covisitation import covisited_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.filters import Exclusions
+from scoring.candidates.item_knn import item_knn_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
@@ -34,8 +36,8 @@ class SourceTables:
             segment.
         retrieved: a frame with the columns user_key and candidates from the source `retrieval`; None if this
             source is not configured.
-        store: publishes what the sources `covisitation`, `ease` and `als` computed for each item. It may be
-            None if none of them is configured.
+        store: publishes what the sources `covisitation`, `item_knn`, `ease` and `als` computed for each item.
+            It may be None if none of them is configured.
     """
 
     exclusions: Exclusions
@@ -61,7 +63,7 @@ def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
 
 
 def _candidates_of(
-    source: Popular | Covisitation | Ease | Als | Retrieval, tables: SourceTables
+    source: Popular | Covisitation | ItemKnn | Ease | Als | Retrieval, tables: SourceTables
 ) -> DataFrame:
     """Returns the candidates of one source: a frame with the columns user_key and candidates."""
     if isinstance(source, Retrieval):
@@ -69,11 +71,13 @@ def _candidates_of(
             raise ValueError("internal error, please report: the source `retrieval` has no candidates")
         return tables.retrieved
     rows = within(tables.rows, source.window_days, tables.run_date)
-    if isinstance(source, Covisitation | Ease | Als):
+    if isinstance(source, Covisitation | ItemKnn | Ease | Als):
         if tables.store is None:
             raise ValueError(f"internal error, please report: the source `{source.name}` has no store")
         if isinstance(source, Covisitation):
             return covisited_items(source, tables.exclusions, rows, tables.items, tables.store)
+        if isinstance(source, ItemKnn):
+            return item_knn_items(source, tables.exclusions, rows, tables.items, tables.store)
         if isinstance(source, Ease):
             return ease_items(source, tables.exclusions, rows, tables.items, tables.store)
         return als_items(source, tables.exclusions, rows, tables.items, tables.store)

@@ -1,4 +1,4 @@
-"""The lists of the source `covisitation` in a worker: sums of the similarities of the user's items.
+"""The lists of the sources `covisitation` and `item_knn` in a worker: sums of similarities.
 
 The neighbours of all items form a sparse matrix S: S_ij is the similarity of item j to item i, or 0 if j is
 not a neighbour of i. With a sparse matrix H of the users' items (1 or 0), the scores of all users are H S.
@@ -23,6 +23,8 @@ from storage.feature_spec import USER_KEY
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
 
+# A job has at most two sources with neighbours, whose tasks may alternate in a worker.
+_TABLES_KEPT = 2
 # Number of users whose scores are in memory at the same time: at most clicks_per_user · neighbours each, with
 # 16 bytes a score.
 _USERS = 1024
@@ -87,11 +89,11 @@ def best_items(items: NDArray[np.int32], scores: NDArray[np.int64], n: int) -> N
     return items[np.lexsort((items, -scores))][:n].astype(np.int32)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=_TABLES_KEPT)
 def load_neighbours(files: tuple[str, ...]) -> Neighbours:
-    """Reads the neighbours of all items. The latest ones stay in the memory of the worker process.
+    """Reads the neighbours of all items.
 
-    A neighbour of an item takes 12 bytes.
+    The two latest tables stay in the memory of the worker process. A neighbour of an item takes 12 bytes.
 
     Args:
         files: paths of Parquet files with the columns item_index, neighbours and similarities, one row per

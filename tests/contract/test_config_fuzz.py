@@ -163,6 +163,7 @@ SECTIONS: dict[str, Any] = {
         "sources": [
             {"source": "popular", "segment": "land", "window_days": 3},
             {"source": "covisitation"},
+            {"source": "item_knn"},
             {"source": "ease"},
             {"source": "als"},
             {"source": "retrieval", "model": {"architecture": "two_tower"}},

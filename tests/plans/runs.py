@@ -171,6 +171,7 @@ def _operators(spark: SparkSession, folder: Path) -> None:
 
 LISTED = [
     {"source": "covisitation", "n": 6, "window_days": 4},
+    {"source": "item_knn", "n": 3},
     {"source": "popular", "n": 8},
     {"source": "popular", "n": 4, "segment": "who"},
 ]

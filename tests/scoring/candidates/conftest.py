@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> VectorStore:
         table.repartition(2).write.parquet(str(folder))
         written = pd.read_parquet(folder)
         assert len(written) == rows
-        if source == "covisitation":
+        if source in ("covisitation", "item_knn"):
             lengths = written["neighbours"].map(len)
             assert lengths.equals(written["similarities"].map(len))
             assert 0 < 2 * lengths.max() <= length

@@ -39,14 +39,15 @@ from training.registry.versions import record_run
 
 SOURCES = [
     {"source": "covisitation", "n": 4, "window_days": 3},
+    {"source": "item_knn", "n": 2, "shrink": 3},
     {"source": "ease", "n": 3, "l2": 5.0},
     {"source": "als", "n": 3, "window_days": 3, "rank": 4, "iterations": 2},
     {"source": "retrieval", "n": 4, "model": {"architecture": "two_tower"}},
     {"source": "popular", "n": 3, "segment": "country"},
     {"source": "popular", "n": 6},
 ]
-NAMES = ["covisitation", "ease", "als", "retrieval", "popular by country", "popular"]
-MOST = 18
+NAMES = ["covisitation", "item_knn", "ease", "als", "retrieval", "popular by country", "popular"]
+MOST = 19
 COUNTRIES = ["at", "be", "ch"]
 
 

@@ -16,12 +16,13 @@ from conf.errors import DataError
 from conf.types import Candidates, Covisitation
 from scoring.candidates.build import SourceTables, make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
-from scoring.candidates.covisitation import covisited_items, latest_items, similarities
+from scoring.candidates.covisitation import covisited_items, with_weights
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popularity
 from scoring.candidates.quotas import unite
+from scoring.candidates.similar_items import latest_items, similarities
 
 USERS = [f"u{index:02d}" for index in range(12)]
 ITEMS = [f"i{index:02d}" for index in range(15)]
@@ -195,7 +196,7 @@ def test_similarity_is_the_cosine_of_columns_whose_rows_have_unit_length(
 ) -> None:
     actual = {
         (row.item_index, row.other): row.similarity / 2**30
-        for row in similarities(latest_items(tables[2], tables[1], 50)).collect()
+        for row in similarities(with_weights(latest_items(tables[2], tables[1], 50))).collect()
     }
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]
     matrix = (pd.crosstab(clicks.user_key, clicks.item_key) > 0).reindex(columns=ITEMS, fill_value=False)
@@ -212,7 +213,7 @@ def test_an_active_user_makes_no_more_pairs_than_the_cap_allows(spark: SparkSess
     rows = [("busy", f"i{index % 15:02d}", 1.0, DAYS[index % 6]) for index in range(3_000)]
     history = latest_items(spark.createDataFrame(rows, ROWS), tables[1], 4)
     assert history.count() == 4
-    assert similarities(history).count() == 4 * 3
+    assert similarities(with_weights(history)).count() == 4 * 3
 
 
 def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, tables: Frames) -> None:

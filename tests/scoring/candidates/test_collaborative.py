@@ -147,7 +147,13 @@ def test_user_vectors_of_als_solve_the_normal_equations_of_the_paper(
 
 
 @pytest.mark.parametrize(
-    "source", [{"source": "ease"}, {"source": "als", "rank": 3, "iterations": 2}], ids=str
+    "source",
+    [
+        {"source": "ease"},
+        {"source": "als", "rank": 3, "iterations": 2},
+        {"source": "item_knn", "shrink": 2.0, "clicks_per_user": 3},
+    ],
+    ids=str,
 )
 def test_lists_do_not_depend_on_the_partitions_of_the_log(
     spark: SparkSession, items: DataFrame, rows: DataFrame, tmp_path: Path, source: dict[str, Any]
