@@ -193,15 +193,15 @@ class Als(Strict):
 class Retrieval(Strict):
     """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
-    The vectors come from a model of the architecture two_tower, sasrec or bert4rec. train_retriever trains
-    this model with the settings of the section `train`.
+    The vectors come from a model of the architecture two_tower, sasrec, bert4rec or mult_vae. train_retriever
+    trains this model with the settings of the section `train`.
     """
 
     source: Literal["retrieval"] = Field(description="The items that a model with vectors finds.")
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The model, of the architecture two_tower, sasrec or bert4rec: a section with the keys "
-        "of `model`, or the name of a model file."
+        description="The model, of the architecture two_tower, sasrec, bert4rec or mult_vae: a section with "
+        "the keys of `model`, or the name of a model file."
     )
     search: Literal["auto", "exact", "approximate"] = Field(
         default="auto",
@@ -223,10 +223,10 @@ class Retrieval(Strict):
 
     @model_validator(mode="after")
     def _has_towers(self) -> Retrieval:
-        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec"):
+        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec", "mult_vae"):
             raise ValueError(
-                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec or "
-                "bert4rec"
+                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec, "
+                "bert4rec or mult_vae"
             )
         return self
 

@@ -94,8 +94,8 @@ class Train(Strict):
         "item of a positive row among all items in the train rows of the row's day. `in_batch_softmax`: "
         "cross-entropy of the item of a positive row among the items of all positive rows of the step; "
         "logits are corrected for the popularity of the items. The last two need a model with user vectors "
-        "and item vectors (two_tower, sasrec, bert4rec), leave out all rows with label 0, and do not use "
-        "`negatives`. "
+        "and item vectors (two_tower, sasrec, bert4rec, mult_vae), leave out all rows with label 0, and do "
+        "not use `negatives`. "
         "Only `bce` predicts probabilities; the other losses train models that order items.",
     )
     max_softmax_items: PositiveInt = Field(

@@ -45,8 +45,7 @@ def check_training(config: Config) -> None:
     for location, model in _models(config):
         with _located(location):
             check_model(model, features)
-            if config.train.compares_vectors:
-                check_loss(config.train.loss, model.architecture)
+            check_loss(config.train, model)
 
 
 def _require_keys(config: Config) -> None:

@@ -40,6 +40,17 @@ SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
     "bert4rec": {"architecture": "bert4rec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
     "din": {"architecture": "din", **_HISTORY, "attention": [6, 5], "deep": [12, 8]},
     "din_dropout": {"architecture": "din", **_HISTORY, "attention": [6], "deep": [16], "dropout": 0.3},
+    # The tests of all variants use the loss bce, which has one item per row.
+    "mult_vae": {
+        "architecture": "mult_vae",
+        "item": "C1",
+        "history": "L0",
+        "hidden": [8, 6],
+        "latent_dim": 4,
+        "dropout": 0.3,
+        "beta": 0.2,
+        "history_weight": 0.0,
+    },
 }
 
 

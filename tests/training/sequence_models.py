@@ -39,8 +39,12 @@ RICH = FeatureSpec(
 
 def config(architecture: str, **changed: Any) -> ModelConfig:
     lists = {"lengths": {"history": PLACES}, "max_length": 3}
-    layers = {"attention": [6, 5], "deep": [12, 7]} if architecture == "din" else {"blocks": 2, "heads": 2}
-    settings = {"embedding_dim": 8, "dropout": 0.0, **layers, **changed}
+    layers: dict[str, Any] = {"embedding_dim": 8, "blocks": 2, "heads": 2}
+    if architecture == "din":
+        layers = {"embedding_dim": 8, "attention": [6, 5], "deep": [12, 7]}
+    if architecture == "mult_vae":
+        layers = {"hidden": [8, 6], "latent_dim": 5}
+    settings = {"dropout": 0.0, **layers, **changed}
     return complete(
         ModelConfig.model_validate({"architecture": architecture, "multi_hot": lists, **settings})
     )

@@ -36,7 +36,8 @@ from training.models.factorization import FeatureSides, Side
 from training.models.sequence import SequenceDropout, distinct_sequences
 from training.settings import Features, check_model
 
-ARCHITECTURES = ["sasrec", "bert4rec"]
+ORDERED = ["sasrec", "bert4rec"]
+ARCHITECTURES = [*ORDERED, "mult_vae"]
 OVER_HISTORIES = [*ARCHITECTURES, "din"]
 UNSHARED = replace(PLAIN, features=(PLAIN.features[0], replace(PLAIN.features[1], cardinality=9)))
 
@@ -58,11 +59,12 @@ def test_other_features_add_their_vectors_to_their_side(architecture: str) -> No
             if len(ids):
                 item[row] += vectors["genres"][ids].mean(dim=0)
         of_items = (
-            model.item_bias.block_rows()[1][:, 0] if architecture == "bert4rec" else model.bias.expand(ITEMS)
+            model.bias.expand(ITEMS) if architecture == "sasrec" else model.item_bias.block_rows()[1][:, 0]
         )
         biases = of_items[categorical[:, 1]]
     torch.testing.assert_close(logits, (user * item).sum(dim=1) + biases, rtol=1e-4, atol=1e-4)
-    assert [len(rows) for rows in table] == [7, ITEMS, 9, 1]  # the history has no rows of its own
+    of_history = ITEMS if architecture == "mult_vae" else 1  # otherwise the history has the item's rows
+    assert [len(rows) for rows in table] == [7, ITEMS, 9, of_history]
 
 
 @pytest.mark.parametrize("spec", [PLAIN, RICH], ids=["plain", "rich"])
@@ -136,8 +138,9 @@ def test_every_weight_gets_a_gradient_and_padding_none(architecture: str) -> Non
     model(dense, categorical).square().mean().backward()
     touched = {name: set(table.take_gradient().rows.tolist()) for name, table in tables_of(model).items()}
     pads = {7 + ITEMS + PAD_ID, 7 + ITEMS + 9 + PAD_ID}  # of the lists `genres` and `history`
-    assert touched.pop("embedding.weight") == set(range(7 + ITEMS + 9 + 1)) - pads
-    assert list(touched.values()) == ([set(range(1, 1 + ITEMS))] if architecture == "bert4rec" else [])
+    of_history = ITEMS if architecture == "mult_vae" else 1
+    assert touched.pop("embedding.weight") == set(range(7 + ITEMS + 9 + of_history)) - pads
+    assert list(touched.values()) == ([] if architecture == "sasrec" else [set(range(1, 1 + ITEMS))])
     for name, parameter in model.named_parameters():
         if name not in tables_of(model):
             assert parameter.grad is not None, name
@@ -145,7 +148,7 @@ def test_every_weight_gets_a_gradient_and_padding_none(architecture: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ORDERED)
 def test_it_learns_which_item_follows_the_last_one(tmp_path: Path, architecture: str) -> None:
     torch.set_num_threads(1)
     days = {"train": {"2026-01-02": markov_rows(6_000, 1)}, "validation": {"2026-01-03": markov_rows(800, 2)}}
@@ -188,7 +191,9 @@ def test_warm_start_keeps_the_items_of_a_grown_vocabulary(tmp_path: Path, archit
     rows, kept = child.model.embedding.weight.detach(), parent.model.embedding.weight.detach()
     assert torch.equal(rows[:12], kept[:12])  # 5 ids of C0, 7 items
     assert torch.equal(rows[12:14], fresh[12:14])
-    assert torch.equal(rows[14:], kept[12:])
+    of_history = len(kept) - 12
+    assert torch.equal(rows[14 : 14 + of_history], kept[12:])
+    assert torch.equal(rows[14 + of_history :], fresh[14 + of_history :])
     dense, categorical = random_rows(old, 20, seed=0).tensors(32)
     with torch.no_grad():
         assert torch.equal(child.model.eval()(dense, categorical), parent.model.eval()(dense, categorical))
@@ -215,7 +220,7 @@ def test_settings_that_do_not_fit_are_refused(
         build_model(config(architecture, **changed), spec)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ORDERED)
 def test_heads_must_have_equal_widths(architecture: str) -> None:
     with pytest.raises(ConfigError, match=r"heads=3 is not a divisor of embedding_dim=8"):
         config(architecture, heads=3)

@@ -104,7 +104,7 @@ def test_in_batch_softmax_and_its_gradients_equal_numpy_for_any_ranks(sizes: lis
         assert_allclose(parts, expected, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["sasrec_dropout", "bert4rec"])
+@pytest.mark.parametrize("name", ["sasrec_dropout", "bert4rec", "mult_vae"])
 def test_a_sequence_model_in_training_has_the_user_vectors_of_its_logits(name: str) -> None:
     """Dropout is applied as in `forward`: the loss over vectors must not train another model."""
     spec = small_spec(name)
@@ -122,7 +122,7 @@ def test_a_sequence_model_in_training_has_the_user_vectors_of_its_logits(name: s
             module.draw_mask("7/0", range(2), [4, 4])
     logits = model(dense, categorical)
     users, items = model.user_vectors(dense, categorical), model.item_vectors(dense, categorical)
-    bias = getattr(model, "bias", 0)  # the vectors of BERT4Rec contain its biases
+    bias = getattr(model, "bias", 0)  # the vectors of BERT4Rec and Mult-VAE contain their biases
     torch.testing.assert_close((users * items).sum(dim=1) + bias, logits)
     with_dropout = users.detach()
     assert not torch.allclose(with_dropout, model.eval().user_vectors(dense, categorical), atol=1e-4)
@@ -134,11 +134,11 @@ def test_only_models_with_vectors_can_be_trained() -> None:
         model = build_model(variant(name), small_spec(name))
         for loss in LOSSES:
             if isinstance(model, VectorModel):
-                check_loss(loss, variant(name).architecture)
+                check_loss(Train(loss=loss), variant(name))
             else:
                 architecture = variant(name).architecture
                 with pytest.raises(ConfigError, match=rf"train.loss={loss} .* architecture {architecture} "):
-                    check_loss(loss, architecture)
+                    check_loss(Train(loss=loss), variant(name))
     with pytest.raises(ConfigError, match="DLRM does not have such vectors"):
         Trainer(build_model(variant("dlrm"), spec), Train(loss="full_softmax"), ALONE)
 

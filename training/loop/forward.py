@@ -23,10 +23,11 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import ALONE, Collectives
-from training.loop.losses import mean_loss
+from training.loop.losses import mean_loss, mean_penalty
 from training.loop.vector_losses import mean_vector_loss
 from training.models.click_model import ClickModel
 from training.models.factorization import VectorModel
+from training.models.objective import BagModel, PenalizedModel
 from training.settings.check_settings import vectors_missing
 
 
@@ -74,7 +75,7 @@ class Forward:
                 "--set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
             )
 
-    def backward(self, batch: Batch, scale: Tensor | None = None) -> Tensor:
+    def backward(self, batch: Batch, scale: Tensor | None = None, progress: float = 1.0) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar.
 
         The gradients are added to the parameters' attribute `grad`.
@@ -83,6 +84,7 @@ class Forward:
             batch: this rank's rows.
             scale: the loss is multiplied by this factor before the backward pass. The returned loss is not
                 scaled.
+            progress: the share of the training's steps that are done; see `PenalizedModel`.
 
         Raises:
             ConfigError: the model's dense part does not compile.
@@ -92,6 +94,8 @@ class Forward:
                 loss = mean_loss(self._train.loss, self._logits(batch), batch)
             else:
                 loss = self._vector_loss(self._vectors, batch)
+            if isinstance(self._model, PenalizedModel):
+                loss = loss + mean_penalty(self._model.take_penalty(progress), batch)
             (loss if scale is None else loss * scale).backward()
         return loss.detach()
 
@@ -112,7 +116,10 @@ class Forward:
         with self._autocast():
             users = model.user_vectors(batch.dense, batch.categorical)
             items = model.item_vectors(batch.items.dense, batch.items.categorical)
-        return mean_vector_loss(users.float(), items.float(), batch, self._collectives)
+        bags = None
+        if self._train.loss == "full_softmax" and isinstance(model, BagModel):
+            bags = model.bags(batch.categorical, batch.items.categorical)
+        return mean_vector_loss(users.float(), items.float(), batch, self._collectives, bags)
 
     def _autocast(self) -> AbstractContextManager[object]:
         # A recorded graph reads weights at fixed addresses, so the casts of weights must be part of it.

@@ -31,6 +31,19 @@ def mean_loss(name: str, logits: Tensor, batch: Batch) -> Tensor:
     return _softmax(by_group - batch.log_draw.view(-1, batch.group), weights) / batch.global_weight
 
 
+def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:
+    """Returns this rank's share of the mean penalty of a global batch, a scalar.
+
+    The rows of a group have the same user, so only the penalty of its first row counts.
+
+    Args:
+        penalties: (L,) float32, the penalty of each row.
+        batch: the rows.
+    """
+    of_groups, weights = penalties.view(-1, batch.group)[:, 0], batch.weights.view(-1, batch.group)[:, 0]
+    return (of_groups * weights).sum() / batch.global_weight
+
+
 def _bpr(logits: Tensor, weights: Tensor) -> Tensor:
     """Returns Σ w · -log sigmoid(positive - negative) over all negatives (Rendle et al. 2009, UAI)."""
     losses = functional.softplus(logits[:, 1:] - logits[:, :1])

@@ -17,7 +17,7 @@ from training.embeddings.row_gradients import RowGradient
 from training.embeddings.rows import RowBlock
 from training.embeddings.tables_of_model import tables_of
 from training.loop.forward import Forward
-from training.models.layers import Dropout
+from training.models.layers import RandomLayer
 from training.optimizers.gradients import LossScale, clipped
 from training.optimizers.updates import Updates
 
@@ -51,26 +51,28 @@ class Trainer:
         self._collectives = collectives
         self._tables = tables_of(model)
         self._updates = Updates(model, train)
-        self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
+        self._random_layers = [module for module in model.modules() if isinstance(module, RandomLayer)]
         self._forward = Forward(model, train, collectives)
         self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
-    def step(self, batch: Batch, rate_factor: float) -> Tensor:
+    def step(self, batch: Batch, rate_factor: float, progress: float = 1.0) -> Tensor:
         """Updates the model with one global batch. Returns the batch's mean loss, a scalar.
 
         Args:
             batch: this rank's rows, shard after shard.
             rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
+            progress: the share of the training's steps that are done; see `PenalizedModel`.
         """
-        loss = self._gradients(self._rows_of_step.expand(batch) if self._rows_of_step else batch)
+        rows = self._rows_of_step.expand(batch) if self._rows_of_step else batch
+        loss = self._gradients(rows, progress)
         # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
         # reduced.
         wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
-        rows = self._updates.take_row_gradients(self._collectives)
+        by_row = self._updates.take_row_gradients(self._collectives)
         summed = wait_for_sum()
-        if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
-            self._apply(summed[:-1], rows, rate_factor)
+        if self._loss_scale.accepts(summed[:-1], by_row.values(), self._collectives):
+            self._apply(summed[:-1], by_row, rate_factor)
         return summed[-1].clone()  # the next step overwrites the buffer
 
     def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
@@ -83,17 +85,17 @@ class Trainer:
         by_row = {name: replace(grad, values=unscaled(grad.values)) for name, grad in rows.items()}
         self._updates.apply(gradient, by_row, rate_factor)
 
-    def _gradients(self, batch: Batch) -> Tensor:
+    def _gradients(self, batch: Batch, progress: float) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar."""
-        for layer, dropout in enumerate(self._dropouts):
-            key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
+        for number, layer in enumerate(self._random_layers):
+            key = f"{self._train.seed}/{int(self._updates.steps)}/{number}"
             equal = [len(batch.labels) // len(self._shards)] * len(self._shards)
-            if dropout.of_items and isinstance(batch.items, CatalogueItems):
+            if layer.of_items and isinstance(batch.items, CatalogueItems):
                 # All ranks compute the vectors of all items, with the same masks.
-                dropout.draw_mask(key, range(1), [len(batch.items.dense)])
+                layer.draw_mask(key, range(1), [len(batch.items.dense)])
             else:
-                dropout.draw_mask(key, self._shards, batch.shard_rows or equal)
-        return self._forward.backward(batch, self._loss_scale.scale)
+                layer.draw_mask(key, self._shards, batch.shard_rows or equal)
+        return self._forward.backward(batch, self._loss_scale.scale, progress)
 
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry: with fp16, the loss scale and the number of skipped steps."""

@@ -81,10 +81,11 @@ class TrainingLoop:
 
     def _step(self, state: TrainingState, batch: Batch) -> None:
         factor = learning_rate_factor(state.step, state.total_steps, self._train)
+        progress = state.step / state.total_steps
         state.step += 1
         for callback in self._callbacks:
             callback.on_step_start(state)
-        result = StepResult(batch, self._trainer.step(batch.to(self._device), factor))
+        result = StepResult(batch, self._trainer.step(batch.to(self._device), factor, progress))
         for callback in self._callbacks:
             callback.on_step_end(state, result)
         if any(callback.is_entry_due(state) for callback in self._callbacks):

@@ -61,9 +61,9 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings, or the vectors that the loss
-            compares; or negatives are to be drawn although a feature depends on user and item; or
-            `unknown_share` names a feature without ids.
+        ConfigError: the architecture does not have the configured settings, or the loss cannot train a model;
+            or negatives are to be drawn although a feature depends on user and item; or `unknown_share` names
+            a feature without ids.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -75,9 +75,8 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         require_no_pair_features([feature.name for feature in spec.scoped("pair")])
     if config.train.unknown_share:
         require_oov_ids(config.train.unknown_share, [feature.name for feature in spec.embedded])
-    if config.train.compares_vectors:
-        for architecture in (config.model.architecture, *config.train.baselines):
-            check_loss(config.train.loss, architecture)
+    for model in (config.model, *(ModelConfig(architecture=name) for name in config.train.baselines)):
+        check_loss(config.train, model)
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None

@@ -19,9 +19,12 @@ from training.data.batch import Batch
 from training.data.compared_items import BatchItems
 from training.distributed.collectives import Collectives
 from training.distributed.gather_vectors import gather_vectors
+from training.models.objective import Bags
 
 
-def mean_vector_loss(users: Tensor, items: Tensor, batch: Batch, collectives: Collectives) -> Tensor:
+def mean_vector_loss(
+    users: Tensor, items: Tensor, batch: Batch, collectives: Collectives, bags: Bags | None = None
+) -> Tensor:
     """Returns this rank's share of the mean loss of a global batch, a scalar.
 
     Args:
@@ -30,26 +33,32 @@ def mean_vector_loss(users: Tensor, items: Tensor, batch: Batch, collectives: Co
         batch: the positive rows.
         collectives: the ranks' collectives. If there are several ranks, all of them must call this function,
             and run the backward pass.
+        bags: the items that rows reconstruct in addition to their own; only with CatalogueItems.
     """
     compared = batch.items
     assert compared is not None
     if isinstance(compared, BatchItems):
         total = _in_batch_softmax(users, items, compared, batch.weights, collectives)
     else:
-        total = _full_softmax(users, items, compared.own, compared.starts, batch.weights)
+        total = _full_softmax(users, items, compared.own, compared.starts, batch.weights, bags)
     return total / batch.global_weight
 
 
 def _full_softmax(
-    users: Tensor, items: Tensor, own: Tensor, starts: Sequence[int], weights: Tensor
+    users: Tensor, items: Tensor, own: Tensor, starts: Sequence[int], weights: Tensor, bags: Bags | None
 ) -> Tensor:
     """Returns Σ w · cross-entropy of each row's own item among all items of the row's day.
+
+    With `bags`, it is Σ w · Σ_i y_i · cross-entropy of item i, the multinomial log-likelihood of Liang et al.
+    (WWW 2018, equation 2) without its constant. y_i is 1 for the row's own item, and the bag's weight for
+    other items.
 
     Args:
         users, items: (P, E) and (I, E).
         own: (P,) int64, the position of each row's own item.
         starts: the first item of each day, and then I.
         weights: (P,).
+        bags: the items that rows reconstruct in addition to their own.
     """
     day = torch.bucketize(own, torch.tensor(starts[1:], device=own.device), right=True)
     rows_of_days = day.argsort(stable=True).split(torch.bincount(day, minlength=len(starts) - 1).tolist())
@@ -57,7 +66,11 @@ def _full_softmax(
     for first, last, rows in zip(starts[:-1], starts[1:], rows_of_days, strict=True):
         if len(rows):
             logits = users[rows] @ items[first:last].t()
-            losses = functional.cross_entropy(logits, own[rows] - first, reduction="none")
+            target = place = own[rows] - first
+            if bags is not None:
+                target = bags.weights[rows][:, bags.item_ids[first:last]]  # (rows, items of the day)
+                target.scatter_(1, place.unsqueeze(1), 1.0)
+            losses = functional.cross_entropy(logits, target, reduction="none")
             total = total + (losses * weights[rows]).sum()
     return total
 

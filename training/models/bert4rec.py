@@ -31,24 +31,19 @@ from torch.nn import functional
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear
 from training.models.sequence import BidirectionalBlock, SequenceDropout, trim
-from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
+from training.models.sequence_model import BiasedSequenceModel, first_vectors, sequence_layout
 from training.settings.bert4rec import Settings
 
 
-class BERT4Rec(SequenceModel):
+class BERT4Rec(BiasedSequenceModel):
     """Bidirectional self-attention over the user's history and a mask."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         layout, dim = sequence_layout("bert4rec", settings, inputs), settings.embedding_dim
         places = layout.length + 1
-        super().__init__(layout, dim, inputs, places)
-        # Only rows of the item's feature are read. The table has one row for each other feature, because the
-        # code that saves and loads tables finds rows by the index of the feature.
-        biases = [1] * inputs.num_embedded
-        biases[layout.item] = layout.cardinalities[layout.item]
-        self.item_bias = inputs.tables.table(
-            biases, 1, inputs.list_lengths, inputs.pooling, inputs.names, by_ftrl=False
-        )
+        super().__init__(layout, dim, inputs)
+        self.places = first_vectors(places, dim)
+        self._add_item_biases(inputs)
         self.mask = first_vectors(dim)
         self._add_features(inputs)
         self.dropout = SequenceDropout(settings.dropout, places)
@@ -68,20 +63,6 @@ class BERT4Rec(SequenceModel):
             outputs = 1 if number == len(self.blocks) else longest + 1
             values = block(values, is_visible, first_rows, outputs)
         return functional.gelu(in_float32(self.projection, values[:, 0]))
-
-    def item_biases(self, categorical: Tensor) -> Tensor:
-        """Returns b_O of each row's item, (B,) float32."""
-        return self.item_bias.feature_vectors(categorical[:, self.layout.item], self.layout.item).squeeze(1)
-
-    def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns user vectors (B, E + 1) float32. The last number is 1, the factor of the item's bias."""
-        vectors = self.user_part(dense, categorical)
-        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
-
-    def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns item vectors (B, E + 1) float32. The last number is the item's bias."""
-        biases = self.item_biases(categorical).unsqueeze(1)
-        return torch.cat([self.item_part(dense, categorical), biases], dim=1)
 
 
 def build(settings: Settings, inputs: Inputs) -> BERT4Rec:

@@ -1,6 +1,6 @@
 """The user's history as an input: its columns, and the vectors of its items.
 
-The items of histories have the vectors of the rows' items, in the same rows of the table.
+The items of histories have the vectors of the rows' items, in the same rows of the table, except in Mult-VAE.
 
 Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
 vector.
@@ -27,8 +27,8 @@ class Layout:
         item: index of the item's feature among the features that are ids. It is also the index of its column.
         history: index of the history's feature among them.
         columns: the columns of the history in the categorical matrix.
-        cardinalities: number of rows of each feature in the table. The history has none but the padding row,
-            because its items have the rows of the item's feature.
+        cardinalities: number of rows of each feature in the table. If the items of the history have the rows
+            of the item's feature, the history has none but the padding row.
     """
 
     item: int
@@ -37,8 +37,13 @@ class Layout:
     cardinalities: list[int]
 
     @classmethod
-    def of(cls, architecture: str, settings: HistorySettings, inputs: Inputs) -> Layout:
-        """Returns the layout. Raises ConfigError if the settings do not fit the features."""
+    def of(
+        cls, architecture: str, settings: HistorySettings, inputs: Inputs, *, shared: bool = True
+    ) -> Layout:
+        """Returns the layout. Raises ConfigError if the settings do not fit the features.
+
+        `shared` says whether the items of the history have the rows of the item's feature.
+        """
         names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
         check_history(settings, Features(ids=names[:num_single], lists=names[num_single:]))
         item, history = names.index(settings.item), names.index(settings.history)
@@ -57,7 +62,8 @@ class Layout:
                 "give `categorify` the same `share` in the groups of both features, and `counts: false` in "
                 "the group of the history",
             )
-        cardinalities[history] = 1
+        if shared:
+            cardinalities[history] = 1
         place = history - num_single
         first = num_single + sum(inputs.list_lengths[:place])
         return cls(item, history, slice(first, first + inputs.list_lengths[place]), cardinalities)
@@ -69,7 +75,7 @@ class Layout:
 
 
 class HistoryModel(nn.Module):
-    """A model with a table in which items of rows and of histories share rows.
+    """A model with a table that has rows for the items of rows and of histories.
 
     Args:
         layout: where the item and the history are in the inputs.

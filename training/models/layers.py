@@ -5,6 +5,7 @@ Notation: B rows, D dense features, C features that are ids.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import pairwise
@@ -53,14 +54,33 @@ def mlp(
     return nn.Sequential(*layers)
 
 
-class Dropout(nn.Module):
+class RandomLayer(nn.Module, ABC):
+    """A layer whose random numbers are independent of the number of ranks.
+
+    They depend on seed, step and logical shard. So training with N ranks uses the same numbers as training
+    with one rank, and a resumed training uses the same numbers as an uninterrupted one. `Trainer` calls
+    `draw_mask` before every step.
+    """
+
+    of_items = False
+
+    @abstractmethod
+    def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
+        """Prepares the random numbers of the next step.
+
+        Args:
+            key: a text that contains seed, step and layer.
+            shards: the logical shards of the next batch's rows, in the order of these rows.
+            rows: for each of these shards, its number of rows in the next batch.
+        """
+
+
+class Dropout(RandomLayer):
     """Dropout (Srivastava et al. 2014, JMLR 15) with masks that are independent of the number of ranks.
 
-    A mask depends on seed, step and logical shard. So training with N ranks uses the same masks as training
-    with one rank, and a resumed training uses the same masks as an uninterrupted one. `Trainer` calls
-    `draw_mask` before every step. In evaluation, nothing is dropped. In training, the remaining values are
-    scaled by 1 / (1 - share). Masks are drawn before the forward pass, into memory with a fixed address. The
-    forward pass draws no random numbers, so it can be compiled or recorded.
+    In evaluation, nothing is dropped. In training, the remaining values are scaled by 1 / (1 - share). Masks
+    are drawn before the forward pass, into memory with a fixed address. The forward pass draws no random
+    numbers, so it can be compiled or recorded.
 
     Args:
         share: the share of the values that are dropped.
@@ -78,13 +98,7 @@ class Dropout(nn.Module):
         self.register_buffer("mask", torch.ones(1, width), persistent=False)
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
-        """Draws the factors of the next step: 0, or 1 / (1 - share).
-
-        Args:
-            key: a text that contains seed, step and layer.
-            shards: the logical shards of the next batch's rows, in the order of these rows.
-            rows: for each of these shards, its number of rows in the next batch.
-        """
+        """Draws the factors of the next step: 0, or 1 / (1 - share). See `RandomLayer.draw_mask`."""
         if len(self.mask) != sum(rows):
             self.mask = self.mask.new_empty(sum(rows), self.mask.shape[1])
         for shard, part in zip(shards, self.mask.split(list(rows)), strict=True):

@@ -36,7 +36,8 @@ class SASRec(SequenceModel):
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         layout, dim = sequence_layout("sasrec", settings, inputs), settings.embedding_dim
-        super().__init__(layout, dim, inputs, layout.length)
+        super().__init__(layout, dim, inputs)
+        self.places = first_vectors(layout.length, dim)
         self.no_history = first_vectors(dim)
         self._add_features(inputs)
         self.dropout = SequenceDropout(settings.dropout, layout.length)

@@ -1,4 +1,4 @@
-"""Layers of models over sequences: which rows have equal sequences, dropout, and self-attention blocks.
+"""Layers of models over sequences: which rows have equal sequences, dropout, noise, self-attention blocks.
 
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
@@ -7,7 +7,7 @@ Notation: B rows, S distinct sequences, L places of a sequence, E numbers per ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from storage.feature_spec import PAD_ID
-from training.models.layers import Dropout, linear
+from training.models.layers import RandomLayer, linear
 
 # A draw of 64 random bits decides about this number of values, each with 16 bits.
 _NUMBERS_PER_DRAW = 4
@@ -43,11 +43,42 @@ def trim(sequences: Tensor) -> Tensor:
     return sequences[:, : max(int(lengths.max()) if len(lengths) else 0, 1)]
 
 
-class SequenceDropout(Dropout):
-    """Dropout of vectors of sequences, with masks that are independent of the number of ranks.
+class RandomSequenceLayer(RandomLayer):
+    """A layer that draws random numbers once for each distinct sequence of a logical shard.
 
-    As in `Dropout`, a mask depends on seed, step and logical shard. A shard has one mask for each of its
-    distinct sequences, so the masks are drawn in the forward pass, when these are known.
+    The numbers are drawn in the forward pass, when the distinct sequences are known.
+
+    Attributes:
+        shard_starts: the first row of each shard that has rows in the next batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: list[str] = []
+        self.shard_starts: list[int] = []
+
+    def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
+        """Stores what the numbers of the next step depend on. See `RandomLayer.draw_mask`."""
+        self._keys = [f"{key}/{shard}" for shard in shards]
+        ends = torch.tensor([0, *rows]).cumsum(0).tolist()
+        self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
+        self._keys = [name for name, count in zip(self._keys, rows, strict=True) if count]
+
+    def _draws(self, first_rows: Tensor | None) -> bool:
+        """Returns whether the layer draws numbers for these sequences: in training only."""
+        return self.training and first_rows is not None and bool(self._keys) and bool(len(first_rows))
+
+    def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
+        """Yields the rows of `draws` (S, …) that belong to each shard, and the shard's generator."""
+        starts = torch.tensor([*self.shard_starts[1:], 2**62], device=first_rows.device)
+        counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._keys))
+        for name, part in zip(self._keys, draws.split(counts.tolist()), strict=True):
+            digest = sha256(name.encode()).digest()
+            yield part, torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
+
+
+class SequenceDropout(RandomSequenceLayer):
+    """Dropout of vectors of sequences, with masks that are independent of the number of ranks.
 
     Args:
         share: the share of the values that are dropped.
@@ -55,17 +86,9 @@ class SequenceDropout(Dropout):
     """
 
     def __init__(self, share: float, places: int) -> None:
-        super().__init__(share, 1)
+        super().__init__()
+        self.share = share
         self._places = places
-        self._keys: list[str] = []
-        self.shard_starts: list[int] = []
-
-    def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
-        """Stores what the masks of the next step depend on. See `Dropout.draw_mask`."""
-        self._keys = [f"{key}/{shard}" for shard in shards]
-        ends = torch.tensor([0, *rows]).cumsum(0).tolist()
-        self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
-        self._keys = [name for name, count in zip(self._keys, rows, strict=True) if count]
 
     def forward(self, values: Tensor, first_rows: Tensor | None = None) -> Tensor:
         """Returns the values (S, ≤ L, E); in training, some of them are set to 0.
@@ -74,19 +97,33 @@ class SequenceDropout(Dropout):
             values: the values of S sequences. If there are fewer than L places, the last ones are missing.
             first_rows: (S,) ascending, the first row of each sequence in the batch; only in training.
         """
-        if not self.training or not self.share or first_rows is None or not self._keys or not len(values):
+        if not self.share or first_rows is None or not self._draws(first_rows):
             return values
-        starts = torch.tensor([*self.shard_starts[1:], 2**62], device=first_rows.device)
-        counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._keys))
         cells = -(-self._places * values.shape[2] // _NUMBERS_PER_DRAW)
         draws = torch.empty(len(values), cells, dtype=torch.int64, device=values.device)
-        for name, part in zip(self._keys, draws.split(counts.tolist()), strict=True):
-            digest = sha256(name.encode()).digest()
-            generator = torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
+        for part, generator in self._of_shards(draws, first_rows):
             part.random_(-(2**63), None, generator=generator)
         numbers = draws.view(torch.int16)[:, : values[0].numel()].reshape(values.shape)
         kept = numbers >= round(self.share * 2**16) - 2**15
         return values * kept / (1 - self.share)
+
+
+class SequenceNoise(RandomSequenceLayer):
+    """Standard normal noise for vectors of sequences, independent of the number of ranks; 0 in scoring."""
+
+    def forward(self, like: Tensor, first_rows: Tensor | None) -> Tensor:
+        """Returns the noise (S, K) float32.
+
+        Args:
+            like: (S, K), a tensor of the same shape, on the same device.
+            first_rows: (S,) ascending, the first row of each sequence in the batch; None if they are not
+                trained.
+        """
+        noise = torch.zeros(like.shape, device=like.device)
+        if first_rows is not None and self._draws(first_rows):
+            for part, generator in self._of_shards(noise, first_rows):
+                part.normal_(generator=generator)
+        return noise
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""The base class of models that encode the user's history and compare the result with the item's vector.
+"""The base classes of models that encode the user's history and compare the result with the item's vector.
 
     u = encoded history + Σ vectors of other features of the user
     v = M[item] + Σ vectors of other features of the item and the context
     logit = ⟨u, v⟩ + bias
 
-M is the table from which the vectors of the history's items come too. A dense feature's vector is the value
-times a learned vector. Each row of the log is one example with its own history, so the loader may shuffle
-rows. The history is encoded once for a row and its drawn negatives.
+M is the table from which the vectors of the history's items come too, except in Mult-VAE. A dense feature's
+vector is the value times a learned vector. Each row of the log is one example with its own history, so the
+loader may shuffle rows. The history is encoded once for a row and its drawn negatives.
 
 Notation: B rows, S distinct histories, D dense features, W columns of ids, L places, E embedding_dim.
 """
@@ -22,7 +22,8 @@ from training.models.factorization import FeatureSides, Part, Side, vector_produ
 from training.models.history import HistoryModel, Layout
 from training.models.inputs import Inputs
 from training.models.sequence import SequenceDropout, distinct_sequences
-from training.settings.sequence import SequenceSettings, refuse_pairs
+from training.settings.history import HistorySettings
+from training.settings.sequence import refuse_pairs
 
 _DEVIATION = 0.02  # of first vectors, as in BERT4Rec (Sun et al. 2019, section 4.3)
 
@@ -37,10 +38,9 @@ class SequenceModel(HistoryModel, ABC):
     user_embedded: Tensor
     dropout: SequenceDropout
 
-    def __init__(self, layout: Layout, dim: int, inputs: Inputs, places: int) -> None:
-        """Creates the table and the vectors of `places` places."""
+    def __init__(self, layout: Layout, dim: int, inputs: Inputs) -> None:
+        """Creates the table."""
         super().__init__(layout, dim, inputs, _DEVIATION)
-        self.places = first_vectors(places, dim)
 
     def _add_features(self, inputs: Inputs) -> None:
         """Creates the vectors of dense features, and notes the side of each feature."""
@@ -105,13 +105,15 @@ class SequenceModel(HistoryModel, ABC):
         )
 
 
-def sequence_layout(architecture: str, settings: SequenceSettings, inputs: Inputs) -> Layout:
-    """Returns the layout. Raises ConfigError if the settings do not fit the features."""
+def sequence_layout(
+    architecture: str, settings: HistorySettings, inputs: Inputs, *, shared: bool = True
+) -> Layout:
+    """Returns the layout; see `Layout.of`. Raises ConfigError if the settings do not fit the features."""
     by_name = zip(inputs.names, inputs.embedded_scopes, strict=True)
     pairs = [name for name, scope in by_name if scope == "pair"]
     pairs += ["a dense feature"] if "pair" in inputs.dense_scopes else []
     refuse_pairs(architecture, pairs)
-    return Layout.of(architecture, settings, inputs)
+    return Layout.of(architecture, settings, inputs, shared=shared)
 
 
 class FactorizedSequenceModel:
@@ -133,6 +135,38 @@ class FactorizedSequenceModel:
     def pair_logits(self, users: Part, items: Part) -> Tensor:
         """See `Factorization.pair_logits`."""
         return vector_products(users[0].unsqueeze(1), items[0].unsqueeze(2)).squeeze(2) + items[1]
+
+
+class BiasedSequenceModel(SequenceModel):
+    """A model over the user's history that has a bias for each item.
+
+    A subclass calls `_add_item_biases` when it creates its layers.
+    """
+
+    def _add_item_biases(self, inputs: Inputs) -> None:
+        """Creates the biases, which are zero at first."""
+        layout = self.layout
+        # Only rows of the item's feature are read. The table has one row for each other feature, because the
+        # code that saves and loads tables finds rows by the index of the feature.
+        biases = [1] * inputs.num_embedded
+        biases[layout.item] = layout.cardinalities[layout.item]
+        self.item_bias = inputs.tables.table(
+            biases, 1, inputs.list_lengths, inputs.pooling, inputs.names, by_ftrl=False
+        )
+
+    def item_biases(self, categorical: Tensor) -> Tensor:
+        """Returns the bias of each row's item, (B,) float32."""
+        return self.item_bias.feature_vectors(categorical[:, self.layout.item], self.layout.item).squeeze(1)
+
+    def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns user vectors (B, E + 1) float32. The last number is 1, the factor of the item's bias."""
+        vectors = self.user_part(dense, categorical)
+        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+
+    def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """Returns item vectors (B, E + 1) float32. The last number is the item's bias."""
+        biases = self.item_biases(categorical).unsqueeze(1)
+        return torch.cat([self.item_part(dense, categorical), biases], dim=1)
 
 
 def first_vectors(*shape: int) -> nn.Parameter:

@@ -7,6 +7,8 @@ Every job first checks the settings of the model, even a job that does not need 
     class Settings(Strict)                                  the keys of this architecture in a model's YAML
     check(settings: Settings, features: Features) -> None   optional: raises ConfigError if the settings do
                                                             not fit the features
+    check_loss(settings: Settings, loss: str) -> None       optional: raises ConfigError if the settings do
+                                                            not fit `train.loss`
     VECTORS = True                                          optional: the model is a VectorModel, so losses
                                                             over item vectors can train it
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from conf.errors import ConfigError
 from conf.load import read_section
-from conf.types import ModelConfig, Strict
+from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
 from training.settings.architectures import MODEL_SECTIONS, model_section
 from training.settings.field_types import Features
@@ -25,6 +25,7 @@ _SHARED_MODULES = {
     "inputs",
     "interaction",
     "layers",
+    "objective",
     "sequence",
     "sequence_model",
 }
@@ -76,10 +77,19 @@ def check_model(config: ModelConfig, features: Features) -> None:
         check(settings, features)
 
 
-def check_loss(loss: str, architecture: str) -> None:
-    """Raises ConfigError unless the architecture has the vectors that `full_softmax` and others compare."""
-    if not getattr(_module(architecture), "VECTORS", False):
-        raise vectors_missing(loss, f"architecture {architecture}")
+def check_loss(train: Train, config: ModelConfig) -> None:
+    """Checks that the loss of the section `train` can train the model.
+
+    Raises:
+        ConfigError: the loss compares vectors, but the architecture has none; or the model's settings do not
+            fit the loss.
+    """
+    module = _module(config.architecture)
+    if train.compares_vectors and not getattr(module, "VECTORS", False):
+        raise vectors_missing(train.loss, f"architecture {config.architecture}")
+    check = getattr(module, "check_loss", None)
+    if check is not None:
+        check(read_settings(config), train.loss)
 
 
 def vectors_missing(loss: str, model: str) -> ConfigError:
@@ -87,8 +97,8 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     return ConfigError(
         f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
         "vectors",
-        "use only the architectures two_tower, sasrec and bert4rec, also in train.baselines, or set "
-        "train.loss=softmax with train.negatives",
+        "use only the architectures two_tower, sasrec, bert4rec and mult_vae, also in train.baselines, or "
+        "set train.loss=softmax with train.negatives",
     )
 
 

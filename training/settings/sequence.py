@@ -33,7 +33,7 @@ class SequenceSettings(HistorySettings):
         return self
 
 
-def check_features(architecture: str, settings: SequenceSettings, features: Features) -> None:
+def check_features(architecture: str, settings: HistorySettings, features: Features) -> None:
     """Raises ConfigError unless the item and the history are features, and no feature has scope `pair`."""
     check_history(settings, features)
     refuse_pairs(architecture, features.pairs)

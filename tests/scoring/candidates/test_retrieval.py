@@ -76,7 +76,7 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "two_tower"])
+@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "mult_vae", "two_tower"])
 def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
     """two_tower has the history as a list of ids in its user tower."""
     ids, length = 15, 4
@@ -89,8 +89,9 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
         "w1",
     )
     multi_hot = MultiHot(max_length=length)
+    size = {"hidden": [8]} if architecture == "mult_vae" else {"embedding_dim": 8}
     config = ModelConfig.model_validate(
-        {"architecture": architecture, "embedding_dim": 8, "multi_hot": multi_hot.model_dump()}
+        {"architecture": architecture, **size, "multi_hot": multi_hot.model_dump()}
     )
     model: Any = build_model(config, spec, seed=1).eval()
     generator = torch.Generator().manual_seed(4)
@@ -128,7 +129,9 @@ def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: st
     if isinstance(build_model(variant(name), small_spec(name)), VectorModel):
         assert RetrievalSource.model_validate(section).name == "retrieval"
     else:
-        with pytest.raises(ValidationError, match="has no vectors; use two_tower, sasrec or bert4rec"):
+        with pytest.raises(
+            ValidationError, match="has no vectors; use two_tower, sasrec, bert4rec or mult_vae"
+        ):
             RetrievalSource.model_validate(section)
 
 
