@@ -131,6 +131,21 @@ WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
         {"model": {"architecture": "two_tower"}, "train": {"loss": "in_batch_softmax"}},
         r"^train\.baselines names 'logistic_regression': train\.loss=in_batch_softmax compares",
     ),
+    (
+        {
+            "features": [
+                {"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]},
+                {
+                    "columns": ["C2"],
+                    "kind": "multi_hot",
+                    "ops": [{"split_list": {"separator": " "}}, "categorify"],
+                },
+            ],
+            "scopes": {"user": ["C2"], "item": ["C1"], "context": []},
+            "model": {"architecture": "mult_vae", "item": "C1", "history": "C2"},
+        },
+        r"^model\.history_weight=1 lets a row .* but train\.loss=bce compares only the item of the row",
+    ),
     ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower cannot use features that may differ"),
     (
         {"model": {"architecture": "wide_and_deep", "crosses": [{"left": ["C1"], "right": ["I1"]}]}},

@@ -17,7 +17,7 @@ from conf.types import ModelConfig, Reading, Train
 from storage.feature_spec import NUM_RESERVED_IDS, PAD_ID
 from storage.paths import Lake
 from tests.training.architectures import small_spec, variant
-from tests.training.feature_tables import Rows, make_config, publish_all, write_file
+from tests.training.feature_tables import Rows, make_config, publish_all, random_rows, write_file
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, config, inputs_of, randomised
 from training.data.batch import Batch
@@ -26,7 +26,7 @@ from training.data.item_catalogue import read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
-from training.distributed.collectives import Collectives
+from training.distributed.collectives import ALONE, Collectives
 from training.loop.forward import Forward
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
@@ -212,6 +212,28 @@ def test_drawn_negatives_of_a_row_share_its_noise_and_one_penalty() -> None:
     assert torch.equal(penalties[:, 0], penalties[:, 2])
     assert losses[1] - losses[0] == pytest.approx(float(penalties[:3, 0].sum()) / 3, rel=1e-4)
     assert float(penalties.std()) > 0.1
+
+
+def test_the_random_numbers_of_a_step_depend_on_seed_and_step() -> None:
+    """With the rate 0, all steps have the same weights."""
+    spec = small_spec("mult_vae")
+    rows = random_rows(spec, 32, seed=0)
+    ones = torch.ones(32)
+    batch = Batch(*rows.tensors(4), torch.from_numpy(rows.labels), ones, 32.0)
+
+    def losses(seed: int) -> list[float]:
+        train = Train.model_validate({"num_ranks": 1, "num_shards": SHARDS, "seed": seed})
+        model = build_model(variant("mult_vae", multi_hot={"max_length": 4}), spec, 1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
+        trainer = Trainer(model.train(), train, ALONE)
+        return [float(trainer.step(batch, 0.0)) for _ in range(2)]
+
+    first, second = losses(1)
+    assert first != second
+    assert losses(1) == [first, second]
+    assert losses(2)[0] != first
 
 
 def group_rows(count: int, seed: int) -> Rows:
