@@ -32,7 +32,7 @@ class FakeTrainer:
         self.model = nn.Linear(1, 1)
         self.steps = 0
 
-    def step(self, batch: Batch, rate_factor: float) -> torch.Tensor:
+    def step(self, batch: Batch, rate_factor: float, progress: float) -> torch.Tensor:
         self.steps += 1
         return torch.tensor(float(self.steps))
 
