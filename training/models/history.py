@@ -75,7 +75,7 @@ class Layout:
 
 
 class HistoryModel(nn.Module):
-    """A model with a table in which items of rows and of histories share rows.
+    """A model with a table that has rows for the items of rows and of histories.
 
     Args:
         layout: where the item and the history are in the inputs.
