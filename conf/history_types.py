@@ -15,9 +15,11 @@ class History(Strict):
 
     The most recent item comes first. Rows of a user are ordered by event time, then by their position in the
     log. Without an event time, they are ordered by their position. Only clicks before a row are in its list,
-    so the row's own item is not. Features read the column like a column of the log. The table `users`, with
-    which lists are scored, has the last clicks up to the run date. If the lists are compared with the test
-    split (measure.against=test_split), the rows of the test split are left out.
+    so the row's own item is not. If the log has groups (keys.group), all rows of a group have the list of the
+    group's first row, because a click of the group is not known when the group is shown. Features read the
+    column like a column of the log. The table `users`, with which lists are scored, has the last clicks up to
+    the run date. If the lists are compared with the test split (measure.against=test_split), the rows of the
+    test split are left out.
     """
 
     column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")

@@ -6,6 +6,9 @@ If the log is stored by day, the clicks of earlier days come before those of the
 
 In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
 none. An array of clicks is ordered from the oldest to the most recent click.
+
+If the log has groups (keys.group), the rows of a group compete for one click, so a click of the group is not
+known when the group is shown. All rows of a group on a day have the history of the group's first row.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.types import History
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
-# Part of the digest of prepared rows. Change it when the code would compute other histories for the same log.
+# Parts of the digest of prepared rows. Change them when the code would compute other histories for the same
+# log: METHOD for logs without groups, GROUP_METHOD for logs with groups.
 METHOD = "clicks before the row"
+GROUP_METHOD = "clicks before the group"
 CLICKS = "clicks"
 _EARLIER, _RECENT, _TODAY = "_earlier", "_recent", "_today"
 ARRAY = "array<struct<time:bigint,item:string>>"
@@ -32,7 +37,7 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     number of the user's rows, only on `history.length`.
 
     Args:
-        rows: frame with user_key, item_key, label, row_id and, if the log has it, event_time.
+        rows: frame with user_key, item_key, label, row_id and, if the log has them, group_key and event_time.
         history: the settings.
         earlier: one row per user with user_key and clicks, an array of the last clicks on earlier days; None
             if there are no earlier days.
@@ -45,6 +50,9 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     recent = F.collect_list(F.when(clicked, F.col(ITEM_KEY))).over(same_label)
     result = rows.withColumn(_RECENT, F.when(clicked, recent))
     result = result.withColumn(_TODAY, F.last(_RECENT, ignorenulls=True).over(before))
+    if GROUP_KEY in rows.columns:
+        of_group = Window.partitionBy(USER_KEY, GROUP_KEY).orderBy(*order)
+        result = result.withColumn(_TODAY, F.first(_TODAY).over(of_group))
     items = F.coalesce(_TODAY, F.array().cast("array<string>"))
     if earlier is not None:
         result = result.join(earlier.select(USER_KEY, F.col(CLICKS).alias(_EARLIER)), USER_KEY, "left")

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.spark.histories import METHOD, add_history
+from etl.spark.histories import GROUP_METHOD, METHOD, add_history
 from etl.spark.last_clicks import LastClicks
 from etl.spark.read_log import good_rows, read_attributes, read_log
 from etl.split.negatives import DRAW, add_negatives
@@ -74,10 +74,11 @@ def preparation(config: Config) -> dict[str, str]:
     remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
+    method = GROUP_METHOD if config.keys and config.keys.group else METHOD
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
-        **({"history": f"{METHOD}, {digest_of(config.history.model_dump())}"} if config.history else {}),
+        **({"history": f"{method}, {digest_of(config.history.model_dump())}"} if config.history else {}),
     }
 
 

@@ -96,6 +96,31 @@ def test_days_before_count_as_earlier_clicks(
     assert _histories(with_history) == {row_id: expected[row_id] for row_id in logs[-1]["row_id"]}
 
 
+@FEW
+@given(
+    rows=st.lists(st.tuples(ROW, st.integers(0, 4)), min_size=10, max_size=40),
+    length=st.integers(1, 4),
+    timed=st.booleans(),
+)
+def test_no_row_has_a_click_of_its_group(
+    spark: SparkSession, rows: list[tuple[tuple, int]], length: int, timed: bool
+) -> None:
+    """Groups may overlap in time. Each row has the history of the first row of its user and group."""
+    log = _log([row for row, _ in rows])
+    groups = {row_id: group for row_id, (_, group) in enumerate(rows)}
+    before = _expected(log, length, timed=timed)
+    order = ["event_time", "row_id"] if timed else ["row_id"]
+    expected: dict[int, list[str]] = {}
+    for _, members in log.groupby([log["user_key"], log["row_id"].map(groups)]):
+        first = members.sort_values(order)["row_id"].iloc[0]
+        expected |= dict.fromkeys(members["row_id"], before[first])
+    for seed in (1, 2):
+        frame = _frame(spark, log, timed=timed, seed=seed)
+        group_of = spark.createDataFrame(list(groups.items()), "row_id bigint, group_key bigint")
+        frame = frame.join(group_of, "row_id")
+        assert _histories(add_history(frame, History(length=length))) == expected
+
+
 def test_a_row_with_a_time_of_an_earlier_day_has_only_clicks_before_this_time(spark: SparkSession) -> None:
     rows = _frame(spark, _log([("u", "late", 1.0, 50), ("u", "today", 1.0, 210)]), timed=True)
     earlier = spark.createDataFrame([("u", [(40, "a"), (60, "b")])], f"user_key string, clicks {ARRAY}")
