@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dcn_v2_parallel": {"architecture": "dcn_v2", **_DCN, "structure": "parallel"},
     "deepfm": {"architecture": "deepfm", "embedding_dim": 8, "deep": [16, 8]},
     "deepfm_dropout": {"architecture": "deepfm", "embedding_dim": 8, "deep": [32, 16], "dropout": 0.3},
+    "deepfm_weighted": {"architecture": "deepfm", "embedding_dim": 8, "deep": [16, 8], "field_weights": True},
     "neumf": {"architecture": "neumf", "gmf_dim": 4, "mlp_dim": 6, "deep": [16, 8], "dropout": 0.1},
     "two_tower": {"architecture": "two_tower", **_TOWERS, "user_tower": [16, 8]},
     "two_tower_dropout": {"architecture": "two_tower", **_TOWERS, "dropout": 0.2},

@@ -49,7 +49,9 @@ class Network:
     def deepfm(self, dense: NDArray, ids: list[list[int]]) -> float:
         fields = [x * v for x, v in zip(dense, self.state["dense_vectors"], strict=True)]
         fields += self.vectors(ids, "embedding.weight")
-        second = sum(fields[i] @ fields[j] for i in range(len(fields)) for j in range(i + 1, len(fields)))
+        pairs = [(i, j) for i in range(len(fields)) for j in range(i + 1, len(fields))]
+        r = self.state.get("field_weights.weights", np.ones(len(pairs)))  # equation of FwFM
+        second = sum(weight * (fields[i] @ fields[j]) for weight, (i, j) in zip(r, pairs, strict=True))
         dnn = self.affine("logit", self.relu_layers("deep", np.concatenate(fields)))[0]
         return self.logistic_regression(dense, ids, "first_order.") + second + dnn
 

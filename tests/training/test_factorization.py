@@ -148,7 +148,8 @@ def test_a_factorization_equals_the_joined_rows(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dlrm", "deepfm", "dcn_v2_full", "dcn_v2_low_rank", "logistic_regression", "neumf"]
+    "name",
+    ["dlrm", "deepfm", "deepfm_weighted", "dcn_v2_full", "dcn_v2_low_rank", "logistic_regression", "neumf"],
 )
 def test_a_factorization_equals_the_equations_in_numpy(name: str) -> None:
     spec = make_spec("everything on both sides")

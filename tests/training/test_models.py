@@ -139,6 +139,16 @@ def test_deepfm_starts_with_small_products_of_vectors_and_dlrm_alone_with_random
         assert any(bool(bias.any()) for bias in biases) == (name == "dlrm")
 
 
+def test_deepfm_with_field_weights_starts_as_deepfm() -> None:
+    spec = make_spec(3, [20, 9], lists=[30])
+    dense, categorical = random_rows(spec, 50, seed=1).tensors(32)
+    equal, weighted = (
+        build_model(variant("deepfm", field_weights=trained), spec, seed=2) for trained in (False, True)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(weighted(dense, categorical), equal(dense, categorical))
+
+
 @pytest.mark.parametrize("name", DEEP)
 def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(name: str) -> None:
     spec = make_spec(2, [5], lists=[7])

@@ -1,7 +1,7 @@
 """DeepFM (Guo et al. 2017, arXiv:1703.04247): a factorisation machine and an MLP over the same embeddings.
 
     P(click) = σ(y_FM + y_DNN)                                  (equation 1)
-    y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
+    y_FM = ⟨w, x⟩ + Σ_{i<j} r_ij ⟨V_i, V_j⟩ x_i x_j             (equation 2, where all r_ij are 1)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
 Each feature i has one vector e_i = V_i x_i, which the factorization machine and the MLP share. For a feature
@@ -9,6 +9,9 @@ that is an id, e_i is the vector of the id. For a list of ids, e_i is the sum or
 For a dense feature, e_i is the feature's value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i
 e_ik)² − Σ_i e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the time for the second-order term
 is linear in the number of vectors.
+
+With `field_weights`, the r_ij are trained (training/models/field_weights.py). The time for the second-order
+term is then quadratic in the number of vectors.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim.
 """
@@ -30,6 +33,7 @@ from training.models.factorization import (
     positions_by_side,
     vector_products,
 )
+from training.models.field_weights import FieldWeights, mix_vectors, weighted_pair_sum, weights_between
 from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
 from training.settings.deepfm import Settings
@@ -57,6 +61,7 @@ class DeepFM(ClickModel):
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
         self.dense_vectors = nn.Parameter(torch.empty(inputs.num_dense, dim).normal_(std=deviation))
+        self.field_weights = FieldWeights(num_vectors) if settings.field_weights else None
         self.deep = mlp([num_vectors * dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
 
@@ -70,7 +75,7 @@ class DeepFM(ClickModel):
         scaled = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
         all_vectors = torch.cat([scaled, embedded], dim=1)  # (B, D + C, E)
         # Autograd sums gradients in the reverse order of these lines, so another order changes the last bits.
-        second_order = pair_sum(all_vectors)
+        second_order = (self.field_weights or pair_sum)(all_vectors)
         deep = in_float32(self.logit, self.deep(all_vectors.flatten(1))).squeeze(1)
         return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
 
@@ -87,14 +92,17 @@ def pair_sum(vectors: Tensor) -> Tensor:
 class FactorizedDeepFM:
     """The factorization of DeepFM.
 
-    Σ_{i<j} ⟨e_i, e_j⟩ has three terms: the sum over the pairs within the user's side, the sum over the pairs
-    within the item's side, and ⟨Σ user's vectors, Σ item's vectors⟩ for the pairs between both sides.
+    A side is the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the pairs within
+    the user's side, within the item's side, and between both sides. The term between both sides is one dot
+    product. With all r_ij = 1, it is that of the sums of both sides' vectors. With trained weights, one of
+    its factors consists of the M vectors of the side that has fewer vectors. The other factor consists of M
+    weighted sums of the other side's vectors.
 
-    A side is the users or the items. For R rows of a side, `side_part` returns three tensors:
+    For R rows of a side, `side_part` returns three tensors:
 
     * (R,), the first-order term plus the second-order term over pairs of vectors within the side
-    * (R, E), the sum of the side's vectors
-    * (R, H), what these vectors contribute to the H outputs of the MLP's first layer
+    * (R, E), or (R, M * E) with trained weights: the factor for the pairs between both sides
+    * (R, H), what the side's vectors contribute to the H outputs of the MLP's first layer
 
     So the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
     """
@@ -107,22 +115,61 @@ class FactorizedDeepFM:
         self._vectors = positions_by_side(vector_sides)
         columns = positions_by_side([side for side in vector_sides for _ in range(dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)
+        weights = model.field_weights
+        self._second = _EqualPairs() if weights is None else _WeightedPairs(weights, self._vectors)
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
         """See `Factorization.side_part`."""
         scaled = dense.unsqueeze(2) * self._model.dense_vectors
         embedded = self._model.embedding(categorical)
         vectors = torch.cat([scaled, embedded], dim=1)[:, self._vectors[side]]  # (R, V, E)
-        second_order = pair_sum(vectors)
         (first_order,) = self._linear.side_part(side, dense, categorical)
         share = self._deep.share(side, vectors.flatten(1))
-        return first_order + second_order, vectors.sum(dim=1), share
+        within = first_order + self._second.within(side, vectors)
+        return within, self._second.factor(side, vectors), share
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
         """See `Factorization.pair_logits`."""
         within = users[0].unsqueeze(1) + items[0]
         between = vector_products(users[1].unsqueeze(1), items[1].unsqueeze(2)).squeeze(2)
         return within + between + self._deep.outputs(users[2], items[2], None)
+
+
+class _EqualPairs:
+    """The second-order term in which all pairs of vectors have the weight 1."""
+
+    def within(self, side: Side, vectors: Tensor) -> Tensor:
+        """Returns the sum (R,) over the pairs of a side's `vectors` (R, V, E)."""
+        return pair_sum(vectors)
+
+    def factor(self, side: Side, vectors: Tensor) -> Tensor:
+        """Returns a side's factor (R, E) of the sum over the pairs between both sides."""
+        return vectors.sum(dim=1)
+
+
+class _WeightedPairs:
+    """The second-order term with trained weights.
+
+    Args:
+        weights: the weights of all pairs.
+        positions: the positions of each side's vectors among all vectors, ascending.
+    """
+
+    def __init__(self, weights: FieldWeights, positions: dict[Side, list[int]]) -> None:
+        matrix = weights.matrix().detach()
+        users, items = positions[Side.USER], positions[Side.ITEM]
+        self._within = {side: matrix[positions[side]][:, positions[side]] for side in (Side.USER, Side.ITEM)}
+        self._summed_side = Side.ITEM if len(users) <= len(items) else Side.USER
+        kept, summed = (users, items) if self._summed_side is Side.ITEM else (items, users)
+        self._between = weights_between(matrix, kept, summed)
+
+    def within(self, side: Side, vectors: Tensor) -> Tensor:
+        """Returns the weighted sum (R,) over the pairs of a side's `vectors` (R, V, E)."""
+        return weighted_pair_sum(vectors, self._within[side])
+
+    def factor(self, side: Side, vectors: Tensor) -> Tensor:
+        """Returns a side's factor (R, M * E) of the weighted sum over the pairs between both sides."""
+        return (mix_vectors(vectors, self._between) if side is self._summed_side else vectors).flatten(1)
 
 
 def build(settings: Settings, inputs: Inputs) -> DeepFM:

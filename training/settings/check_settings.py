@@ -21,6 +21,7 @@ _SETTINGS = "training.settings"
 _SHARED_MODULES = {
     "click_model",
     "factorization",
+    "field_weights",
     "history",
     "inputs",
     "interaction",

@@ -12,6 +12,12 @@ class Settings(Strict):
     """DeepFM: a factorization machine and an MLP over the same embeddings (Guo et al., arXiv:1703.04247)."""
 
     embedding_dim: PositiveInt = Field(default=10, description="Width of an embedding vector.")
+    field_weights: bool = Field(
+        default=False,
+        description="Whether the dot product of each pair of features has its own trained weight, as in a "
+        "field-weighted factorization machine (Pan et al. 2018, arXiv:1806.03514). False: all products have "
+        "the weight 1, as in the paper of DeepFM.",
+    )
     deep: HiddenWidths = Field(
         default=[400, 400, 400],
         description="Widths of the hidden layers of the MLP, in order. The last layer, whose only output is "
