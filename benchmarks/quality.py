@@ -66,7 +66,12 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "deepfm": Preset(
         "model=../models/deepfm_small.yaml",
-        ("train.global_batch_size=1024", "train.epochs=3", "train.embedding_learning_rate=0.03"),
+        (
+            "train.global_batch_size=1024",
+            "train.epochs=3",
+            "train.embedding_learning_rate=0.03",
+            "train.l2=0.0002",
+        ),
     ),
     "logistic_regression": Preset("model={architecture: logistic_regression}", at_least=False),
 }

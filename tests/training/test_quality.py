@@ -106,6 +106,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             "global_batch_size": 512,
             "epochs": 2,
             "embedding_learning_rate": 0.05 if name == "deepfm_small" else 0.15,
+            "l2": 2e-4 if name == "deepfm_small" else 0.0,
             "baselines": [] if shares_of_best else ["logistic_regression"],
         }
         trained = train_in_process(make_plan(make_config(lake, model=model, train=train), lake, dataset))
