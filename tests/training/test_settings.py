@@ -79,6 +79,7 @@ def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path)
         "multi_hot": {"pooling": "mean", "max_length": 32, "lengths": {}},
         "embedding_storage": "fp32",
         "embedding_dim": 10,
+        "field_weights": False,
         "deep": [400, 400, 400],
         "dropout": 0.0,
     }
