@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,10 @@ def catalogue_of(
     files: list[DataFile], earlier: list[DataFile] | None = None, collectives: Collectives = ALONE
 ) -> ItemCatalogue:
     return read_catalogue(files, earlier or [], SPEC, MULTI_HOT, Reading(), collectives, CPU)
+
+
+def without_choices(catalogue: ItemCatalogue) -> ItemCatalogue:
+    return replace(catalogue, pairs=catalogue.pairs[:1] * 0 - 1, first_days=catalogue.first_days[:1])
 
 
 def loader_of(files: list[DataFile], rank: int = 0, ranks: int = 1) -> Loader:
@@ -183,6 +188,43 @@ def test_draws_differ_by_epoch_and_seed_and_repeat_otherwise(files: list[DataFil
         assert same < 0.05 * len(first)
 
 
+def test_draws_of_a_row_and_of_equal_row_ids_on_two_days_are_independent(
+    days: list[Choices], tmp_path: Path
+) -> None:
+    """Two draws are equal as often as independent uniform draws, for users who chose nothing."""
+    day = days[0]
+    later = replace(day, rows=replace(day.rows, dense=day.rows.dense + np.float32([0, 1, 0])))
+    files = write_days(tmp_path, [day, later], file_rows=500)
+    groups = real_groups(files, sampler_of(without_choices(catalogue_of(files))))
+    drawn = {
+        number: {
+            group[0][2][2]: [row[3][1] for row in group[1:]] for group in groups if day_of(group[0]) == number
+        }
+        for number in (0, 1)
+    }
+    assert drawn[0].keys() == drawn[1].keys()
+    both = np.array([drawn[0][hour] + drawn[1][hour] for hour in drawn[0]])  # (rows, 2 * draws)
+    share = 1 / len(np.unique(day.items))
+    for left, right in combinations(range(2 * DRAWS), 2):
+        equal = (both[:, left] == both[:, right]).mean()
+        assert abs(equal - share) < 5 * math.sqrt(share / len(both)), (left, right)
+
+
+def test_padding_rows_have_no_negatives_and_weights_sum_to_the_positive_rows(
+    days: list[Choices], files: list[DataFile]
+) -> None:
+    catalogue = catalogue_of(files)
+    positives = sum(float(day.rows.labels.sum()) for day in days)
+    assert sum(batch.global_weight for batch in expanded(files, sampler_of(catalogue))) == pytest.approx(
+        positives
+    )
+    batch = next(loader_of(files).batches())
+    weights = batch.weights.clone()
+    weights[: len(weights) // 2] = 0
+    padded = sampler_of(catalogue).expand(replace(batch, weights=weights, labels=batch.labels * 0 + 1))
+    assert len(padded.labels) == (1 + DRAWS) * int(weights.sum())
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_draw_what_one_rank_draws(files: list[DataFile], ranks: int) -> None:
     alone = list(expanded(files, sampler_of(catalogue_of(files))))
@@ -205,9 +247,8 @@ def test_ranks_together_draw_what_one_rank_draws(files: list[DataFile], ranks: i
 def test_items_are_drawn_by_their_clicks_of_the_day(
     days: list[Choices], files: list[DataFile], popularity: float
 ) -> None:
-    """Of a user who chose nothing, so that no draw is rejected."""
-    catalogue = catalogue_of(files)
-    catalogue = replace(catalogue, pairs=catalogue.pairs[:1] * 0 - 1, first_days=catalogue.first_days[:1])
+    """Of users who chose nothing, so that no draw is rejected."""
+    catalogue = without_choices(catalogue_of(files))
     groups = real_groups(files, sampler_of(catalogue, popularity=popularity, draws=40))
     for number, day in enumerate(days):
         clicks = {int(item): float(day.rows.labels[day.items == item].sum()) for item in day.items}
