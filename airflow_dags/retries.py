@@ -8,7 +8,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 RETRIES = 2
 _HOPELESS = {2: "bad configuration", 3: "bad data"}
-_TIMEOUTS = {"train_model": timedelta(hours=12), "train_retriever": timedelta(hours=6)}
+_TIMEOUTS = {
+    "train_model": timedelta(hours=12),
+    "train_retriever": timedelta(hours=6),
+    "refit_model": timedelta(hours=12),
+}
 _TIMEOUT = timedelta(hours=3)
 
 

@@ -3,8 +3,9 @@
 Fits or extends the workflow on the days up to the run date, and trains a challenger. If the configuration has
 the source `retrieval`, the DAG also trains the retriever. The gate then compares the challenger with the
 champion on the same raw test day. If the gate promotes the challenger, the asset `nightrank_champion` is
-updated, and the new champion makes the lists of the next day. If not, the champion still serves, and the
-day's features are built again with the champion's workflow.
+updated, and the new champion makes the lists of the next day. With `train.refit`, the promoted model is first
+trained again on the rows of all three splits. If the gate does not promote the challenger, the champion still
+serves, and the day's features are built again with the champion's workflow.
 
 | | |
 |---|---|
@@ -58,7 +59,8 @@ class FeaturesOfChampion(JobOperator):
         return super().execute(context)
 
 
-@task(outlets=[CHAMPION])
+# If train.refit is false, the task refit_model is skipped.
+@task(outlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
 def promote(ti: Any = None, outlet_events: Any = None) -> None:
     """Updates the asset of the champion. The gate has already recorded the promotion."""
     evaluated = ti.xcom_pull(task_ids="evaluate_model")
@@ -114,6 +116,7 @@ with DAG(
         step="build_features",
         part="retraining",
         overrides=("workflow.mode=apply",),
+        trigger_rule=TriggerRule.NONE_FAILED,
         pool=evaluate.pool,
         execution_timeout=evaluate.execution_timeout,
     )
@@ -125,6 +128,7 @@ with DAG(
         stage("train_model", part="retraining"),
         stage("train_retriever", part="retraining"),
         evaluate,
+        stage("refit_model", part="retraining"),
         [promote(), again],
         notify(),
     )

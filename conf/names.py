@@ -84,3 +84,17 @@ ColumnName = Annotated[str, AfterValidator(column_name)]
 PlainText = Annotated[str, AfterValidator(plain_text)]
 LakeRoot = Annotated[str, AfterValidator(lake_root)]
 RawLocation = Annotated[str, AfterValidator(raw_location)]
+
+
+def reject_unknown(where: str, names: list[str], known: set[str]) -> None:
+    """Raises ValueError if a name in the key `where` is not a known column."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{where} names columns that do not exist: {unknown}; known: {sorted(known)}")
+
+
+def reject_repeated(where: str, names: list[str]) -> None:
+    """Raises ValueError if the key `where` names a column twice."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from conf.model_types import ModelConfig
 from conf.raw_types import Days, PositiveInt, Seed, Strict
-from conf.train_types import ModelConfig
 
 
 class AllItems(Strict):

@@ -15,8 +15,9 @@ from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, Workf
 from conf.gate_types import Gate
 from conf.history_types import History
 from conf.loop_types import Profile, Reading, StopAt, TrainNegatives
+from conf.model_types import EmbeddingStorage, ModelConfig, MultiHot
 from conf.monitoring_types import Watch
-from conf.names import FolderName, LakeRoot, RawLocation
+from conf.names import FolderName, LakeRoot, RawLocation, reject_repeated, reject_unknown
 from conf.quality_types import Quality
 from conf.raw_types import (
     Column,
@@ -37,7 +38,7 @@ from conf.rule_types import ListRules
 from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
-from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
+from conf.train_types import Embeddings, Train
 
 __all__ = [
     "SPLITS",
@@ -208,16 +209,16 @@ class Config(Strict):
         known |= self.history.new_columns(self.split.by, [*known, *RESERVED]) if self.history else set()
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # its operators add columns
-            _reject_unknown("features.columns", features, known)
-            _reject_unknown("quality.exempt", self.quality.exempt, set(features))
+            reject_unknown("features.columns", features, known)
+            reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
-            _reject_repeated("features.columns", group.columns)
-        _reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
-        _reject_unknown("log.label", [self.log.label.column], set(self.log.names))
+            reject_repeated("features.columns", group.columns)
+        reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
+        reject_unknown("log.label", [self.log.label.column], set(self.log.names))
         if self.log.event_time:
-            _reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
+            reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
         if self.keys:
-            _reject_unknown("keys", self.keys.columns, set(self.log.names))
+            reject_unknown("keys", self.keys.columns, set(self.log.names))
         elif (
             any((self.users, self.items, self.negatives, self.history, self.deliver.sinks))
             or self.split.by == "leave_last_out"
@@ -272,6 +273,12 @@ class Config(Strict):
                 "measure.against=test_split is set, because the lists would be computed from the clicks on "
                 "which they are measured"
             )
+        if self.measure.against == "test_split" and self.train.refit:
+            raise ValueError(
+                "train.refit=true trains the model that makes the lists on the test split, so "
+                "measure.against=test_split would measure it on rows that it was trained on; set one of the "
+                "two to another value"
+            )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
         """Raises ValueError if a table of attributes lacks the key, or has another column of the log."""
@@ -286,15 +293,3 @@ class Config(Strict):
                 f"{side}s.columns and log.columns both name {again}: in one of the two, write another name "
                 "as `name`, and the name in the raw files as `source`"
             )
-
-
-def _reject_unknown(where: str, names: list[str], known: set[str]) -> None:
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"{where} names columns that do not exist: {unknown}; known: {sorted(known)}")
-
-
-def _reject_repeated(where: str, names: list[str]) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")

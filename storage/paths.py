@@ -13,6 +13,7 @@ users|items/<workflow version>/dt=…         features of users or items, one ro
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
 models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
+models/<name>/refits/           the refit of the model that was promoted on a run date (train.refit)
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
 item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item:

@@ -47,6 +47,15 @@ def _train_model(summary: JobSummary) -> list[str]:
     ]
 
 
+def _refit_model(summary: JobSummary) -> list[str]:
+    facts = summary.facts
+    version = facts.get("version")
+    return [
+        _count(facts.get("steps"), "steps"),
+        _phrase("model", _short(version)) if version else "no model was promoted",
+    ]
+
+
 def _evaluate_model(summary: JobSummary) -> list[str]:
     facts = summary.facts
     promoted = facts.get("promoted")
@@ -117,6 +126,7 @@ _BY_JOB: dict[str, Callable[[JobSummary], list[str]]] = {
     "train_model": _train_model,
     "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
+    "refit_model": _refit_model,
     "score_daily": _score_daily,
     "deliver_recommendations": _deliver_recommendations,
     "measure_recommendations": _measure_recommendations,

@@ -9,7 +9,7 @@ from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
-from training.registry.versions import champion_as_of
+from training.registry.refits import promoted_on
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,18 @@ class RunPlan:
         return Lake(self.config.lake, self.recorder)
 
     def steps_before_gate(self) -> list[Step]:
-        """Returns the steps up to evaluate_model (the gate), or only build_features without `retrain`."""
+        """Returns the steps up to the gate's decision, or only build_features without `retrain`.
+
+        These are the steps up to evaluate_model (the gate). With `train.refit`, refit_model follows, which
+        does nothing if the gate has not promoted the challenger.
+        """
         if not self.retrain:
             mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
         features = self._step("build_features", overrides=("workflow.mode=retrain",))
         models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
-        return [features, *(self._step(job) for job in (*models, "evaluate_model"))]
+        refit = ["refit_model"] if self.config.train.refit else []
+        return [features, *(self._step(job) for job in (*models, "evaluate_model", *refit))]
 
     def steps_after_gate(self) -> list[Step]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
@@ -82,9 +87,7 @@ class RunPlan:
         If so, the features of the run date must be built with the workflow of this champion, as for its
         training, and not with the workflow of the previous champion.
         """
-        lake, name = self.lake, self.config.name
-        champion = champion_as_of(lake, name, self.run_date)
-        return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
+        return promoted_on(self.lake, self.config.name, self.run_date) is not None
 
     def _champion_lacks_features(self) -> bool:
         """Returns whether features must be built again, with the workflow of the champion.

@@ -8,6 +8,7 @@ from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.registry.champion_history import Action, Override, champion_state_as_of
 from training.registry.overrides import OverrideRequest, pin, release, roll_back
+from training.registry.refits import serving_model
 
 
 def run(context: RunContext, action: Action | None, request: OverrideRequest) -> tuple[str, JobSummary]:
@@ -21,7 +22,9 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
     """
     lake, name = context.lake, context.config.name
     override = _apply(context, action, request)
-    text = printable_lines(history_table(lake, name, context.run_date))
+    serving = serving_model(context.config, lake, context.run_date)
+    refit = serving.refit if serving else None
+    text = printable_lines(history_table(lake, name, context.run_date, refit))
     if action is not None:
         text = f"{text}\n{printable_lines(describe_override(override))}"
     champion_state = champion_state_as_of(lake, name, context.run_date)
@@ -30,6 +33,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
         "pinned": champion_state.pinned is not None,
         "withdrawn": sorted(champion_state.withdrawn),
         "changed": override is not None,
+        "refit": refit,
     }
     return text, JobSummary(lake.models(name), facts=facts)
 

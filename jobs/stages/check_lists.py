@@ -1,6 +1,6 @@
 """Checks the published lists of a run date.
 
-Every file must be complete. The lists must have been made by the current champion, from the tables of users
+Every file must be complete. The lists must have been made by the model that serves, from the tables of users
 and candidates that are published now. The job changes nothing and needs no Spark session.
 """
 
@@ -15,7 +15,7 @@ from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
 from storage.paths import Partition
 from storage.run_context import RunContext, require
-from training.registry.versions import champion_as_of
+from training.registry.refits import serving_model
 
 _REPORTED = (
     "users",
@@ -36,11 +36,13 @@ def run(context: RunContext) -> JobSummary:
     facts = manifest.facts
     with context.phase("files"):
         check_files(partition, manifest)
-    champion = champion_as_of(context.lake, context.config.name, context.run_date)
-    if facts["model_version"] != champion:
+    serving = serving_model(context.config, context.lake, context.run_date)
+    version = serving.version if serving else None
+    if facts["model_version"] != version:
+        of = f"refit of champion {serving.champion}" if serving and serving.refit else "champion"
         raise DataError(
             f"the lists of {context.run_date} were computed with model {facts['model_version']}, "
-            f"but the champion is {champion}",
+            f"but the {of} is {version}",
             f"start the run of {context.run_date} again",
         )
     check_origins(context, manifest)

@@ -22,7 +22,7 @@ from storage.manifest import digest_of
 from storage.publish import publish_facts
 from storage.run_context import RunContext
 from training.launch import train_on_ranks
-from training.loop.experiment_plan import make_experiment_plan, steps_per_epoch
+from training.loop.experiment_plan import make_experiment_plan
 from training.loop.training_plan import TrainPlan
 from training.registry import mlflow_mirror
 from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
@@ -142,7 +142,7 @@ def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> Trainin
             log.warning("%s is left out of the comparison because its training failed: %s", where, error)
             return TrainingOutcome(seed, version, str(error))
     context.recorder.record_write(plan.model_path, version)
-    return TrainingOutcome.of(seed, description, steps_per_epoch(plan))
+    return TrainingOutcome.of(seed, description, plan.steps_per_epoch)
 
 
 def _publish(context: RunContext, dataset: Dataset, comparison: Comparison) -> None:

@@ -45,6 +45,8 @@ def run(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
+    if against == "test_split":
+        require_no_refit(published)
     # A later run may have replaced days of this dataset, after a late file or an upgrade.
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
@@ -95,6 +97,16 @@ def run(context: RunContext) -> JobSummary:
         }
         publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
     return JobSummary(lake.measures.partition(run_date).path, rows_in=num_clicked, facts=facts)
+
+
+def require_no_refit(published: Manifest) -> None:
+    """Raises DataError if a refit made the lists: it was trained on the test split too (train.refit)."""
+    if published.facts.get("refit_of"):
+        raise DataError(
+            f"the lists of {published.dt} were computed with refit {published.facts['model_version']}, which "
+            "was also trained on the test split, so measure.against=test_split cannot measure them",
+            "set train.refit=false and run score_daily again, or set measure.against=next_day",
+        )
 
 
 def relevance_facts(

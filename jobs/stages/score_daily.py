@@ -1,4 +1,4 @@
-"""Publishes the champion's top-k items for every user as `recommendations`, scored by Spark workers."""
+"""Publishes the serving model's top-k items for every user as `recommendations`, scored by Spark workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.errors import DataError
 from conf.load import config_digest
 from scoring.delivery.publish_limits import publish_changes
 from scoring.inputs.requests import ListRequest, require_listable
-from scoring.model.champion import champion_and_dataset
+from scoring.model.champion import serving_model_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.ranking.list_summary import summarize_lists
@@ -34,7 +34,7 @@ _REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 def run(context: RunContext) -> JobSummary:
     """Scores, summarises and publishes the lists of the run date."""
     require(context.config, "keys")
-    model, dataset = champion_and_dataset(context)
+    model, dataset = serving_model_and_dataset(context)
     require_listable(model.spec)
     users, items, candidates = read_inputs(context, dataset)
     request, rule_digests = list_request(context, model, items)
@@ -56,6 +56,7 @@ def run(context: RunContext) -> JobSummary:
         changes = publish_changes(context, dataset, lists, facts, rows, inputs)
     with context.phase("publish"):
         versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
+        refit = {"refit_of": model.refit_of} if model.refit_of else {}
         published = publish(
             lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
             context.lake.recommendations.partition(context.run_date),
@@ -66,6 +67,7 @@ def run(context: RunContext) -> JobSummary:
                 **facts,
                 **measured,
                 **versions,
+                **refit,
                 "precision": score.precision,
                 "scored_at": file_io.utc_now(),
             },
@@ -84,6 +86,7 @@ def run(context: RunContext) -> JobSummary:
             **{name: facts[name] for name in _REPORTED},
             **measured,
             **versions,
+            **refit,
             "churn": changes.get("churn"),
         },
     )

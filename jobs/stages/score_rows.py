@@ -1,4 +1,4 @@
-"""Publishes the champion's click probability for every feature row of one split, as `scores`."""
+"""Publishes the serving model's click probability for every feature row of one split, as `scores`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from conf.load import config_digest
 from scoring.inputs.requests import FEATURES_DT, PROBABILITY
-from scoring.model.champion import champion_and_dataset
+from scoring.model.champion import serving_model_and_dataset
 from scoring.rows.file_splits import divide_rows, row_groups
 from scoring.spark.int8_change import change_of_rows, sample_of
 from scoring.spark.score_frames import score_split
@@ -18,8 +18,8 @@ from storage.run_context import RunContext
 
 def run(context: RunContext) -> JobSummary:
     """Scores every feature row of the split `score.rows_split`. Spark workers read and write the files."""
-    model, dataset = champion_and_dataset(context)
     split = context.config.score.rows_split
+    model, dataset = serving_model_and_dataset(context, scored=split)
     groups = row_groups(context.lake, dataset, split)
     partition, request = context.lake.scores.partition(context.run_date), model.request(context.config.score)
     spark = context.spark

@@ -26,6 +26,7 @@ def run(context: RunContext, user: str) -> tuple[str, JobSummary]:
     facts = {
         "user": user_list.user,
         **{name: user_list.facts[name] for name in _REPORTED},
+        "refit_of": user_list.facts.get("refit_of"),
         "list": user_list.entries,
     }
     path = context.lake.recommendations.partition(context.run_date).path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from conf.types import Config
 from jobs.checks import check_training
@@ -11,7 +12,7 @@ from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.launch import train_on_ranks
-from training.loop.training_plan import make_plan
+from training.loop.training_plan import TrainPlan, make_plan
 from training.registry import mlflow_mirror
 from training.registry.model_json import is_complete, read_description
 from training.registry.training_leftovers import delete_training_leftovers
@@ -37,17 +38,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
     with context.phase("plan"):
         plan = make_plan(config, context.lake, read_dataset(context.lake, context.run_date))
         check_training(config)
-    if is_complete(plan.model_path, checksums=True):
-        log.info(
-            "model version %s was trained before: configuration, data, code and start model are the same",
-            plan.description["version"],
-        )
-        description = read_description(plan.model_path)
-    else:
-        spark = context.spark
-        with context.phase("train"), TrainingBar() as bar:
-            description = train_on_ranks(spark, plan, bar.show)
-    context.recorder.record_write(plan.model_path, description["version"])
+    description = execute(context, plan)
     record_run(context.lake, config.name, context.run_date, description["version"])
     delete_training_leftovers(context.lake, config.name, config.output.grace_hours)
     with context.phase("track"):
@@ -70,3 +61,19 @@ def train(context: RunContext, config: Config) -> JobSummary:
             "rows_per_s": round(description["train_rows"] * config.train.epochs / description["seconds"]),
         },
     )
+
+
+def execute(context: RunContext, plan: TrainPlan) -> dict[str, Any]:
+    """Trains the model of a plan, unless it exists already. Returns the content of model.json."""
+    if is_complete(plan.model_path, checksums=True):
+        log.info(
+            "model version %s was trained before: configuration, data, code and start model are the same",
+            plan.description["version"],
+        )
+        description = read_description(plan.model_path)
+    else:
+        spark = context.spark
+        with context.phase("train"), TrainingBar() as bar:
+            description = train_on_ranks(spark, plan, bar.show)
+    context.recorder.record_write(plan.model_path, description["version"])
+    return description

@@ -22,7 +22,7 @@ _CLEAN_EXITS = (0, 2, 3, 4)
 # Groups of jobs whose seconds are added. A job that is in no group counts as `other`.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "features": ("build_features",),
-    "training and gate": ("train_model", "train_retriever", "evaluate_model"),
+    "training and gate": ("train_model", "train_retriever", "evaluate_model", "refit_model"),
     "lists and delivery": ("build_candidates", "score_daily", "score_rows", "deliver_recommendations"),
     "other": (),
 }

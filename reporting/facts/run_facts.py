@@ -84,7 +84,7 @@ class RunFacts:
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
         model: the content of a model.json. It describes the challenger trained on this date or, without
-            training, the model that made the lists.
+            training, the model that made the lists. It never describes a refit, which has no measures.
         changes: the comparison of the new lists with the last published lists. It exists even if the new
             lists were held back.
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
@@ -214,11 +214,14 @@ def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
     """Returns the version of the challenger.
 
-    If there is no challenger, returns the version of the model that made the lists.
+    If there is no challenger, returns the version of the model that made the lists. If that is a refit, which
+    has no measures, returns the version of the model that it refits.
     """
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
-    return None if recommendations is None else recommendations.facts.get("model_version")
+    if recommendations is None:
+        return None
+    return recommendations.facts.get("refit_of") or recommendations.facts.get("model_version")
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:

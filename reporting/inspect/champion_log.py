@@ -12,22 +12,31 @@ from typing import Any
 from reporting.terminal.text_table import text_table
 from storage.paths import Lake
 from training.registry.champion_history import Override, champion_state_as_of, read_decisions, read_overrides
+from training.registry.refits import Refit, read_refits
 
 _HEADERS = ["Date", "What", "Version", "Parent", "AUC", "Gain", "Interval", "Serving after it"]
 _SHOWN = 30
 _WIDTH = 100
 
 
-def history_table(lake: Lake, name: str, run_date: str) -> str:
+def history_table(lake: Lake, name: str, run_date: str, refit: str | None = None) -> str:
     """Returns a text with the model that serves on a run date and the reason.
 
-    Below it, a table shows the last thirty decisions up to this date.
+    Below it, a table shows the last thirty decisions and refits up to this date.
+
+    Args:
+        lake: the lake.
+        name: the name of the configuration.
+        run_date: the date.
+        refit: the refit that makes the lists in place of the champion; None if the champion makes them.
     """
     events: list[tuple[str, int, list[str]]] = []
     for date, decision in read_decisions(lake, name, run_date):
         events.append((date, 0, _decision_row(date, decision)))
     for override in read_overrides(lake, name, run_date):
         events.append((override.run_date, 1, _override_row(override)))
+    for record in read_refits(lake, name, run_date):
+        events.append((record.run_date, 2, _refit_row(record)))
     if not events:
         return (
             f"{name}: nothing has been decided up to {run_date}; "
@@ -35,7 +44,7 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
         )
     events.sort(key=lambda event: event[:2])
     shown = [row for _, _, row in events[-_SHOWN:]]
-    return "\n".join([_headline(lake, name, run_date), "", text_table(_HEADERS, shown, right=(4, 5))])
+    return "\n".join([_headline(lake, name, run_date, refit), "", text_table(_HEADERS, shown, right=(4, 5))])
 
 
 def describe_override(override: Override | None) -> str:
@@ -57,13 +66,15 @@ def describe_override(override: Override | None) -> str:
     return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _headline(lake: Lake, name: str, run_date: str) -> str:
+def _headline(lake: Lake, name: str, run_date: str, refit: str | None) -> str:
     """Returns text lines about the champion and the reason why it serves.
 
-    The lines also name the pin, if there is one, and the withdrawn versions.
+    The lines also name the refit and the pin, if there are any, and the withdrawn versions.
     """
     champion_state = champion_state_as_of(lake, name, run_date)
     lines = [f"{name} on {run_date}: {champion_state.champion or 'no champion'} serves."]
+    if refit is not None:
+        lines.append(f"Its refit {refit} makes the lists.")
     if champion_state.pinned is not None:
         lines.append(f"It is pinned: {champion_state.pinned}.")
     elif champion_state.champions:
@@ -107,3 +118,8 @@ def _override_row(override: Override) -> list[str]:
     versions = ", ".join(override.withdrawn) or override.champion
     reason = f"{override.by}: {override.why}"
     return [override.run_date, override.action, versions, "-", "-", "-", reason, override.champion]
+
+
+def _refit_row(refit: Refit) -> list[str]:
+    """Returns the table row for a refit; its parent is the champion that it refits."""
+    return [refit.run_date, "refit", refit.version, refit.champion, "-", "-", "-", refit.champion]

@@ -49,9 +49,10 @@ def page(user_list: InspectedList, names: Names) -> str:
     It shows model and workflow, the features of the user, the list, the features of the items, and clicks.
     """
     facts = user_list.facts
+    refit_of = f" (refit of {facts['refit_of']})" if facts.get("refit_of") else ""
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
-        f"  model {facts['model_version']}, workflow {facts['workflow_version']}, "
+        f"  model {facts['model_version']}{refit_of}, workflow {facts['workflow_version']}, "
         f"scored {facts['scored_at']}",
         f"\nUser features\n  {described(user_list.user_features, names) or 'none'}",
         f"\nList ({len(user_list.entries)} of {facts['k']})\n{_list_table(user_list)}",

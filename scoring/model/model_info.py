@@ -30,6 +30,11 @@ class ModelInfo:
     spec: FeatureSpec
     description: Mapping[str, Any]
 
+    @property
+    def refit_of(self) -> str | None:
+        """Returns the champion that this model refits; None if this model is no refit."""
+        return self.description.get("refit_of")
+
     def request(self, score: Score) -> ModelRequest:
         """Returns a request to load this model with the settings of the section `score`.
 

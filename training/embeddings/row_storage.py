@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from conf.train_types import EmbeddingStorage
+from conf.model_types import EmbeddingStorage
 from training.embeddings.counter_rng import random_bits
 
 DTYPES: dict[EmbeddingStorage, torch.dtype] = {

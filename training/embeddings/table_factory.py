@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from conf.train_types import Embeddings, EmbeddingStorage
+from conf.model_types import EmbeddingStorage
+from conf.train_types import Embeddings
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.lookup import Pooling
 from training.embeddings.placement import TableShape, describe, plan_placement

@@ -1,6 +1,6 @@
-"""Ends a training when a metric has reached its target or no longer improves.
+"""Ends a training when a metric has reached its target or no longer improves, or after a number of steps.
 
-The decision depends only on the history, so all ranks and resumed trainings decide the same.
+The decision depends only on history and step, so all ranks and resumed trainings decide the same.
 """
 
 from __future__ import annotations
@@ -27,6 +27,29 @@ class EarlyStopping(Callback):
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
         """Checks again with the new entry."""
         state.stopped = stop_reason(state.history, self._rule)
+
+
+class StopAtStep(Callback):
+    """Ends a training after a number of steps. If `last_step` is None, the training is not ended early."""
+
+    def __init__(self, last_step: int | None) -> None:
+        self._last_step = last_step
+
+    def is_entry_due(self, state: TrainingState) -> bool:
+        """Returns True after the last step, so that its loss is in the history."""
+        return state.step == self._last_step
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Checks a restored step, because the training may have ended before it was killed."""
+        self._check(state)
+
+    def on_step_complete(self, state: TrainingState) -> None:
+        """Ends the training after the last step."""
+        self._check(state)
+
+    def _check(self, state: TrainingState) -> None:
+        if self._last_step is not None and state.step >= self._last_step:
+            state.stopped = f"step {self._last_step} is the last one of the plan"
 
 
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:

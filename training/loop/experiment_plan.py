@@ -5,7 +5,6 @@ from __future__ import annotations
 from conf.types import Config
 from storage.dataset import Dataset
 from storage.paths import Lake
-from training.data.sharding import plan_shards, row_groups
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.experiments import experiments_config
 
@@ -24,11 +23,5 @@ def make_experiment_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainP
     plan = make_plan(config, lake, dataset)
     if config.train.evaluate_every_steps:
         return plan
-    train = config.train.model_copy(update={"evaluate_every_steps": steps_per_epoch(plan)})
+    train = config.train.model_copy(update={"evaluate_every_steps": plan.steps_per_epoch})
     return make_plan(config.model_copy(update={"train": train}), lake, dataset)
-
-
-def steps_per_epoch(plan: TrainPlan) -> int:
-    """Returns the number of global batches in an epoch of a training."""
-    rows = [group.rows for group in row_groups(plan.train_files)]
-    return plan_shards(rows, plan.train.num_shards, plan.train.global_batch_size).steps

@@ -30,7 +30,7 @@ from training.distributed.progress import Report
 from training.embeddings.tables_of_model import set_kernels
 from training.kernels.choice import use_kernels
 from training.loop.callback import Callback
-from training.loop.early_stopping import EarlyStopping
+from training.loop.early_stopping import EarlyStopping, StopAtStep
 from training.loop.evaluate import evaluate
 from training.loop.loss_check import LossCheck
 from training.loop.meter import Meter
@@ -75,7 +75,9 @@ def run_plan(
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
     """
     rank = _Rank(plan, collectives, device, report)
-    held_out = {split: rank.loader(plan.splits[split], shuffled=False) for split in _HELD_OUT}
+    held_out = {
+        split: rank.loader(plan.splits[split], shuffled=False) for split in _HELD_OUT if split in plan.splits
+    }
     model = rank.build(plan.model)
     if device.type == "cpu":
         keep_freed_memory()
@@ -83,7 +85,7 @@ def run_plan(
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
-        result = rank.train(trainer, held_out["validation"], checkpoints, at_checkpoint)
+        result = rank.train(trainer, held_out.get("validation"), checkpoints, at_checkpoint)
         checkpoints.wait()
     metrics = rank.measure(model, held_out)
     baselines = {name: rank.measure(rank.train_baseline(name), held_out) for name in plan.train.baselines}
@@ -164,18 +166,22 @@ class _Rank:
     def train(
         self,
         trainer: Trainer,
-        validation: Loader,
+        validation: Loader | None,
         checkpoints: Checkpoints,
         at_checkpoint: Callable[[], None] | None,
     ) -> TrainingResult:
         """Trains the model of the plan.
 
-        If there is a checkpoint, the training resumes from the latest one.
+        If there is a checkpoint, the training resumes from the latest one. Without a loader of the
+        validation split, the model is not measured during the training.
         """
         plan, train = self.plan, self.plan.train
         loader = self.loader(plan.train_files, shuffled=True)
         loss_check = self._loss_check(loader, plan.train_files)
-        measure = partial(evaluate, trainer.model, validation, self.collectives, self.device)
+        evaluations: list[Callback] = []
+        if validation is not None:
+            measure = partial(evaluate, trainer.model, validation, self.collectives, self.device)
+            evaluations = [Validation(measure, train.evaluate_every_steps), EarlyStopping(train.stop_at)]
         callbacks = [
             SaveCheckpoints(
                 checkpoints, train.checkpoint_every_steps, loss_check.check_pending, at_checkpoint
@@ -183,8 +189,8 @@ class _Rank:
             StepProfiler(train.profile, f"{plan.checkpoint_path}.profile", self.collectives.rank),
             loss_check,
             *self._progress(plan.model.architecture),
-            Validation(measure, train.evaluate_every_steps),
-            EarlyStopping(train.stop_at),
+            *evaluations,
+            StopAtStep(plan.last_step),
         ]
         return TrainingLoop(trainer, train, self.device, callbacks).fit(loader)
 

@@ -13,7 +13,7 @@ from storage import file_io
 from storage.dataset import Dataset, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
-from training.data.sharding import DataFile
+from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
 from training.settings import check_loss
@@ -29,13 +29,15 @@ class TrainPlan:
         model: the configured model.
         train: the section `train` of the configuration.
         spec: the features of the model.
-        splits: for each split, its files in manifest order.
+        splits: for each split, its files in manifest order. A split that the plan does not name is not
+            measured.
         train_files: the files of the train split on which the model trains. Baselines train on all files of
             the split.
         model_path: folder of the model.
         checkpoint_path: folder of this training's checkpoints.
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
+        last_step: the step after which the training ends; None if it does all steps of its epochs.
     """
 
     description: Mapping[str, Any]
@@ -47,11 +49,18 @@ class TrainPlan:
     model_path: str
     checkpoint_path: str
     parent_path: str | None
+    last_step: int | None = None
 
     @property
     def rows(self) -> int:
         """Number of rows of all splits."""
         return sum(file.rows for files in self.splits.values() for file in files)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches in an epoch of the training."""
+        rows = [group.rows for group in row_groups(self.train_files)]
+        return plan_shards(rows, self.train.num_shards, self.train.global_batch_size).steps
 
 
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
@@ -107,9 +116,9 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         spec,
         splits,
         train_files,
-        model_path=_resolved(versions.model_path(lake, config.name, version)),
-        checkpoint_path=_resolved(lake.checkpoints(version)),
-        parent_path=_resolved(versions.model_path(lake, config.name, parent_version))
+        model_path=resolved(versions.model_path(lake, config.name, version)),
+        checkpoint_path=resolved(lake.checkpoints(version)),
+        parent_path=resolved(versions.model_path(lake, config.name, parent_version))
         if parent_version
         else None,
     )
@@ -134,7 +143,7 @@ def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, only_clicks
     require_labels(days, only_clicks=only_clicks)
 
 
-def _resolved(path: str) -> str:
+def resolved(path: str) -> str:
     """Returns the absolute path of a local path or file URI; other URIs are unchanged.
 
     Paths must be absolute, because ranks run in other working directories.
@@ -148,7 +157,7 @@ def _find_files(
     """Returns the files of a split that have rows, from the manifests, except for the days in `without`."""
     return tuple(
         DataFile(
-            _resolved(partition.file(entry.path)),
+            resolved(partition.file(entry.path)),
             entry.rows,
             entry.row_groups,
             entry.bytes,

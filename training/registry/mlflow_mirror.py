@@ -36,6 +36,7 @@ log = logging.getLogger("nightrank.tracking")
 VERSION_TAG, SOURCE_TAG = "nightrank.version", "nightrank.source"
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # limits of MLflow's log_batch
 _PARAM_LENGTH = 500
+_TAGS = ("run_date", "workflow_version", "dataset_digest", "code_version", "parent", "refit_of")
 _import_lock = threading.Lock()
 
 P = ParamSpec("P")
@@ -71,7 +72,9 @@ def _prepare(lake: Lake) -> None:
 
 @never_fails
 def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Writes a trained model as an MLflow run and as a registered version with the alias `challenger`.
+    """Writes a trained model as an MLflow run and as a registered version.
+
+    The version gets the alias `challenger`, unless it is a refit: the gate never compares refits.
 
     Existing entries are not written again. If a killed job left entries incomplete, they are completed.
 
@@ -86,7 +89,8 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
     if _registered(client, name, version) is None:
         run = _logged_run(client, description, params, source_uri(lake, name, version))
         _register(client, name, version, run, source_uri(lake, name, version))
-    _set_alias(client, name, "challenger", version)
+    if "refit_of" not in description:
+        _set_alias(client, name, "challenger", version)
 
 
 @never_fails
@@ -158,10 +162,7 @@ def log_training(
     if run.info.status == "FINISHED":
         return
     run_id = run.info.run_id
-    tags = {
-        key: description[key] or ""
-        for key in ("run_date", "workflow_version", "dataset_digest", "code_version", "parent")
-    }
+    tags = {key: description[key] or "" for key in _TAGS if key in description}
     client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     values = [Param(key, str(value)[:_PARAM_LENGTH]) for key, value in _flat(params)]
     for first in range(0, len(values), _PARAMS_A_CALL):

@@ -31,6 +31,7 @@ from training.registry.champion_history import (
     dated_path,
     dates_of,
 )
+from training.registry.refits import read_refits, refit_name
 
 # Settings of `train` that do not change the trained model. `retrain` determines the parent, which is already
 # part of the version.
@@ -47,6 +48,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
+    "refit": True,  # a refit is another version; see training/loop/refit_plan.py
     "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
@@ -148,7 +150,14 @@ def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDeci
 
 
 def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
-    """Sets the alias `champion` in MLflow, and the alias `challenger` if a challenger is passed."""
+    """Sets the alias `champion` in MLflow, and the alias `challenger` if a challenger is passed.
+
+    If the champion has a refit, the refit gets the alias `champion` among the refits.
+    """
     newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, OVERRIDES)))
-    aliases = {"champion": champion_as_of(lake, name, newest), "challenger": challenger}
+    champion = champion_as_of(lake, name, newest)
+    aliases = {"champion": champion, "challenger": challenger}
     mlflow_mirror.set_aliases(lake, name, {alias: version for alias, version in aliases.items() if version})
+    refits = [refit.version for refit in read_refits(lake, name, newest) if refit.champion == champion]
+    if refits:
+        mlflow_mirror.set_aliases(lake, refit_name(name), {"champion": refits[-1]})

@@ -37,12 +37,18 @@ def _decision(run: RunFacts) -> Html:
             ", was ",
             decision,
             f": {run.evaluation['reason']}",
+            *_refit(run),
             class_="lead",
         )
     if run.recommendations is not None:
         version = run.recommendations.facts.get("model_version")
         return tag(
-            "p", "No model was trained in this run; ", tag("code", version), " made the lists.", class_="lead"
+            "p",
+            "No model was trained in this run; ",
+            tag("code", version),
+            " made the lists.",
+            *_refit(run),
+            class_="lead",
         )
     return tag(
         "p",
@@ -53,6 +59,15 @@ def _decision(run: RunFacts) -> Html:
         " has run.",
         class_="lead",
     )
+
+
+def _refit(run: RunFacts) -> list[Child]:
+    """Returns a sentence about the refit that made the lists; empty if a champion made them."""
+    facts = run.recommendations.facts if run.recommendations else {}
+    if not facts.get("refit_of"):
+        return []
+    version, champion = tag("code", facts["model_version"]), tag("code", facts["refit_of"])
+    return [" The lists are from ", version, ", the refit of ", champion, " on the rows of all three splits."]
 
 
 def _tiles(run: RunFacts) -> list[Html]:

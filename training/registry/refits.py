@@ -1,0 +1,105 @@
+"""Refits: promoted models that were trained again on the rows of all three splits. A refit makes the lists.
+
+    models/<name>-refit/<version>/              its files, as for every model
+    models/<name>/refits/dt=<run date>.json     the refit of the model that was promoted on the run date
+
+The gate, warm starts and overrides use only the models in `models/<name>`, which were trained on the train
+split. A refit has no decisions of its own: it serves whenever the model that it refits is champion. The
+record is written after the refit is complete, so a job that was killed leaves the earlier state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.types import Config
+from storage import file_io, format_versions
+from storage.paths import Lake
+from training.registry.champion_history import champion_state_as_of, dated_path, dates_of
+
+REFITS = "refits"  # folder name
+
+
+@dataclass(frozen=True)
+class Refit:
+    """The record of a refit.
+
+    Attributes:
+        run_date: the date on which the champion was promoted and refitted. The refit serves from then on.
+        champion: the version of the model that was trained on the train split.
+        version: the version of the refit.
+    """
+
+    run_date: str
+    champion: str
+    version: str
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """The model that serves: the champion, or its refit.
+
+    Attributes:
+        champion: the version that is champion.
+        refit: the version of its refit; None if the champion itself serves.
+    """
+
+    champion: str
+    refit: str | None = None
+
+    @property
+    def version(self) -> str:
+        """Returns the version that serves."""
+        return self.refit or self.champion
+
+    def folder(self, lake: Lake, name: str) -> str:
+        """Returns the folder of the model that serves.
+
+        Args:
+            lake: the lake.
+            name: the name of the configuration.
+        """
+        return f"{lake.models(refit_name(name) if self.refit else name)}/{self.version}"
+
+
+def refit_name(name: str) -> str:
+    """Returns the name of a model's refits in the registry."""
+    return f"{name}-refit"
+
+
+def promoted_on(lake: Lake, name: str, run_date: str) -> str | None:
+    """Returns the champion at the end of a run if the gate promoted it in this run, else None."""
+    champion = champion_state_as_of(lake, name, run_date).champion
+    return champion if champion != champion_state_as_of(lake, name, run_date, before=True).champion else None
+
+
+def record_refit(lake: Lake, name: str, refit: Refit) -> None:
+    """Atomically records the refit of the champion that was promoted on a run date."""
+    values = {"run_date": refit.run_date, "refit_of": refit.champion, "version": refit.version}
+    path = dated_path(lake, name, REFITS, refit.run_date)
+    file_io.replace_json(path, format_versions.TRAINED_VERSION.stamp(values))
+
+
+def read_refits(lake: Lake, name: str, until: str) -> list[Refit]:
+    """Returns the refits of all run dates up to `until`, in ascending order of their dates."""
+    refits = []
+    for date in dates_of(lake, name, REFITS):
+        if date <= until:
+            path = dated_path(lake, name, REFITS, date)
+            values = format_versions.TRAINED_VERSION.check(file_io.read_json(path), path)
+            refits.append(Refit(values["run_date"], values["refit_of"], values["version"]))
+    return refits
+
+
+def serving_model(config: Config, lake: Lake, run_date: str) -> ServingModel | None:
+    """Returns the model that serves at the end of a run; None if there is no champion.
+
+    If `train.refit` is false, the champion itself serves, even if it has a refit. The result does not depend
+    on files of later dates.
+    """
+    champion = champion_state_as_of(lake, config.name, run_date).champion
+    if champion is None:
+        return None
+    refits = read_refits(lake, config.name, run_date) if config.train.refit else []
+    of_champion = [refit.version for refit in refits if refit.champion == champion]
+    return ServingModel(champion, of_champion[-1] if of_champion else None)
