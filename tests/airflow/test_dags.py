@@ -62,11 +62,14 @@ def test_daily_dag_has_the_stages_of_nightly_in_order(dags: dict[str, Any]) -> N
         expected = [step.name for step in (*plan.steps_before_gate(), *plan.steps_after_gate())]
         order = dags["daily_recommendations"]["order"]
         assert [name for name in order if name in expected] == expected
-    training = RunPlan(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
+    training = RunPlan(load_config(CONFIG, ["lake=/nowhere", "train.refit=true"]), TRAINED, retrain=True)
     order = dags["weekly_training"]["order"]
-    assert [name for name in order if name in ("build_features", "train_model", "evaluate_model")] == [
+    stages = ("build_features", "train_model", "evaluate_model", "refit_model")
+    assert [name for name in order if name in stages] == [
         step.name for step in training.steps_before_gate()
     ]
+    below = dags["weekly_training"]["below"]
+    assert {"promote", "build_features_again"} <= set(below["refit_model"])
 
 
 def test_jobs_have_pool_timeout_and_retries_and_a_failed_stage_fails_the_run(

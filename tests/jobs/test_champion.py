@@ -12,6 +12,7 @@ from jobs import champion
 from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
+from training.registry.refits import Refit, record_refit
 from training.registry.versions import ChampionDecision, champion_as_of, model_path, record_decision
 
 NAME = "generated"
@@ -129,6 +130,22 @@ def test_to_belongs_to_a_rollback(lake: Lake, capsys: pytest.CaptureFixture[str]
         call(lake, "2026-01-08", "--to", "v1aaaa")
     assert ended.value.code == 2
     assert "--to can be given only with --rollback" in capsys.readouterr().err
+
+
+def test_a_refit_is_shown_while_it_serves(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    record_refit(lake, NAME, Refit("2026-01-06", "v2bbbb", "r2bbbb"))
+    for refit, serving in (("true", "r2bbbb"), ("false", None)):
+        assert call(lake, "2026-01-07", "--set", f"train.refit={refit}") == 0
+        *lines, summary = capsys.readouterr().out.splitlines()
+        assert lines[0] == "generated on 2026-01-07: v2bbbb serves."
+        assert ("  Its refit r2bbbb makes the lists." in lines) == (serving is not None)
+        rows = [line.split() for line in lines if line.startswith("  2026")]
+        assert ["2026-01-06", "refit", "r2bbbb", "v2bbbb", "-", "-", "-", "v2bbbb"] in rows
+        assert (json.loads(summary)["champion"], json.loads(summary)["refit"]) == ("v2bbbb", serving)
+    words = ["--set", "train.refit=true", "--rollback", "--why", "clicks fell"]
+    assert call(lake, "2026-01-08", *words) == 0
+    summary = capsys.readouterr().out.splitlines()[-1]
+    assert (json.loads(summary)["champion"], json.loads(summary)["refit"]) == ("v1aaaa", None)
 
 
 def test_reasons_and_names_reach_the_terminal_without_control_characters(

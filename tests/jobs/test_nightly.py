@@ -125,6 +125,16 @@ def test_the_retriever_is_trained_on_the_ranker_s_features_where_candidates_are_
     assert len(submit_stub.calls()) == 7
 
 
+def test_the_promoted_model_is_refitted_after_the_gate_and_before_the_lists(
+    submit_stub: SparkSubmitStub,
+) -> None:
+    assert nightly.main(submit_stub.arguments("--set", "train.refit=true", "--retrain")) == 0
+    jobs = ["build_features", "train_model", "evaluate_model", "refit_model", "build_candidates"]
+    assert [call["job"] for call in submit_stub.calls()][:5] == jobs
+    assert nightly.main(submit_stub.arguments("--set", "train.refit=true")) == 0
+    assert [call["job"] for call in submit_stub.calls()].count("refit_model") == 1  # not without --retrain
+
+
 @pytest.mark.parametrize(
     "promoted, versions, again", [(False, "ab", True), (False, "aa", False), (True, "ab", False)]
 )

@@ -71,6 +71,8 @@ from storage.job_summary import JobSummary
             "HR@5 0.2000, recall 0.62",
         ),
         ({"job": "train_retriever", "steps": 7, "auc": 0.7}, "7 steps, validation AUC 0.7000"),
+        ({"job": "refit_model", "steps": 7, "version": "0123456789abcdef"}, "7 steps, model 01234567"),
+        ({"job": "refit_model", "version": None}, "no model was promoted"),
         ({"job": "build_candidates", "rows_in": 3, "rows_out": 3}, "3 rows in, 3 out"),
     ],
 )

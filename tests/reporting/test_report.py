@@ -259,6 +259,23 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
     assert ", was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
 
 
+def test_the_refit_that_made_the_lists_is_named_and_its_champion_is_described(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.recommendations.partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    assert "the refit of" not in Page(build(config, RUN_DATE)[1]).text
+    facts = {**manifest.facts, "model_version": "refit00000000000", "refit_of": MODEL}
+    replace_manifest(partition, replace(manifest, facts=facts))
+    sentence = f"The lists are from refit00000000000 , the refit of {MODEL} on the rows of all three splits."
+    assert sentence in Page(build(config, RUN_DATE)[1]).text
+    Path(lake.evaluations.partition(RUN_DATE).path).rename(tmp_path / "away")
+    run = read_run_facts(config, RUN_DATE)
+    assert run.model is not None
+    assert run.model["version"] == MODEL
+    assert sentence in Page(build(config, RUN_DATE)[1]).text
+
+
 def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     partition = Lake(config.lake).evaluations.partition(RUN_DATE)

@@ -1,0 +1,41 @@
+"""A job refit_model as a process that SIGKILLs itself before it writes a file.
+
+python -m tests.faults.refit_process <lake> <run date> <end of the file's path>
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from storage import file_io
+from storage.paths import Lake
+from tests.training.refit_lake import config_of, refit, without_spark
+
+
+def dies_before(path_end: str, write: Callable[..., Any]) -> Callable[..., Any]:
+    def dying(path: str, value: Any) -> Any:
+        if path.endswith(path_end):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(path, value)
+
+    return dying
+
+
+def main(root: str, run_date: str, path_end: str) -> None:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        without_spark(patch)
+        for name in ("create_json", "replace_json"):
+            patch.setattr(file_io, name, dies_before(path_end, getattr(file_io, name)))
+        refit(config_of(Lake(root)), run_date)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
