@@ -65,9 +65,7 @@ def test_daily_dag_has_the_stages_of_nightly_in_order(dags: dict[str, Any]) -> N
     training = RunPlan(load_config(CONFIG, ["lake=/nowhere", "train.refit=true"]), TRAINED, retrain=True)
     order = dags["weekly_training"]["order"]
     stages = ("build_features", "train_model", "evaluate_model", "refit_model")
-    assert [name for name in order if name in stages] == [
-        step.name for step in training.steps_before_gate()
-    ]
+    assert [name for name in order if name in stages] == [step.name for step in training.steps_before_gate()]
     below = dags["weekly_training"]["below"]
     assert {"promote", "build_features_again"} <= set(below["refit_model"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from conf.errors import ConfigError, DataError
 from conf.types import Config
 from jobs.stages import train_model
+from storage import file_io
 from storage.dataset import read_dataset
 from storage.paths import Lake
 from tests.training.choices import SPEC, Choices, choices
@@ -179,6 +181,24 @@ def test_a_warm_start_uses_the_champion_and_not_its_refit(runs: Runs) -> None:
     assert plan.parent_path == plan_of(runs, SECOND).parent_path
     assert plan.parent_path == model_path(runs.lake, NAME, runs.champions[0])
     assert [file.dt for file in plan.train_files] == [DAYS[2]] * 2  # the test day of no run is left out
+
+
+def test_a_held_out_day_on_which_the_parent_was_trained_is_left_out(runs: Runs, tmp_path: Path) -> None:
+    """The window moved back: the second day of the lake is a train day of the parent and validates now."""
+    lake = Lake(f"{tmp_path}/lake")
+    shutil.copytree(runs.lake.root, lake.root)
+    dataset = read_dataset(lake, SECOND)
+    (third, fourth), (fifth,) = (
+        (dataset.splits["train"][1], *dataset.splits["validation"]),
+        dataset.splits["test"],
+    )
+    second = read_dataset(lake, FIRST).splits["train"][1]
+    moved = replace(dataset, splits={"train": (third, fourth), "validation": (second,), "test": (fifth,)})
+    champion = make_plan(config_of(lake), lake, moved)
+    file_io.replace_json(f"{champion.model_path}/model.json", {"steps": 1})
+    plan = make_refit_plan(config_of(lake), lake, moved, champion.description["version"])
+    assert sorted({file.dt for file in champion.train_files}) == [DAYS[2], DAYS[3]]
+    assert sorted({file.dt for file in plan.train_files}) == [DAYS[2], DAYS[3], DAYS[4]]
 
 
 def test_a_rerun_trains_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from conf.errors import DataError
 from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
+from training.registry.refits import Refit, record_refit
 from training.registry.versions import (
     ChampionDecision,
     challenger_of,
@@ -21,6 +22,7 @@ from training.registry.versions import (
     code_version,
     record_decision,
     record_run,
+    set_aliases,
 )
 
 
@@ -157,6 +159,16 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
     assert [(metric.step, metric.value) for metric in history] == [(20, 0.6), (40, 0.5)]
     with closing(sqlite3.connect(f"{tmp_path}/mlflow.db")) as store:
         assert store.execute("select count(*) from runs").fetchone() == (2,)
+    refit = {**description("r1"), "name": "m-refit", "refit_of": "v1", "metrics": {}, "baselines": {}}
+    mlflow_mirror.track_training(lake, refit, {})
+    record_refit(lake, "m", Refit("2026-01-05", "v1", "r1"))
+    set_aliases(lake, "m")
+    registered = client.get_registered_model("m-refit")
+    version = client.get_model_version_by_alias("m-refit", "champion")
+    assert set(registered.aliases) == {"champion"}  # the gate compares no refit, so none is a challenger
+    assert version.tags["nightrank.version"] == "r1"
+    assert client.get_run(version.run_id).data.tags["refit_of"] == "v1"
+    assert client.get_model_version_by_alias("m", "champion").tags["nightrank.version"] == "v1"
 
 
 def test_a_failing_mlflow_is_a_warning(
