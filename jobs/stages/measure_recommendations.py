@@ -103,7 +103,7 @@ def require_no_refit(published: Manifest) -> None:
     """Raises DataError if a refit made the lists: it was trained on the test split too (train.refit)."""
     if published.facts.get("refit_of"):
         raise DataError(
-            f"the lists of {published.partition} were computed with refit {published.facts['model_version']}, "
+            f"the lists of {published.partition} were made by refit {published.facts['model_version']}, "
             "which was also trained on the test split, so measure.against=test_split cannot measure them",
             "set train.refit=false and run score_daily again, or set measure.against=next_day",
         )

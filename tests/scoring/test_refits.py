@@ -151,7 +151,7 @@ def test_lists_are_checked_against_the_model_that_serves(spark: SparkSession, ru
 def test_lists_of_a_refit_are_not_measured_on_the_test_split(spark: SparkSession, run: RefittedRun) -> None:
     measure = run.config.measure.model_copy(update={"against": "test_split"})
     config = with_refit(run.config, refit=False).model_copy(update={"measure": measure})
-    with pytest.raises(DataError, match="computed with refit r1, which was also trained on the test split"):
+    with pytest.raises(DataError, match="made by refit r1, which was also trained on the test split"):
         measure_recommendations(job_of(spark, config))
     facts = measure_recommendations(job_of(spark, run.config)).facts
     assert facts["against"] == "next_day"
