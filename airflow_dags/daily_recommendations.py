@@ -51,19 +51,19 @@ _LATE_AFTER_HOURS = 6
 def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
     """Updates the Airflow asset of the published recommendation lists.
 
-    The asset event contains the version of the model that made the lists. It also contains the day when this
-    model was promoted.
+    The asset event contains the version of the model that made the lists, and of the champion: the same
+    model, or the model that it refits. It also contains the day when the champion was promoted.
     """
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")
-    lists = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
+    lists = {name: checked[name] for name in ("run_date", "model_version", "champion", "users", "digest")}
     promotions = [event.extra for event in inlet_events[CHAMPION]]
     lists["promoted_on"] = next(
         (
             promotion["run_date"]
             for promotion in reversed(promotions)
-            if promotion["version"] == lists["model_version"]
+            if promotion["version"] == lists["champion"]
         ),
         None,
     )

@@ -55,7 +55,11 @@ def run(context: RunContext) -> JobSummary:
         partition.path,
         rows_in=manifest.rows,
         rows_out=manifest.rows,
-        facts={**{name: facts[name] for name in _REPORTED}, "digest": manifest.digest},
+        facts={
+            **{name: facts[name] for name in _REPORTED},
+            "champion": facts.get("refit_of") or facts["model_version"],
+            "digest": manifest.digest,
+        },
     )
 
 

@@ -73,7 +73,7 @@ def rewrite(job: RunContext, change: Callable[[dict[str, Any]], None]) -> None:
 def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, runs: PublishedRuns) -> None:
     result = check_lists(job)
     assert result.rows_out == len(runs.lists)
-    assert result.facts["model_version"] == "m1"
+    assert result.facts["model_version"] == result.facts["champion"] == "m1"
     assert result.facts["users"] == runs.lists.user_id.nunique()
 
 

@@ -143,7 +143,8 @@ def test_the_gate_compares_models_without_their_refits(run: RefittedRun, referen
 
 
 def test_lists_are_checked_against_the_model_that_serves(spark: SparkSession, run: RefittedRun) -> None:
-    assert check_lists(job_of(spark, run.config)).facts["model_version"] == "r1"
+    facts = check_lists(job_of(spark, run.config)).facts
+    assert (facts["model_version"], facts["champion"]) == ("r1", "m1")
     with pytest.raises(DataError, match="computed with model r1, but the champion is m1"):
         check_lists(job_of(spark, with_refit(run.config, refit=False)))
 
