@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def test_the_list_and_its_features_are_those_of_the_tables(runs: PublishedRuns) 
     assert actual.history.items == {
         item: (int(row["sum"]), int(row["count"])) for item, row in seen.iterrows()
     }
+
+
+def test_a_refit_is_named_with_its_champion(runs: PublishedRuns) -> None:
+    user_list = find(runs.lake, RUN_DATE, "u004")
+    facts = {**user_list.facts, "model_version": "r1", "refit_of": "m1"}
+    assert "  model r1 (refit of m1), workflow" in page(replace(user_list, facts=facts), {})
 
 
 def test_the_page_names_model_workflow_scores_and_reasons(
