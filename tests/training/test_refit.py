@@ -48,7 +48,7 @@ from training.loop.train_step import Trainer
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.model_json import read_description
 from training.registry.overrides import OverrideRequest, pin, release, roll_back
-from training.registry.refits import read_refits, refit_name, serving_model
+from training.registry.refits import Refit, read_refits, record_refit, refit_name, serving_model
 from training.registry.versions import challenger_of, model_path
 
 FIRST, SECOND = RUN_DATES
@@ -260,9 +260,11 @@ def test_a_champion_without_a_refit_serves_itself(no_spark: None, tmp_path: Path
     assert [(record.run_date, record.version) for record in read_refits(lake, NAME, SECOND)] == [
         (FIRST, first)
     ]
-    serving = serving_model(config, lake, SECOND)
-    assert serving is not None
-    assert serving.version == first
+    record_refit(lake, NAME, Refit("2026-01-09", champion, "of a later date"))
+    for run_date, version in ((SECOND, first), ("2026-01-09", "of a later date")):
+        serving = serving_model(config, lake, run_date)
+        assert serving is not None
+        assert serving.version == version
 
 
 def test_a_withdrawn_model_is_not_refitted(no_spark: None, tmp_path: Path) -> None:
