@@ -26,7 +26,7 @@ from benchmarks.list_samples import SAMPLES, best_of_scores
 from benchmarks.list_task import Task, published_lists, require_published
 from conf.load import load_config
 from conf.types import Config
-from scoring.model.champion import champion_and_dataset
+from scoring.model.champion import serving_model_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.model.predictor import load_predictor
 from scoring.ranking.candidate_items import read_items
@@ -130,7 +130,7 @@ def our_samples(
         k: items per list.
     """
     context = RunContext("lists", config, run_date)
-    model, dataset = champion_and_dataset(context)
+    model, dataset = serving_model_and_dataset(context)
     lake, version = context.lake, dataset.workflow_version
     published = lake.candidate_items(version).partition(run_date)
     predictor = load_predictor(model.request(config.score), None, torch.get_num_threads())
