@@ -35,8 +35,8 @@ def als_items(
 ) -> DataFrame:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
-    The result has the columns user_key and candidates. Only items that somebody clicked are proposed. If
-    scores are equal, the smaller item index comes first. Users without clicks have no row.
+    The result has the columns user_key, candidates and scores. Only items that somebody clicked are
+    proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
     The vectors are computed, and those of the items are published, before the function returns.
 

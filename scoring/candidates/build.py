@@ -32,7 +32,7 @@ class SourceTables:
         run_date: the last day whose clicks a source counts.
         segments: maps the name of each segment that a source uses to a frame with the columns user_key and
             segment.
-        retrieved: a frame with the columns user_key and candidates from the source `retrieval`; None if this
+        retrieved: a frame with the columns user_key, candidates and scores from the source `retrieval`; None if this
             source is not configured.
         store: publishes what the sources `covisitation`, `ease` and `als` computed for each item. It may be
             None if none of them is configured.
@@ -47,23 +47,28 @@ class SourceTables:
     store: VectorStore | None = None
 
 
-def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
+def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bool = False) -> DataFrame:
     """Returns the candidates of all configured sources, one row per user.
 
-    The columns are user_key, candidates array<int>, excluded array<int> and sources array<tinyint>.
+    The columns are user_key, candidates array<int>, excluded array<int> and sources array<tinyint>. With
+    `with_scores`, there is also source_scores array<float> (`source_scores.add_source_scores`). The source
+    `all_items` has no scores.
     """
     lists = []
     for source in config.sources:
         if isinstance(source, AllItems):
             return all_items(tables.exclusions)
         lists.append(_candidates_of(source, tables))
-    return unite(tables.exclusions.users.select(USER_KEY), lists, config.max)
+    return unite(tables.exclusions.users.select(USER_KEY), lists, config.max, with_scores=with_scores)
 
 
 def _candidates_of(
     source: Popular | Covisitation | Ease | Als | Retrieval, tables: SourceTables
 ) -> DataFrame:
-    """Returns the candidates of one source: a frame with the columns user_key and candidates."""
+    """Returns the candidates of one source: a frame with the columns user_key, candidates and scores.
+
+    `scores` is an array<float> as long as `candidates`. Within a user's list, it does not increase.
+    """
     if isinstance(source, Retrieval):
         if tables.retrieved is None:
             raise ValueError("internal error, please report: the source `retrieval` has no candidates")

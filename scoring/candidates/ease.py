@@ -43,8 +43,8 @@ def ease_items(
 ) -> DataFrame:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
-    The result has the columns user_key and candidates. Only items that somebody clicked are proposed. If
-    scores are equal, the smaller item index comes first. Users without clicks have no row.
+    The result has the columns user_key, candidates and scores. Only items that somebody clicked are
+    proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
     The weights are computed and published before the function returns.
 

@@ -18,6 +18,7 @@ from scoring.inputs.requests import (
     CANDIDATES,
     EXCLUDED,
     HISTORY,
+    SCORES,
     DeviceKind,
     ItemVectorsRequest,
 )
@@ -29,8 +30,14 @@ from storage.feature_spec import USER_KEY
 Batches = Iterable[pa.RecordBatch]
 
 LISTED = T.StructType(
-    [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
+    [
+        T.StructField(USER_KEY, T.StringType()),
+        T.StructField(CANDIDATES, T.ArrayType(T.IntegerType())),
+        T.StructField(SCORES, T.ArrayType(T.FloatType())),
+    ]
 )
+
+_KINDS = {CANDIDATES: "int", SCORES: "float"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def lists_from_vectors(
     n: int,
     store: VectorStore,
 ) -> DataFrame:
-    """Returns the lists of users: a frame with the columns user_key and candidates.
+    """Returns the lists of users: a frame with the columns user_key, candidates and scores.
 
     Args:
         users: a frame with the columns user_key, excluded and `column`, one row per user.
@@ -79,13 +86,13 @@ def lists_from_vectors(
 
 def no_lists(users: DataFrame) -> DataFrame:
     """Returns a frame with the columns of `lists_from_vectors`, and without rows."""
-    nothing = F.array().cast("array<int>").alias(CANDIDATES)
-    return users.where(F.lit(False)).select(USER_KEY, nothing)
+    return empty_lists(users.where(F.lit(False)))
 
 
 def empty_lists(users: DataFrame) -> DataFrame:
     """Returns a frame with the columns of `lists_from_vectors`, with an empty list for each user."""
-    return users.select(USER_KEY, F.array().cast("array<int>").alias(CANDIDATES))
+    nothing = (F.array().cast(f"array<{kind}>").alias(name) for name, kind in _KINDS.items())
+    return users.select(USER_KEY, *nothing)
 
 
 def _lister(

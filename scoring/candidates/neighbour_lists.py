@@ -17,11 +17,22 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, HISTORY, ITEM_INDEX, NEIGHBOURS, SIMILARITIES
+from scoring.inputs.requests import (
+    CANDIDATES,
+    EXCLUDED,
+    HISTORY,
+    ITEM_INDEX,
+    NEIGHBOURS,
+    SCORES,
+    SIMILARITIES,
+)
 from storage import file_io
 from storage.feature_spec import USER_KEY
 
-LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
+LISTED = pa.schema(
+    [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
+)
+_SIMILARITY_UNIT = 2.0**-30
 
 # Number of users whose scores are in memory at the same time: at most clicks_per_user · neighbours each, with
 # 16 bytes a score.
@@ -48,7 +59,7 @@ class Neighbours:
                 and excluded, the indices of the excluded items, or null.
             n: maximum number of items in a list.
         """
-        lists = []
+        lists, scores_of_lists = [], []
         for first in range(0, users.num_rows, _USERS):
             block = users.slice(first, _USERS)
             scores = self._matrix(block.column(HISTORY)) @ self.similarities
@@ -56,11 +67,16 @@ class Neighbours:
             for row in range(block.num_rows):
                 items, of_items = _row(scores, row)
                 without = np.isin(items, _row(excluded, row)[0], invert=True)
-                lists.append(best_items(items[without], of_items[without], n))
-        lengths = np.array([0, *map(len, lists)])
-        values = np.concatenate([np.zeros(0, np.int32), *lists])
-        listed = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths).astype(np.int32)), pa.array(values))
-        return pa.RecordBatch.from_arrays([users.column(USER_KEY), listed], schema=LISTED)
+                best, of_best = best_items(items[without], of_items[without], n)
+                lists.append(best)
+                scores_of_lists.append((of_best * _SIMILARITY_UNIT).astype(np.float32))
+        offsets = pa.array(np.cumsum([0, *map(len, lists)]).astype(np.int32))
+        values = (
+            np.concatenate([np.zeros(0, np.int32), *lists]),
+            np.concatenate([np.zeros(0, np.float32), *scores_of_lists]),
+        )
+        columns = [pa.ListArray.from_arrays(offsets, pa.array(value)) for value in values]
+        return pa.RecordBatch.from_arrays([users.column(USER_KEY), *columns], schema=LISTED)
 
     def _matrix(self, lists: pa.ListArray) -> csr_array:
         """Returns lists of item indices as a sparse matrix of ones, (U, N) int64.
@@ -73,8 +89,12 @@ class Neighbours:
         return csr_array((np.ones(len(row), np.int64), (row, item)), shape=(len(lists), size))
 
 
-def best_items(items: NDArray[np.int32], scores: NDArray[np.int64], n: int) -> NDArray[np.int32]:
-    """Returns the n items with the highest scores, the best first. Equal scores are ordered by item.
+def best_items(
+    items: NDArray[np.int32], scores: NDArray[np.int64], n: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Returns the n items with the highest scores, the best first, and their scores.
+
+    Equal scores are ordered by item.
 
     Args:
         items: (M,) different items, in any order.
@@ -84,7 +104,8 @@ def best_items(items: NDArray[np.int32], scores: NDArray[np.int64], n: int) -> N
     if len(items) > n:
         lowest = np.partition(scores, len(items) - n)[len(items) - n]
         items, scores = items[scores >= lowest], scores[scores >= lowest]
-    return items[np.lexsort((items, -scores))][:n].astype(np.int32)
+    order = np.lexsort((items, -scores))[:n]
+    return items[order].astype(np.int32), scores[order]
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from scoring.candidates.filters import Exclusions
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 
 SEGMENT = "segment"
@@ -28,10 +28,10 @@ def popularity(rows: DataFrame, items: DataFrame) -> DataFrame:
 def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFrame:
     """Returns, for each user, the n most popular items that are not excluded, most popular first.
 
-    The result has the columns user_key and candidates. The popularity of an item is its number of clicks. If
-    two items have equally many clicks, the item with the smaller index comes first. If c items are excluded
-    for a user, the n items are among the n + c most popular items. So only the first n + max(c) items are
-    sent to the tasks.
+    The result has the columns user_key, candidates and scores. The popularity of an item is its number of
+    clicks c, and its score is log(1 + c). If two items have equally many clicks, the item with the smaller
+    index comes first. If x items are excluded for a user, the n items are among the n + x most popular items.
+    So only the first n + max(x) items are sent to the tasks.
 
     Args:
         exclusions: the excluded items of each user.
@@ -39,10 +39,9 @@ def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFra
         n: maximum length of a list.
     """
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
-    ranked = popular.select(ITEM_INDEX, place.alias("place")).where(F.col("place") <= n + exclusions.most)
-    ranking = ranked.agg(_in_order().alias("ranking"))
-    listed = exclusions.users.crossJoin(F.broadcast(ranking))
-    return listed.select(USER_KEY, allowed(F.col("ranking"), n).alias(CANDIDATES))
+    ranked = popular.select(ITEM_INDEX, "clicks", place.alias("place"))
+    ranking = ranked.where(F.col("place") <= n + exclusions.most).agg(*_in_order())
+    return _with_scores(exclusions.users.crossJoin(F.broadcast(ranking)), n)
 
 
 def popular_in_segment(
@@ -69,13 +68,9 @@ def popular_in_segment(
         .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
     )
     by_segment = Window.partitionBy(SEGMENT).orderBy(F.desc("clicks"), F.asc(ITEM_INDEX))
-    ranked = counted.select(SEGMENT, ITEM_INDEX, F.row_number().over(by_segment).alias("place"))
-    rankings = (
-        ranked.where(F.col("place") <= n + exclusions.most).groupBy(SEGMENT).agg(_in_order().alias("ranking"))
-    )
-    listed = exclusions.users.join(known, USER_KEY, "left").join(rankings, SEGMENT, "left")
-    ranking = F.coalesce("ranking", F.array().cast("array<int>"))
-    return listed.select(USER_KEY, allowed(ranking, n).alias(CANDIDATES))
+    ranked = counted.select(SEGMENT, ITEM_INDEX, "clicks", F.row_number().over(by_segment).alias("place"))
+    rankings = ranked.where(F.col("place") <= n + exclusions.most).groupBy(SEGMENT).agg(*_in_order())
+    return _with_scores(exclusions.users.join(known, USER_KEY, "left").join(rankings, SEGMENT, "left"), n)
 
 
 def allowed(ranking: Column, n: int) -> Column:
@@ -87,6 +82,29 @@ def allowed(ranking: Column, n: int) -> Column:
     return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, no_items)), 1, n)
 
 
-def _in_order() -> Column:
-    """Returns an array of the item indices of a group, ordered by the column `place`."""
-    return F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX))).getField(ITEM_INDEX)
+def _in_order() -> list[Column]:
+    """Returns the item indices of a group (`ranking`) and their scores, ordered by the column `place`."""
+    score = F.log1p("clicks").cast("float").alias(SCORES)
+    entries = F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX, score)))
+    return [
+        entries.getField(ITEM_INDEX).alias("ranking"),
+        entries.getField(SCORES).alias("ranking_scores"),
+    ]
+
+
+def _with_scores(listed: DataFrame, n: int) -> DataFrame:
+    """Returns the lists of users, with the score of each item.
+
+    Args:
+        listed: a frame with the columns user_key, excluded, ranking and ranking_scores. The last two are null
+            for a user without a ranking.
+        n: maximum length of a list.
+    """
+    ranking = F.coalesce("ranking", F.array().cast("array<int>"))
+    lists = listed.select(USER_KEY, allowed(ranking, n).alias(CANDIDATES), "ranking", "ranking_scores")
+
+    def score_of(item: Column) -> Column:
+        place = F.call_function("array_position", F.col("ranking"), item).cast("int")
+        return F.call_function("element_at", F.col("ranking_scores"), place)
+
+    return lists.select(USER_KEY, CANDIDATES, F.transform(CANDIDATES, score_of).alias(SCORES))

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from conf.source_types import Retrieval
+from scoring.candidates.lists_in_spark import LISTED
 from scoring.inputs.requests import (
-    CANDIDATES,
     CLUSTER,
     EXCLUDED,
     ITEM_INDEX,
@@ -27,10 +27,6 @@ from spark.tasks import collect_results, map_batches, run_tasks
 from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
-
-LISTED = T.StructType(
-    [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
-)
 
 _CLUSTERED = T.StructType(
     [
@@ -100,8 +96,8 @@ def clustered_items(spark: SparkSession, request: RetrievalRequest) -> DataFrame
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
     """Returns, for each user, the n items with the largest dot products that are not excluded.
 
-    The result has the columns user_key and candidates. If dot products are equal, the smaller item index
-    comes first. If the request names the files of clustered items, the search is approximate: some of the n
+    The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
+    the smaller item index comes first. If the request names the files of clustered items, the search is approximate: some of the n
     items may have smaller dot products.
 
     Args:

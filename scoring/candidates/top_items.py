@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import CANDIDATES
+from scoring.inputs.requests import CANDIDATES, SCORES
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from storage.feature_spec import USER_KEY
 
-LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
+LISTED = pa.schema(
+    [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
+)
 
 # Returns the float32 scores of the items [first, last) for the U users of a micro-batch: (U, last - first).
 BlockScores = Callable[[int, int], Tensor]
@@ -34,6 +36,7 @@ _GPU_SCORES = 1 << 25
 _FIRST_BLOCKS = 4
 # Number of users whose lists are computed together.
 MICRO_BATCH_USERS = 256
+_NO_KEYS = torch.empty(0, dtype=torch.int64)
 
 
 def scores_in_a_block(device: torch.device) -> int:
@@ -110,7 +113,7 @@ class TopItems:
 def batch_of_lists(
     users: pa.Array, parts: Sequence[Tensor], items: NDArray[np.int32] | None = None
 ) -> pa.RecordBatch:
-    """Returns the lists of users as a batch with the schema LISTED.
+    """Returns the lists of users and the scores of their items, as a batch with the schema LISTED.
 
     Args:
         users: the keys of the users.
@@ -119,11 +122,12 @@ def batch_of_lists(
     """
     parts = [part.cpu() for part in parts]
     lengths = np.concatenate([[0], *((part != NO_CANDIDATE).sum(dim=1).numpy() for part in parts)])
-    numbers = [split_keys(part[part != NO_CANDIDATE])[1].int().numpy() for part in parts]
-    values = np.concatenate([np.zeros(0, np.int32), *numbers])
+    scores, numbers = split_keys(torch.cat([_NO_KEYS, *(part[part != NO_CANDIDATE] for part in parts)]))
+    values = numbers.int().numpy()
     listed = pa.array(values if items is None else items[values], pa.int32())
-    lists = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths).astype(np.int32)), listed)
-    return pa.RecordBatch.from_arrays([users, lists], schema=LISTED)
+    offsets = pa.array(np.cumsum(lengths).astype(np.int32))
+    columns = [pa.ListArray.from_arrays(offsets, column) for column in (listed, pa.array(scores.numpy()))]
+    return pa.RecordBatch.from_arrays([users, *columns], schema=LISTED)
 
 
 def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:

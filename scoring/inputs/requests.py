@@ -19,6 +19,8 @@ ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 SOURCES = "sources"
+SCORES = "scores"
+SOURCE_SCORES = "source_scores"
 VECTOR: Final = "vector"
 CLUSTER: Final = "cluster"
 HISTORY: Final = "history"
@@ -60,6 +62,27 @@ class ModelRequest:
 
 
 @dataclass(frozen=True)
+class BlendRequest:
+    """The weights of a blend, which ranks candidates by the model's logit and the scores of the sources.
+
+    The score of a candidate is intercept + logit · (the model's logit) + the sum over the sources. A source
+    with the weight w and the score x adds w · x. A source that did not propose the item adds its number in
+    `absent`.
+
+    Attributes:
+        intercept: a number that is added to every score.
+        logit: the weight of the logit.
+        weights: the weight of each source's score, in the order of candidates.sources.
+        absent: what each source adds for an item that it did not propose.
+    """
+
+    intercept: float
+    logit: float
+    weights: tuple[float, ...]
+    absent: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class ListRequest:
     """A request to compute top-k lists.
 
@@ -69,6 +92,7 @@ class ListRequest:
         context: pairs of name and encoded value: one pair for each feature of scope `context`.
         k: maximum number of items in a list.
         rules: business rules that change the ranking; None applies none.
+        blend: the weights of the blend that ranks; None ranks by the model's probabilities.
     """
 
     model: ModelRequest
@@ -76,6 +100,7 @@ class ListRequest:
     context: tuple[tuple[str, Encoded], ...]
     k: int
     rules: RulesRequest | None = None
+    blend: BlendRequest | None = None
 
 
 @dataclass(frozen=True)

@@ -197,17 +197,25 @@ class PairScorer:
     def score_lists(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
         """Returns the float32 probabilities of T lists of I items each, shape (T, I).
 
+        The arguments are those of `list_logits`.
+        """
+        return self.list_logits(users, which, items).sigmoid_()
+
+    @torch.inference_mode()
+    def list_logits(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
+        """Returns the float32 logits of T lists of I items each, shape (T, I).
+
         Args:
             users: the user parts, as user_parts() returns them.
             which: (T,) for each list, the index of its user in `users`.
             items: (T, I) item indices.
         """
         return self._predictor.micro_batch.within_memory(
-            lambda rows: self._score_lists(users, which, items, rows)
+            lambda rows: self._list_logits(users, which, items, rows)
         )
 
-    def _score_lists(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
-        scores = torch.empty(items.shape, dtype=torch.float32, device=items.device)
+    def _list_logits(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
+        logits = torch.empty(items.shape, dtype=torch.float32, device=items.device)
         width = min(items.shape[1], rows)
         height = max(rows // width, 1)
         for start in range(0, len(items), height):
@@ -216,8 +224,8 @@ class PairScorer:
             for first in range(0, items.shape[1], width):
                 columns = slice(first, first + width)
                 item_parts = self._items.gather(items[lists, columns])
-                scores[lists, columns] = self._factorization.pair_logits(user_parts, item_parts)
-        return scores.sigmoid_()
+                logits[lists, columns] = self._factorization.pair_logits(user_parts, item_parts)
+        return logits
 
 
 def kept_limit(device: torch.device) -> int:

@@ -120,12 +120,20 @@ class CandidateLists:
         excluded: for each user, a list<int32> of item indices. It is used only if `candidates` is null; if
             both are null, no item is excluded.
         num_items: N, the number of items. Item indices are in [0, N).
+        keep_lists: whether users with a list are always scored against this list.
     """
 
     def __init__(
-        self, users: pa.StringArray, candidates: pa.ListArray, excluded: pa.ListArray, num_items: int
+        self,
+        users: pa.StringArray,
+        candidates: pa.ListArray,
+        excluded: pa.ListArray,
+        num_items: int,
+        *,
+        keep_lists: bool = False,
     ) -> None:
         self.users = users
+        self._share = _NEARLY_ALL if not keep_lists else np.inf
         self._listed, self._excluded, self._num_items = candidates, excluded, num_items
         self._position = np.zeros(num_items, dtype=np.int64)
 
@@ -141,7 +149,7 @@ class CandidateLists:
         """Returns the candidates of the users in a range of the batch.
 
         If a user's list has at least two thirds of all items, the user is scored against all items, because
-        this is faster. The scores of items that are not in the list are dropped.
+        this is faster, unless `keep_lists` is set. The scores of items that are not in the list are dropped.
 
         Raises:
             DataError: an item index is outside [0, N), or a list has an item twice. The message names the
@@ -158,7 +166,7 @@ class CandidateLists:
             else:
                 gone = self._read(user, self._excluded[user], distinct=False)
                 wanted, count = None, self._num_items - len(gone)
-            if count >= _NEARLY_ALL * self._num_items and count:
+            if count >= self._share * self._num_items and count:
                 everyone.append(index)
                 excluded.append(gone if wanted is None else self._others(wanted))
             else:
@@ -238,63 +246,3 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
         last = min(first + max(fitting, least_users), len(most))
         yield slice(first, last)
         first = last
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Several lists of items, cut into pieces of equal width. A piece contains consecutive items of one list.
-
-    T is the number of pieces. The last piece of a list may have empty cells.
-
-    Attributes:
-        list: (T,) for each piece, the index of the list that it comes from.
-        place: (T,) for each piece, its position among the pieces of the same list, from 0.
-        items: (T, width) item indices; 0 in empty cells.
-        filled: (T, width) bool, whether the cell contains an item.
-    """
-
-    list: Indices
-    place: Indices
-    items: Indices
-    filled: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
-        """Cuts lists of items into pieces of equal width. The function piece_width() chooses the width.
-
-        Args:
-            lengths: (L,) the length of each list.
-            starts: (L,) the index in `items` at which each list starts.
-            items: the item indices of all lists.
-        """
-        width = piece_width(lengths)
-        counts = -(-lengths // width)
-        of_list = np.repeat(np.arange(len(lengths)), counts)
-        place = np.arange(len(of_list)) - np.repeat(np.cumsum(counts) - counts, counts)
-        within = place[:, None] * width + np.arange(width)  # (T, width)
-        filled = within < lengths[of_list, None]
-        return cls(
-            of_list,
-            place,
-            np.where(filled, items.take(starts[of_list, None] + within, mode="clip"), 0),
-            filled,
-        )
-
-
-_PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
-# Empty cells are scored in vain. Their number is at most this share of the number of filled cells.
-_EMPTY_SHARE = 0.125
-
-
-def piece_width(lengths: Indices) -> int:
-    """Returns the width of the pieces into which lists of these lengths are cut.
-
-    A piece has `width` cells, which contain consecutive items of one list; the last piece of a list may have
-    empty cells. The width is a power of two and at most 256. It is the largest width for which there is at
-    most one empty cell per eight filled cells. If no larger width satisfies this rule, the width is 1.
-    """
-    total = int(lengths.sum())
-    for width in _PIECE_WIDTHS:
-        if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:
-            return width
-    return 1

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from conf.errors import DataError
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ListRequest
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCE_SCORES, ListRequest
 from scoring.model.predictor import Predictor
+from scoring.ranking.blend import Blend, SourceScores
 from scoring.ranking.candidate_items import Items, read_items
+from scoring.ranking.list_rows import list_rows
+from scoring.ranking.list_scorer import ListScorer
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, blocks, side_of
-from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from scoring.ranking.pairs import CandidateLists, Indices, Lists, blocks, side_of
+from scoring.ranking.pieces import Pieces
+from scoring.ranking.top_k import NO_CANDIDATE, split_keys, top_keys
 from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
 from storage.feature_spec import USER_KEY
 from training.models.factorization import Part
-
-RECOMMENDATIONS = pa.schema(
-    [
-        ("user_id", pa.string()),
-        ("position", pa.int32()),
-        ("item_id", pa.string()),
-        ("score", pa.float32()),
-        ("reason", pa.string()),
-    ]
-)
-
-_FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
-_LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
 
 # At least this many (user, item) cells are ranked together, even if a micro-batch of the model has fewer
 # pairs.
@@ -52,21 +44,29 @@ class Recommender:
         predictor: the loaded model.
         items: the candidate items, on the device of the predictor.
         k: maximum length of a list.
-        pair_scorer: computes the probabilities of pairs of user and item.
+        list_scorer: computes the scores of pairs of user and item, by the model or by a blend.
         rules: the business rules; None if there are none.
     """
 
     predictor: Predictor
     items: Items
     k: int
-    pair_scorer: PairScorer
+    list_scorer: ListScorer
     rules: ItemRules | None = None
 
     @classmethod
-    def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
+    def of(
+        cls,
+        predictor: Predictor,
+        items: Items,
+        k: int,
+        rules: ItemRules | None = None,
+        blend: Blend | None = None,
+    ) -> Recommender:
         """Returns a recommender for these items. The inputs of the items may be on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
-        return cls(predictor, items, k, PairScorer(predictor, items.side), rules)
+        scorer = ListScorer(predictor, items, PairScorer(predictor, items.side), rules, blend)
+        return cls(predictor, items, k, scorer, rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yields the k best candidates of each user, as batches with the schema RECOMMENDATIONS.
@@ -76,7 +76,7 @@ class Recommender:
 
         Args:
             users: a batch with one row per user. The columns are user_key, candidates, excluded and the user
-                features.
+                features, and also source_scores if there is a blend.
 
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
@@ -85,19 +85,30 @@ class Recommender:
         predictor = self.predictor
         rows = pa.Table.from_batches([users])
         side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
-        lists = CandidateLists(
-            users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
-        )
-        least = _LEAST_USERS if self.pair_scorer.keeps_items else _LEAST_USERS_ANEW
-        for block in blocks(lists.most(), self._places, least, _MOST_USERS):
-            parts = self.pair_scorer.user_parts(side.part(block))
-            names = lists.users.slice(block.start, block.stop - block.start)
-            keys = self._ranked(lists.of(block), parts, names)
-            yield (
-                self._best(keys, names)
-                if self.rules is None
-                else self._by_rules(self.rules, keys, parts, names)
+        keys, candidates = users.column(USER_KEY), users.column(CANDIDATES)
+        sources = None
+        if self.list_scorer.blend is not None:
+            sources = SourceScores.of(
+                keys, candidates, users.column(SOURCE_SCORES), len(self.list_scorer.blend.weights)
             )
+        lists = CandidateLists(
+            keys,
+            candidates,
+            users.column(EXCLUDED),
+            len(self.items.keys),
+            keep_lists=sources is not None,
+        )
+        least = _LEAST_USERS if self.list_scorer.pair_scorer.keeps_items else _LEAST_USERS_ANEW
+        for block in blocks(lists.most(), self._places, least, _MOST_USERS):
+            parts = self.list_scorer.pair_scorer.user_parts(side.part(block))
+            names = lists.users.slice(block.start, block.stop - block.start)
+            scores = None if sources is None else torch.from_numpy(sources.block(block))
+            ranked = self._ranked(lists.of(block), parts, names, scores)
+            if self.rules is None:
+                yield self._best(ranked, names)
+            else:
+                of_items = None if sources is None else partial(sources.of_items, block)
+                yield self._by_rules(self.rules, ranked, parts, names, of_items)
 
     @property
     def _places(self) -> int:
@@ -120,10 +131,19 @@ class Recommender:
         best = keys[:, : self.k].cpu()
         filled = best != NO_CANDIDATE
         score, index = split_keys(best[filled])
-        return self._rows(filled, score, index, pa.repeat(RANKED, len(index)), users)
+        return list_rows(
+            filled, self.list_scorer.shown(score), self._keys_of(index), pa.repeat(RANKED, len(index)), users
+        )
 
     @torch.inference_mode()
-    def _by_rules(self, rules: ItemRules, keys: Tensor, parts: Part, users: pa.Array) -> pa.RecordBatch:
+    def _by_rules(
+        self,
+        rules: ItemRules,
+        keys: Tensor,
+        parts: Part,
+        users: pa.Array,
+        of_items: Callable[[Indices], NDArray[np.float32]] | None,
+    ) -> pa.RecordBatch:
         """Returns the lists that the business rules choose from the rankings.
 
         Args:
@@ -131,6 +151,7 @@ class Recommender:
             keys: (U, W) ranking keys, as `_ranked` returns them.
             parts: the user parts that PairScorer.user_parts() returns.
             users: the keys of the U users.
+            of_items: returns the scores (U, K, S) of the sources for candidates (U, K); None without a blend.
         """
         valid = keys != NO_CANDIDATE
         scores, index = split_keys(keys)
@@ -138,16 +159,20 @@ class Recommender:
         chosen = rules.choose(items, valid, users.to_pylist(), self.k)
         filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
         if rules.boost is None:
-            shown = scores.gather(1, chosen.positions)
-        else:  # the keys contain ranking scores, but a list shows the model's probabilities
-            shown = self.pair_scorer.score_lists(
-                parts, torch.arange(len(picked), device=picked.device), picked
-            )
+            shown = self.list_scorer.shown(scores.gather(1, chosen.positions))
+        else:  # the keys contain ranking scores, but a list shows the scores before the boost
+            of_sources = None
+            if of_items is not None:
+                of_sources = torch.from_numpy(of_items(picked.cpu().numpy()))
+            which = torch.arange(len(picked), device=picked.device)
+            shown = self.list_scorer.scores(parts, which, picked, of_sources)
         reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
-        return self._rows(filled.cpu(), shown[filled].cpu(), picked[filled].cpu(), reasons, users)
+        return list_rows(
+            filled.cpu(), shown[filled].cpu(), self._keys_of(picked[filled].cpu()), reasons, users
+        )
 
     @torch.inference_mode()
-    def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
+    def _ranked(self, asked: Lists, parts: Part, names: pa.Array, source_scores: Tensor | None) -> Tensor:
         """Returns the ranking keys of the best candidates of some users, shape (U, W).
 
         Each row is sorted, best candidate first, and NO_CANDIDATE fills the end of the row. W is at most
@@ -157,13 +182,15 @@ class Recommender:
             asked: the candidates of the users.
             parts: the user parts that PairScorer.user_parts() returns.
             names: the keys of the users, for error messages.
+            source_scores: (Σ lengths, S) the scores of the sources, in the order of `asked.items`; None
+                without a blend.
         """
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
         )
         for users, keys in (
             (asked.everyone, self._of_all(asked, parts, names)),
-            (asked.listed, self._of_lists(asked, parts, names)),
+            (asked.listed, self._of_lists(asked, parts, names, source_scores)),
         ):
             for more_keys in keys:
                 kept = torch.from_numpy(users).to(best.device)
@@ -186,8 +213,12 @@ class Recommender:
             items = slice(start, min(start + width, len(self.items.keys)))
             index = torch.arange(items.start, items.stop, device=device)
             candidate = self._not_excluded(asked, items)
-            yield self._keys(
-                self.pair_scorer.score_consecutive(some_parts, items), index, candidate, asked.everyone, names
+            yield self.list_scorer.keys(
+                self.list_scorer.pair_scorer.score_consecutive(some_parts, items),
+                index,
+                candidate,
+                asked.everyone,
+                names,
             )
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
@@ -203,7 +234,9 @@ class Recommender:
         kept[user[in_range], item[in_range] - items.start] = False
         return torch.from_numpy(kept).to(self.predictor.device)
 
-    def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+    def _of_lists(
+        self, asked: Lists, parts: Part, names: pa.Array, source_scores: Tensor | None
+    ) -> Iterator[Tensor]:
         """Yields ranking keys (L, W) of the L users who are scored against a list of items.
 
         Each matrix has the keys of a range of positions in the lists. NO_CANDIDATE fills the cells without an
@@ -217,8 +250,9 @@ class Recommender:
             pieces = Pieces.of(lengths, starts + column, asked.items)
             which = torch.from_numpy(asked.listed[pieces.list]).to(device)
             items, filled = (torch.from_numpy(array).to(device) for array in (pieces.items, pieces.filled))
-            scores = self.pair_scorer.score_lists(parts, which, items)
-            keys = self._keys(scores, items, filled, asked.listed[pieces.list], names)
+            of_sources = None if source_scores is None else source_scores[torch.from_numpy(pieces.index)]
+            scores = self.list_scorer.scores(parts, which, items, of_sources)
+            keys = self.list_scorer.keys(scores, items, filled, asked.listed[pieces.list], names)
             laid_out = torch.full(
                 (len(lengths), int(pieces.place.max()) + 1, keys.shape[1]), NO_CANDIDATE, device=device
             )
@@ -227,60 +261,9 @@ class Recommender:
             )
             yield laid_out.flatten(1)
 
-    def _keys(
-        self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
-    ) -> Tensor:
-        """Returns the ranking keys of R users and W items, shape (R, W).
-
-        The key of an item that is not a candidate of the user is NO_CANDIDATE.
-
-        Args:
-            scores: (R, W) probabilities.
-            items: (W,) item indices that all users share, or (R, W) item indices.
-            candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
-            users: (R,) the user of each row, as an index into `names`.
-            names: the keys of the users.
-
-        Raises:
-            DataError: the score of a candidate is NaN.
-        """
-        wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
-        if wrong.any():
-            row, column = wrong.nonzero()[0].tolist()
-            item = self.items.keys[int(items.expand(scores.shape)[row, column])]
-            raise DataError(
-                f"model {self.predictor.version} scores user {names[int(users[row])]} "
-                f"with item {item} as NaN "
-                f"({int(wrong.sum())} of the {wrong.numel()} pairs scored together are NaN)",
-                _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
-            )
-        ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
-        keys = ranking_keys(ranked_by, items)
-        return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
-
-    def _rows(
-        self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
-    ) -> pa.RecordBatch:
-        """Returns list entries as a batch with the schema RECOMMENDATIONS.
-
-        Args:
-            filled: (U, K) bool. There is one list entry for each true cell, in row order.
-            score: the score of each list entry.
-            index: the item index of each list entry.
-            reasons: the reason of each list entry.
-            users: the keys of the U users.
-        """
-        row, position = filled.nonzero(as_tuple=True)
-        return pa.RecordBatch.from_arrays(
-            [
-                users.take(pa.array(row.numpy())),
-                pa.array((position + 1).int().numpy()),
-                self.items.keys.take(pa.array(index.numpy())),
-                pa.array(score.numpy()),
-                reasons,
-            ],
-            schema=RECOMMENDATIONS,
-        )
+    def _keys_of(self, index: Tensor) -> pa.Array:
+        """Returns the keys of items."""
+        return self.items.keys.take(pa.array(index.numpy()))
 
 
 def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
@@ -295,4 +278,5 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     """
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
-    return Recommender.of(predictor, items, request.k, rules)
+    blend = Blend.of(request.blend, predictor.device) if request.blend else None
+    return Recommender.of(predictor, items, request.k, rules, blend)

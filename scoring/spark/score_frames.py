@@ -13,7 +13,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
+from scoring.inputs.requests import (
+    CANDIDATES,
+    EXCLUDED,
+    PROBABILITY,
+    SOURCE_SCORES,
+    ListRequest,
+    ModelRequest,
+)
 from scoring.rows.file_splits import Piece
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
@@ -37,23 +44,24 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
     """Returns the k best candidates of each user.
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
-    reason. The score is the click probability. A user's items are sorted by descending score; if scores are
-    equal, the smaller item id comes first. The reason is "ranked". If the request contains business rules,
+    reason. The score is the click probability, or the sigmoid of the score of a blend. A user's items are
+    sorted by descending score; if scores are equal, the smaller item id comes first. The reason is "ranked". If the request contains business rules,
     the rules may change the order, and the reason may also be "boost:<value>" or "explore". The users keep
     their order. A user without candidates has no row.
 
     Args:
         users: a frame with user_key, the features of scope `user`, candidates and excluded. The last two are
             array<int> of item indices. If `candidates` is null, all items except those in `excluded` are
-            candidates.
+            candidates. With a blend, also source_scores, and `candidates` is never null.
         spec: the model's features. None of the features may have scope `pair` (requests.require_listable).
-        request: the model, the items, k and the business rules.
+        request: the model, the items, k, the business rules and the blend.
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
         ConfigError: the requested device does not exist, or a context value is missing.
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
+    columns += [SOURCE_SCORES] if request.blend else []
     return map_batches(users.select(*columns), _list_maker(request), LISTS, SCORING_IMPORTS)
 
 

@@ -13,7 +13,7 @@ import pytest
 from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
 from scoring.ranking.candidate_items import Items
-from scoring.ranking.pairs import Pieces, piece_width
+from scoring.ranking.pieces import Pieces, piece_width
 from scoring.ranking.recommender import Recommender
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.ranking.test_user_major import save
