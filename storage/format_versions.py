@@ -80,6 +80,7 @@ MODEL = Format("model description")
 CHECKPOINT = Format("checkpoint index")
 TRAINED_VERSION = Format("record of a trained version")
 PROMOTION = Format("promotion")
+BLEND = Format("blend")
 INTERVENTION = Format("record of interventions")
 RUN_RECORD = Format("run record")
 
@@ -92,6 +93,7 @@ ALL = (
     CHECKPOINT,
     TRAINED_VERSION,
     PROMOTION,
+    BLEND,
     INTERVENTION,
     RUN_RECORD,
 )

@@ -13,6 +13,7 @@ users|items/<workflow version>/dt=…         features of users or items, one ro
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
 models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
+models/<name>/blends/           how the model and the sources of candidates rank together, by run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
 item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item:
@@ -22,6 +23,8 @@ scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
 gate_items/<workflow version>/dt=…          the items that evaluate_model ranks, with features from before the
                                             test rows
+blend_items/<workflow version>/dt=…         the items that learn_blend ranks, with features from before the
+                                            validation rows
 measures/dt=…                   comparison of the lists with later clicks
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
@@ -196,6 +199,13 @@ class Lake:
         Their features come from rows before the test split.
         """
         return self._table("gate_items", workflow_version)
+
+    def blend_items(self, workflow_version: str) -> Table:
+        """Returns the table of the items that learn_blend ranks, with their indices.
+
+        Their features come from rows before the validation split.
+        """
+        return self._table("blend_items", workflow_version)
 
     @property
     def measures(self) -> Table:

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.types import Config, Split
+from conf.types import SPLITS, Config, Split
 from etl.raw.files import RawFiles
 from etl.spark.histories import as_history, last_clicks
 from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
@@ -38,7 +38,7 @@ def latest_histories(
     lake: Lake,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
-    before_test: bool = False,
+    before: Split | None = None,
 ) -> LatestHistories | None:
     """Returns the latest histories of a run; None if the section `history` is not set.
 
@@ -47,14 +47,14 @@ def latest_histories(
 
     Args:
         splits: maps each split to the raw files of its days.
-        before_test: whether the clicks of the test split are left out in any case.
+        before: if set, the clicks of this split and of later splits are left out in any case.
     """
     history = config.history
     if history is None:
         return None
-    known: list[Split] = ["train", "validation"]
-    without_test = before_test or config.measure.against == "test_split"
-    known += [] if without_test else ["test"]
+    known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
+    if config.measure.against == "test_split" and "test" in known:
+        known.remove("test")
     earlier = clicks_before(spark, config, lake)
     if earlier is not None:
         last = max(day.dt for split in known for day in splits[split])

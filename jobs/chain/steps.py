@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
+from conf.load import config_digest
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
+from training.registry.blends import blends_of
 from training.registry.versions import champion_as_of
 
 
@@ -57,7 +59,10 @@ class RunPlan:
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
         ]
-        scoring = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
+        scoring = ["score_rows"]
+        if self.config.keys:
+            blend = ["learn_blend"] if self._lacks_blend() else []
+            scoring = [*blend, "build_candidates", "score_daily"]
         delivery = ["deliver_recommendations"] if self.config.deliver.sinks else []
         return [
             *(again if self._champion_lacks_features() else []),
@@ -99,6 +104,20 @@ class RunPlan:
         if facts["promoted"] or champion is None:
             return False
         return bool(champion["workflow_version"] != challenger["workflow_version"])
+
+    def _lacks_blend(self) -> bool:
+        """Returns whether a blend must be learned: score.blend=auto, and none was learned for the champion.
+
+        A retraining always learns a blend, because there may be a new retriever.
+        """
+        if self.config.score.blend == "none":
+            return False
+        champion = champion_as_of(self.lake, self.config.name, self.run_date)
+        known = blends_of(self.lake, self.config.name, self.run_date)
+        candidates = config_digest(self.config, "candidates")
+        return self.retrain or not any(
+            (blend.key.champion, blend.key.candidates) == (champion, candidates) for blend in known
+        )
 
     def _days_to_measure(self) -> list[str]:
         """Returns the days whose lists this run measures: one day or none."""

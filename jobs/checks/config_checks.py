@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from conf.errors import ConfigError
-from conf.types import Config, ModelConfig, Popular
+from conf.types import AllItems, Config, ModelConfig, Popular
 from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.id_features import features_with_oov_id
@@ -17,7 +17,7 @@ from training.settings.unknown_share import require_oov_ids
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, model settings, and the segments of popular items. Every job calls this first.
+    """Checks operators, model settings, segments of popular items, and the blend. Every job calls this first.
 
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
@@ -27,6 +27,7 @@ def check_config(config: Config) -> None:
         with _located(location):
             read_settings(model)
     _check_segments(config, feature_plan)
+    _check_blend(config)
 
 
 def check_training(config: Config) -> None:
@@ -117,6 +118,18 @@ def _features(config: Config, feature_plan: Plan) -> Features:
 
     pairs = [name for name in feature_plan.features if name not in scoped]
     return Features(of("dense"), of("categorical"), of("multi_hot"), pairs)
+
+
+def _check_blend(config: Config) -> None:
+    """Raises ConfigError if a blend is configured, but no source gives scores."""
+    sources = config.candidates.sources
+    if config.score.blend == "auto" and any(isinstance(source, AllItems) for source in sources):
+        raise ConfigError(
+            "score.blend=auto needs the scores of sources, but the only source in candidates.sources is "
+            "all_items, which gives none",
+            "name other sources, such as {source: ease, n: 500} and {source: popular, n: 100}, or set "
+            "score.blend=none",
+        )
 
 
 def _check_segments(config: Config, feature_plan: Plan) -> None:

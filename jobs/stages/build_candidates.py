@@ -91,6 +91,7 @@ def publish_candidates(
     each filter the number of (user, item) pairs that it excluded.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
+    with_scores = context.config.score.blend == "auto"
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
@@ -105,15 +106,12 @@ def publish_candidates(
         store,
     )
     return publish(
-        make_candidates(config, sources),
+        make_candidates(config, sources, with_scores=with_scores),
         lake.candidates(version).partition(context.run_date),
         inputs={
-            "users": tables.users.digest,
+            **tables.inputs(context, dataset),
             "candidate_items": numbered.digest,
-            "dataset": dataset.digest,
-            "config": config_digest(context.config, "candidates"),
-            **table_digests(context),
-            **({"retriever": tables.retriever.version} if tables.retriever else {}),
+            **({"source_scores": "1"} if with_scores else {}),
         },
         row_group_rows=context.config.output.row_group_rows,
         expected_rows=tables.users.rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,6 +15,7 @@ from scoring.inputs.requests import ListRequest, require_listable
 from scoring.model.champion import champion_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
+from scoring.model.served_blend import blend_request, served_blend
 from scoring.ranking.list_summary import summarize_lists
 from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
@@ -38,6 +40,9 @@ def run(context: RunContext) -> JobSummary:
     require_listable(model.spec)
     users, items, candidates = read_inputs(context, dataset)
     request, rule_digests = list_request(context, model, items)
+    blend = served_blend(context, candidates)
+    if blend is not None:
+        request = replace(request, blend=blend_request(blend, candidates))
     spark, score = context.spark, context.config.score
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
@@ -52,6 +57,9 @@ def run(context: RunContext) -> JobSummary:
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
+    ranked_by = {}
+    if blend is not None:
+        inputs["blend"], ranked_by = blend.digest, {"blend": blend.to_facts()}
     with context.phase("compare"):
         changes = publish_changes(context, dataset, lists, facts, rows, inputs)
     with context.phase("publish"):
@@ -66,6 +74,7 @@ def run(context: RunContext) -> JobSummary:
                 **facts,
                 **measured,
                 **versions,
+                **ranked_by,
                 "precision": score.precision,
                 "scored_at": file_io.utc_now(),
             },
@@ -84,6 +93,7 @@ def run(context: RunContext) -> JobSummary:
             **{name: facts[name] for name in _REPORTED},
             **measured,
             **versions,
+            **({"ranked_by": blend.chosen} if blend else {}),
             "churn": changes.get("churn"),
         },
     )

@@ -32,8 +32,8 @@ class SourceTables:
         run_date: the last day whose clicks a source counts.
         segments: maps the name of each segment that a source uses to a frame with the columns user_key and
             segment.
-        retrieved: a frame with the columns user_key, candidates and scores from the source `retrieval`; None if this
-            source is not configured.
+        retrieved: a frame with the columns user_key, candidates and scores from the source `retrieval`; None
+            if this source is not configured.
         store: publishes what the sources `covisitation`, `ease` and `als` computed for each item. It may be
             None if none of them is configured.
     """

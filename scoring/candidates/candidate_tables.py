@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
+from conf.load import config_digest
 from conf.types import NotAllowed, Popular, RawTable, Split
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
@@ -52,6 +53,16 @@ class CandidateTables:
     segments: dict[str, DataFrame]
     attributes: DataFrame | None
     retriever: ModelInfo | None
+
+    def inputs(self, context: RunContext, dataset: Dataset) -> dict[str, str]:
+        """Returns the names and digests of everything that candidates are computed from."""
+        return {
+            "users": self.users.digest,
+            "dataset": dataset.digest,
+            "config": config_digest(context.config, "candidates"),
+            **table_digests(context),
+            **({"retriever": self.retriever.version} if self.retriever else {}),
+        }
 
 
 def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:

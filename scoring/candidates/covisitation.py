@@ -47,8 +47,8 @@ def covisited_items(
 ) -> DataFrame:
     """Returns, for each user, the n items with the highest scores that are not excluded.
 
-    The result has the columns user_key, candidates and scores. If scores are equal, the smaller item index comes
-    first. A user without clicks gets an empty list.
+    The result has the columns user_key, candidates and scores. If scores are equal, the smaller item index
+    comes first. A user without clicks gets an empty list.
 
     The neighbours are computed and published before the function returns.
 

@@ -15,6 +15,7 @@ from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, data_files
+from storage.paths import Partition
 from storage.run_context import RunContext
 
 # The driver does not know the length of the vectors. Up to this length, the files have the usual size.
@@ -26,7 +27,7 @@ class Retrieved:
     """The candidates of the source `retrieval`.
 
     Attributes:
-        lists: a frame with the columns user_key and candidates, one row per user.
+        lists: a frame with the columns user_key, candidates and scores, one row per user.
         search: how the items were searched.
     """
 
@@ -41,6 +42,9 @@ def retrieve(
     numbered: Manifest,
     excluded: Exclusions,
     store: VectorStore,
+    *,
+    users: DataFrame | None = None,
+    items: Partition | None = None,
 ) -> Retrieved | None:
     """Returns the candidates of the source `retrieval`; None if this source is not configured.
 
@@ -53,6 +57,8 @@ def retrieve(
         numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
         store: publishes the clusters.
+        users: a frame with user_key and the features of scope `user`. None reads the table `users`.
+        items: the partition of `numbered`. None is that of the table candidate_items.
 
     Raises:
         DataError: approximate search, and the vector of an item is not finite.
@@ -61,11 +67,14 @@ def retrieve(
     if source is None or retriever is None:
         return None
     names = [feature.name for feature in retriever.spec.scoped("user")]
-    users = users_of(context, version, tables.users, [USER_KEY, *names]).join(excluded.users, USER_KEY)
-    partition = context.lake.candidate_items(version).partition(context.run_date)
+    if users is None:
+        users = users_of(context, version, tables.users, [USER_KEY, *names])
+    if items is None:
+        items = context.lake.candidate_items(version).partition(context.run_date)
+    users = users.join(excluded.users, USER_KEY)
     request = RetrievalRequest(
         retriever.request(context.config.score),
-        tuple(data_files(partition, numbered)),
+        tuple(data_files(items, numbered)),
         tuple(sorted(encoded_context(context, retriever).items())),
         source.n,
     )

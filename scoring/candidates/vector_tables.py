@@ -25,7 +25,12 @@ _ELEMENT_BYTES = 4
 
 
 def vector_store(
-    context: RunContext, dataset: Dataset, numbered: Manifest, retriever: ModelInfo | None
+    context: RunContext,
+    dataset: Dataset,
+    numbered: Manifest,
+    retriever: ModelInfo | None,
+    *,
+    purpose: str | None = None,
 ) -> VectorStore:
     """Returns the store that publishes the table item_vectors of a run date.
 
@@ -34,6 +39,7 @@ def vector_store(
         dataset: the dataset of the run date.
         numbered: the manifest of the table candidate_items.
         retriever: the model of the source `retrieval`; None if this source is not configured.
+        purpose: if set, the tables have names of their own, so that they do not replace those of the lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,
@@ -45,7 +51,8 @@ def vector_store(
         inputs = dict(table_inputs)
         if retriever is not None and source == "retrieval":
             inputs["retriever"] = retriever.version
-        partition = context.lake.item_vectors(dataset.workflow_version, source).partition(context.run_date)
+        name = source if purpose is None else f"{source}_{purpose}"
+        partition = context.lake.item_vectors(dataset.workflow_version, name).partition(context.run_date)
         published = publish(
             vectors,
             partition,

@@ -1,4 +1,4 @@
-"""Computes features of users and items from what was known before the test rows.
+"""Computes features of users and items from what was known before the rows of a split.
 
 The tables `users` and `items` of a run date are not suitable for an evaluation: the latest row of a user may
 be a test row.
@@ -12,7 +12,7 @@ from typing import Literal
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Split
+from conf.types import SPLITS, Split
 from etl.build import feature_inputs
 from etl.checked_days import raw_days
 from etl.raw.files import require_raw
@@ -36,53 +36,62 @@ BEFORE_TEST: tuple[Split, ...] = ("train", "validation")
 
 
 def features_before_test(
-    context: RunContext, dataset: Dataset, spec: FeatureSpec, side: Literal["user", "item"]
+    context: RunContext,
+    dataset: Dataset,
+    spec: FeatureSpec,
+    side: Literal["user", "item"],
+    *,
+    before: Split = "test",
 ) -> DataFrame:
     """Returns the features of all users, or of all items, from before the test rows.
 
     If the configuration has a table of attributes of this side (section `users` or `items`), the features are
     computed from this table, as for published lists. Otherwise, they are those of the latest row of the train
-    and validation splits.
+    and validation splits. With `before=validation`, only the train split counts.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         spec: the features of a model. The workflow with the version `spec.workflow_version` computes them.
         side: `user` or `item`.
+        before: the split whose rows, like those of later splits, are not used.
 
     Returns:
         A frame with the column user_key or item_key, and the features with the scope `side`. There is one row
         per key.
     """
     names = [feature.name for feature in spec.scoped(side)]
+    known = SPLITS[: SPLITS.index(before)]
     key, attributes = (USER_KEY, context.config.users) if side == "user" else (ITEM_KEY, context.config.items)
     with_history = side == "user" and context.config.history is not None
     if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
-        return latest_rows(_published_days(context, dataset), key, names)
+        return latest_rows(_published_days(context, dataset, known), key, names)
     workflow = load_workflow(context.lake, spec.workflow_version, context.config.output.broadcast_max_rows)
     of_history = features_of_history(context.config, workflow, names) if with_history else []
     columns = [name for name in names if name not in of_history]
     if attributes is not None:
         rows = attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
     elif spec.workflow_version == dataset.workflow_version:
-        rows = latest_rows(_published_days(context, dataset), key, columns)
+        rows = latest_rows(_published_days(context, dataset, known), key, columns)
     else:
-        days = _days_of_workflow(context, dataset, workflow, [key, ROW_ID], columns)
+        days = _days_of_workflow(context, dataset, known, workflow, [key, ROW_ID], columns)
         rows = latest_rows(days, key, columns)
     if not of_history:
         return rows
     raw_files = raw_days(context.config, context.run_date, context.recorder)
-    histories = latest_histories(context.spark, context.config, context.lake, raw_files, before_test=True)
+    histories = latest_histories(context.spark, context.config, context.lake, raw_files, before=before)
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
     return with_histories(rows, workflow, histories, context.config, of_history).select(key, *names)
 
 
-def _published_days(context: RunContext, dataset: Dataset) -> list[tuple[str, DataFrame]]:
-    """Returns the published rows before the test as pairs (day, frame)."""
+def _published_days(
+    context: RunContext, dataset: Dataset, splits: Sequence[Split]
+) -> list[tuple[str, DataFrame]]:
+    """Returns the published rows of some splits as pairs (day, frame)."""
     return [
         (partition.dt, rows_of(context.spark, partition, manifest, label))
-        for split in BEFORE_TEST
+        for split in splits
         for partition, manifest, label in split_partitions(context.lake, dataset, split)
     ]
 
@@ -90,11 +99,12 @@ def _published_days(context: RunContext, dataset: Dataset) -> list[tuple[str, Da
 def _days_of_workflow(
     context: RunContext,
     dataset: Dataset,
+    splits: Sequence[Split],
     workflow: FittedWorkflow,
     keys: Sequence[str],
     columns: Sequence[str],
 ) -> list[tuple[str, DataFrame]]:
-    """Returns the rows before the test as pairs (day, frame), with the features of `workflow`.
+    """Returns the rows of some splits as pairs (day, frame), with the features of `workflow`.
 
     A day that was published with this workflow and the present raw log is read. The features of any other day
     are computed again. The frames have at least the columns `keys` and `columns`.
@@ -102,7 +112,7 @@ def _days_of_workflow(
     config, version = context.config, workflow.version
     earlier = clicks_before(context.spark, config, context.lake)
     days = []
-    for split in BEFORE_TEST:
+    for split in splits:
         for member in dataset.splits.get(split, ()):
             raw = require_raw(config, config.log, member.dt, recorder=context.recorder)
             partition = context.lake.features(version).partition(member.dt)

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.types import Split
 from etl.raw.files import require_raw
 from etl.spark.latest_features import latest_rules
 from metrics.bootstrap import Resample, combine_means, reduce_means
@@ -143,16 +144,23 @@ def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> st
     return None
 
 
-def sampled_users(context: RunContext, dataset: Dataset, positives: DataFrame, most: int) -> DataFrame:
+def sampled_users(
+    context: RunContext,
+    dataset: Dataset,
+    positives: DataFrame,
+    most: int,
+    known_in: Sequence[Split] = BEFORE_TEST,
+) -> DataFrame:
     """Returns the users whose lists are measured: a frame with the distinct user_key.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        positives: a frame with the column user_key: the users with a click in the test split.
+        positives: a frame with the column user_key: the users with a click in the measured split.
         most: maximum number of users. Those with the smallest hashes of their keys are returned.
+        known_in: each user has a row in one of these splits.
     """
-    known = read_split(context.spark, context.lake, dataset, BEFORE_TEST, [USER_KEY])
+    known = read_split(context.spark, context.lake, dataset, known_in, [USER_KEY])
     users = positives.select(USER_KEY).distinct().join(known, USER_KEY, "left_semi")
     return users.orderBy(F.xxhash64(USER_KEY), USER_KEY).limit(most)
 

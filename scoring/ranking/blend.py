@@ -47,7 +47,7 @@ class Blend:
 
         Args:
             logits: (T, I) logits of pairs.
-            source_scores: (T, I, S) scores of the sources. NaN means that the source did not propose the item.
+            source_scores: (T, I, S) scores of the sources; NaN if the source did not propose the item.
         """
         parts = torch.where(source_scores.isnan(), self.absent, source_scores * self.weights)
         return self.intercept + self.logit * logits + parts.sum(dim=-1)
@@ -90,8 +90,8 @@ class SourceScores:
         if len(wrong):
             user = int(wrong[0])
             raise DataError(
-                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores of sources, but "
-                f"there are {sources} sources",
+                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores of sources, "
+                f"but there are {sources} sources",
                 _AGAIN,
             )
         flat = scores.flatten().to_numpy(zero_copy_only=False)

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from scoring.inputs.requests import (
     CANDIDATES,
     EXCLUDED,
+    POSITIVES,
     PROBABILITY,
     SOURCE_SCORES,
     ListRequest,
@@ -38,6 +39,7 @@ LISTS = T.StructType(
         T.StructField("reason", T.StringType()),
     ]
 )
+_MEASURED_DDL = "user_key string, positives long, items binary, logits binary, scores binary, clicked binary"
 
 
 def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
@@ -45,9 +47,9 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
     reason. The score is the click probability, or the sigmoid of the score of a blend. A user's items are
-    sorted by descending score; if scores are equal, the smaller item id comes first. The reason is "ranked". If the request contains business rules,
-    the rules may change the order, and the reason may also be "boost:<value>" or "explore". The users keep
-    their order. A user without candidates has no row.
+    sorted by descending score; if scores are equal, the smaller item id comes first. The reason is "ranked".
+    If the request contains business rules, the rules may change the order, and the reason may also be
+    "boost:<value>" or "explore". The users keep their order. A user without candidates has no row.
 
     Args:
         users: a frame with user_key, the features of scope `user`, candidates and excluded. The last two are
@@ -63,6 +65,31 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
     return map_batches(users.select(*columns), _list_maker(request), LISTS, SCORING_IMPORTS)
+
+
+def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest, sources: int) -> DataFrame:
+    """Returns the logit of every candidate of each user, packed into one row per user.
+
+    scoring/ranking/candidate_logits.py describes the columns, and those of `users`.
+
+    Args:
+        users: one row per user.
+        spec: the model's features. None of the features may have scope `pair`.
+        request: the model and the items.
+        sources: number of sources that gave scores to the candidates.
+    """
+    names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
+    rows = users.select(*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES)
+
+    def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.ranking.candidate_logits import CandidateLogits
+
+        scorer = models_of_process().latest(CandidateLogits, request, *task_slot())
+        for batch in batches:
+            yield scorer.measure(batch, sources)
+
+    return map_batches(rows, measure, _MEASURED_DDL, SCORING_IMPORTS)
 
 
 def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:

@@ -1,0 +1,67 @@
+"""Learns how the champion and the sources of candidates rank together, and records it in the registry."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+from conf.errors import ConfigError
+from conf.load import config_digest
+from scoring.candidates.candidate_tables import read_candidate_tables
+from scoring.evaluation.blend_fit import learn
+from scoring.evaluation.blend_pairs import measured_pairs
+from scoring.inputs.requests import require_listable
+from scoring.model.champion import champion_and_dataset
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext, require
+from training.registry.blends import BLENDS, BlendKey, BlendRecord, blend_of, record_blend
+from training.registry.champion_history import dated_path
+
+log = logging.getLogger("nightrank.learn_blend")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Measures the contenders on validation clicks, and finally records the best one for the run date.
+
+    If nothing has changed since the blend of the run date was recorded, nothing is computed.
+    """
+    lake, config = context.lake, context.config
+    require(config, "keys")
+    if config.score.blend != "auto":
+        raise ConfigError(
+            "score.blend=none, so lists are ranked by the model alone and there is no blend to learn",
+            "set score.blend=auto",
+        )
+    model, dataset = champion_and_dataset(context)
+    require_listable(model.spec)
+    with context.phase("tables"):
+        tables = read_candidate_tables(context, dataset.workflow_version)
+    inputs = {**tables.inputs(context, dataset), "score": config_digest(config, "score")}
+    retriever = tables.retriever.version if tables.retriever else None
+    key = BlendKey(model.version, config_digest(config, "candidates"), retriever)
+    record = blend_of(lake, config.name, context.run_date)
+    if record is None or record.key != key or record.inputs != inputs:
+        with context.phase("candidates"):
+            pairs = measured_pairs(context, dataset, model, tables)
+        sources = [source.name for source in config.candidates.sources]
+        with context.phase("fit"):
+            learned = learn(pairs, sources, config.score.k)
+        record = BlendRecord(
+            key,
+            context.run_date,
+            inputs,
+            sources,
+            config.score.k,
+            len(pairs.positives),
+            learned.chosen,
+            {name: asdict(figures) for name, figures in learned.figures.items()},
+            asdict(learned.request) if learned.request else None,
+        )
+        record_blend(lake, config.name, record)
+    best = record.contenders[record.chosen]["ndcg"]
+    log.info("lists are ranked by %s: NDCG@%d %.4f on validation clicks", record.chosen, record.k, best)
+    return JobSummary(
+        output=dated_path(lake, config.name, BLENDS, context.run_date),
+        rows_in=record.users,
+        facts={**record.to_facts(), "champion": model.version},
+    )

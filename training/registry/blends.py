@@ -1,0 +1,101 @@
+"""The blends that learn_blend learned: how a champion and the sources of candidates rank together.
+
+    models/<name>/blends/dt=<run date>.json
+
+A blend belongs to one champion, one configuration of `candidates` and one retriever, because it weighs their
+scores. The blend of a date does not depend on files of later dates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storage import file_io, format_versions
+from storage.manifest import digest_of
+from storage.paths import Lake
+from training.registry.champion_history import dated_path, dates_of
+
+BLENDS = "blends"
+
+
+@dataclass(frozen=True)
+class BlendKey:
+    """What a blend belongs to.
+
+    Attributes:
+        champion: version of the model whose logits the blend weighs.
+        candidates: digest of the section `candidates` of the configuration.
+        retriever: version of the model of the source `retrieval`; None without this source.
+    """
+
+    champion: str
+    candidates: str
+    retriever: str | None
+
+
+@dataclass(frozen=True)
+class BlendRecord:
+    """A learned blend, as the registry stores it. All values can be written as JSON.
+
+    Attributes:
+        key: what the blend belongs to.
+        run_date: the run date for which it was learned.
+        inputs: maps the name of each further input to its digest.
+        sources: the names of the sources, in the order of the configuration.
+        k: length of the lists that were measured.
+        users: number of users whose validation clicks were measured.
+        chosen: the contender that ranks: `model`, the name of a source, or `blend`.
+        contenders: maps each contender to its `hit_rate` and `ndcg` on the validation clicks.
+        weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
+            (scoring.inputs.requests.BlendRequest); None if `model` was chosen.
+    """
+
+    key: BlendKey
+    run_date: str
+    inputs: Mapping[str, str]
+    sources: Sequence[str]
+    k: int
+    users: int
+    chosen: str
+    contenders: Mapping[str, Mapping[str, float]]
+    weights: Mapping[str, Any] | None
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of the record. Lists that were made with another blend have another digest."""
+        return digest_of(asdict(self))
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns what the manifest of the lists and the report show."""
+        names = ("run_date", "k", "users", "chosen", "contenders", "weights")
+        return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
+
+
+def record_blend(lake: Lake, name: str, record: BlendRecord) -> None:
+    """Replaces the blend of a run date."""
+    values = format_versions.BLEND.stamp(asdict(record))
+    file_io.replace_json(dated_path(lake, name, BLENDS, record.run_date), values)
+
+
+def blend_of(lake: Lake, name: str, run_date: str) -> BlendRecord | None:
+    """Returns the blend that was learned for a run date; None if there is none."""
+    path = dated_path(lake, name, BLENDS, run_date)
+    try:
+        values = format_versions.BLEND.check(file_io.read_json(path), path)
+    except FileNotFoundError:
+        return None
+    lake.recorder.record_read(path, digest_of(values))
+    return BlendRecord(**{**values, "key": BlendKey(**values["key"])})
+
+
+def blend_as_of(lake: Lake, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
+    """Returns the newest blend up to a run date that belongs to `key`; None if there is none."""
+    return next((blend for blend in blends_of(lake, name, run_date) if blend.key == key), None)
+
+
+def blends_of(lake: Lake, name: str, run_date: str) -> list[BlendRecord]:
+    """Returns the blends that were learned up to a run date, the newest first."""
+    dates = [date for date in reversed(dates_of(lake, name, BLENDS)) if date <= run_date]
+    return [blend for blend in (blend_of(lake, name, date) for date in dates) if blend is not None]
