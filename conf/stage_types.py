@@ -71,8 +71,8 @@ class Score(Strict):
     blend: Literal["none", "auto"] = Field(
         default="none",
         description="How lists are ranked. `none`: by the model. `auto`: by the model, by one source of "
-        "candidates, or by a blend of the model and all sources. learn_blend chooses what makes the best lists "
-        "for the clicks of the validation split. `auto` cannot be combined with the source `all_items`.",
+        "candidates, or by a blend of the model and all sources. learn_blend chooses what makes the best "
+        "lists for the clicks of the validation split. `auto` needs other sources than `all_items`.",
     )
     rules: ListRules | None = Field(
         default=None, description="Business rules that change lists after the ranking. Null: no rules."

@@ -94,7 +94,7 @@ class SourceScores:
                 f"but there are {sources} sources",
                 _AGAIN,
             )
-        flat = scores.flatten().to_numpy(zero_copy_only=False)
+        flat = np.array(scores.flatten())  # a copy, which torch may refer to
         items = candidates.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
         return cls(np.concatenate([[0], np.cumsum(lengths)]), items, flat.reshape(-1, sources))
 

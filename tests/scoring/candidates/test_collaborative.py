@@ -196,6 +196,7 @@ def test_too_many_items_for_ease_are_refused_with_their_number_and_memory(
     assert ease_items(at_limit, excluding(spark, items, None), rows, items, store).columns == [
         "user_key",
         "candidates",
+        "scores",
     ]
 
 

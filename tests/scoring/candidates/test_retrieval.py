@@ -74,6 +74,7 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
     for user, listed in enumerate(actual.column("candidates").to_pylist()):
         order = np.lexsort((np.arange(61), -products[user]))
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
+        assert actual.column("scores")[user].as_py() == products[user, listed].tolist()
 
 
 @pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "two_tower"])

@@ -230,9 +230,10 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
     path = save(tmp_path / "model", variant(name))
     request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=K)
     kept = make_recommender(request)
-    passing = replace(kept, pair_scorer=PairScorer(kept.predictor, kept.items.side, kept_bytes=0))
-    assert kept.pair_scorer.keeps_items
-    assert not passing.pair_scorer.keeps_items
+    pair_scorer = PairScorer(kept.predictor, kept.items.side, kept_bytes=0)
+    passing = replace(kept, list_scorer=replace(kept.list_scorer, pair_scorer=pair_scorer))
+    assert kept.list_scorer.pair_scorer.keeps_items
+    assert not pair_scorer.keeps_items
     users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected, actual = lists_of(kept, users), lists_of(passing, users)
     np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
@@ -266,7 +267,7 @@ def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(
             seen.append(keys)
             return super()._best(keys, users)
 
-    lists_of(Watched(recommender.predictor, recommender.items, 5, recommender.pair_scorer), users)
+    lists_of(Watched(recommender.predictor, recommender.items, 5, recommender.list_scorer), users)
     keys = torch.cat(seen)
     assert keys.shape == (37, 5)
     assert (keys != NO_CANDIDATE).sum(dim=1).tolist() == [0, 1, 5, *([2] * 34)]
