@@ -1,8 +1,9 @@
 """### The lists of one day
 
 Waits for the day's raw log, checks the log's quality, builds features and candidates, and makes the lists of
-all users. Then it checks and delivers the published lists, and measures the lists of the day before. The
-report is written even if a stage fails.
+all users. With `score.blend: auto`, it first learns a blend if the champion has none. Then it checks and
+delivers the published lists, and measures the lists of the day before. The report is written even if a stage
+fails.
 
 | | |
 |---|---|
@@ -104,6 +105,7 @@ with DAG(
         raw_log,
         stage("quality_gate", step="build_features", job="check_quality", overrides=()),
         stage("build_features"),
+        stage("learn_blend"),
         stage("build_candidates"),
         stage("score_daily", inlets=[CHAMPION]),
         stage("score_rows"),

@@ -21,7 +21,8 @@ DESCRIPTION = (
     "measure_recommendations (if there are lists whose clicks have arrived) and report. If the "
     "configuration has no section keys, score_rows runs instead of build_candidates and score_daily. "
     "With --retrain, train_model, train_retriever (if the candidates have a source retrieval) and "
-    "evaluate_model run after build_features. If a stage fails, nightly still writes the report, and "
+    "evaluate_model run after build_features. With score.blend: auto, learn_blend runs before "
+    "build_candidates if the champion has no blend. If a stage fails, nightly still writes the report, and "
     "ends with the exit code of that stage. The output of each stage is written to "
     "<lake>/logs/dt=<run date>/<stage>.log."
 )

@@ -59,6 +59,15 @@ def _evaluate_model(summary: JobSummary) -> list[str]:
     ]
 
 
+def _learn_blend(summary: JobSummary) -> list[str]:
+    facts, chosen = summary.facts, summary.facts.get("chosen")
+    best = (facts.get("contenders") or {}).get(chosen) or {}
+    return [
+        _phrase("lists ranked by", chosen),
+        _number(f"validation NDCG@{facts.get('k', 'k')}", best.get("ndcg")),
+    ]
+
+
 def _score_daily(summary: JobSummary) -> list[str]:
     coverage, churn = summary.facts.get("coverage"), summary.facts.get("churn")
     return [
@@ -117,6 +126,7 @@ _BY_JOB: dict[str, Callable[[JobSummary], list[str]]] = {
     "train_model": _train_model,
     "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
+    "learn_blend": _learn_blend,
     "score_daily": _score_daily,
     "deliver_recommendations": _deliver_recommendations,
     "measure_recommendations": _measure_recommendations,

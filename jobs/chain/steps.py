@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
-from conf.load import config_digest
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
-from training.registry.blends import blends_of
+from training.registry.blends import blend_as_of, blend_key
 from training.registry.versions import champion_as_of
 
 
@@ -106,18 +105,11 @@ class RunPlan:
         return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _lacks_blend(self) -> bool:
-        """Returns whether a blend must be learned: score.blend=auto, and none was learned for the champion.
-
-        A retraining always learns a blend, because there may be a new retriever.
-        """
+        """Returns whether score.blend=auto is set, but the champion has no blend for these sources."""
         if self.config.score.blend == "none":
             return False
-        champion = champion_as_of(self.lake, self.config.name, self.run_date)
-        known = blends_of(self.lake, self.config.name, self.run_date)
-        candidates = config_digest(self.config, "candidates")
-        return self.retrain or not any(
-            (blend.key.champion, blend.key.candidates) == (champion, candidates) for blend in known
-        )
+        key = blend_key(self.lake, self.config, self.run_date)
+        return key is None or blend_as_of(self.lake, self.config.name, self.run_date, key) is None
 
     def _days_to_measure(self) -> list[str]:
         """Returns the days whose lists this run measures: one day or none."""

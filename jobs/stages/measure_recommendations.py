@@ -86,6 +86,7 @@ def run(context: RunContext) -> JobSummary:
         **relevance_facts(published, measured, popular, popular_coverage),
         "truth": truth_facts(measured[True], true),
         "candidates": recall,
+        **({"blend": published.facts["blend"]} if "blend" in published.facts else {}),
     }
     with context.phase("publish"):
         inputs = {

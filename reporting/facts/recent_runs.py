@@ -23,7 +23,13 @@ _CLEAN_EXITS = (0, 2, 3, 4)
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "features": ("build_features",),
     "training and gate": ("train_model", "train_retriever", "evaluate_model"),
-    "lists and delivery": ("build_candidates", "score_daily", "score_rows", "deliver_recommendations"),
+    "lists and delivery": (
+        "learn_blend",
+        "build_candidates",
+        "score_daily",
+        "score_rows",
+        "deliver_recommendations",
+    ),
     "other": (),
 }
 

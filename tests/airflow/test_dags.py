@@ -217,8 +217,10 @@ def test_a_training_and_a_day_run_by_dag_test(trained: dict[str, Any], airflow_s
     weekly, daily = trained["weekly_training"], trained["daily_recommendations"]
     assert (weekly["state"], daily["state"]) == ("success", "success")
     assert {task for task, state in weekly["tasks"].items() if state == "skipped"} == {"build_features_again"}
-    # There are no lists of the day before to measure, and the configuration makes lists from candidates.
+    # There are no lists of the day before to measure, and the configuration makes lists from candidates without
+    # a blend.
     assert {task for task, state in daily["tasks"].items() if state == "skipped"} == {
+        "learn_blend",
         "score_rows",
         "measure_recommendations",
     }

@@ -247,6 +247,22 @@ def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) ->
     assert "best possible lists" not in Page(build(config, RUN_DATE)[1]).text.lower()
 
 
+def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    assert "What could rank these lists" not in Page(build(config, RUN_DATE)[1]).text
+    contenders = {
+        name: {"hit_rate": 0.1 * place, "ndcg": 0.05 * place}
+        for place, name in enumerate(("model", "als", "blend"), 1)
+    }
+    blend = {"k": 10, "users": 942, "chosen": "blend", "contenders": contenders}
+    publish_facts(Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "blend": blend})
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "measured for 942 users by clicks of the validation split" in text
+    assert "Model alone 10.0% 0.0500" in text
+    assert "Source als alone 20.0% 0.1000" in text
+    assert "Blend of the model and all sources (chosen) 30.0% 0.1500" in text
+
+
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     partition = Lake(config.lake).evaluations.partition(RUN_DATE)

@@ -37,8 +37,9 @@ def lake(tmp_path: Path) -> Lake:
     return unpack(tmp_path)
 
 
-def test_every_format_has_a_file_in_the_old_lake() -> None:
-    assert set(KINDS) == {one.name for one in format_versions.ALL}
+def test_every_format_of_that_release_has_a_file_in_the_old_lake() -> None:
+    later = {format_versions.BLEND.name}
+    assert set(KINDS) == {one.name for one in format_versions.ALL} - later
 
 
 def test_the_configuration_of_the_old_lake_is_still_accepted() -> None:

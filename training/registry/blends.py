@@ -12,10 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from conf.errors import DataError
+from conf.load import config_digest
+from conf.types import Config
 from storage import file_io, format_versions
 from storage.manifest import digest_of
 from storage.paths import Lake
 from training.registry.champion_history import dated_path, dates_of
+from training.registry.model_json import read_description
+from training.registry.retriever import retriever_as_of
+from training.registry.versions import champion_as_of, model_path
 
 BLENDS = "blends"
 
@@ -92,10 +98,26 @@ def blend_of(lake: Lake, name: str, run_date: str) -> BlendRecord | None:
 
 def blend_as_of(lake: Lake, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
     """Returns the newest blend up to a run date that belongs to `key`; None if there is none."""
-    return next((blend for blend in blends_of(lake, name, run_date) if blend.key == key), None)
+    for date in reversed(dates_of(lake, name, BLENDS)):
+        record = blend_of(lake, name, date) if date <= run_date else None
+        if record is not None and record.key == key:
+            return record
+    return None
 
 
-def blends_of(lake: Lake, name: str, run_date: str) -> list[BlendRecord]:
-    """Returns the blends that were learned up to a run date, the newest first."""
-    dates = [date for date in reversed(dates_of(lake, name, BLENDS)) if date <= run_date]
-    return [blend for blend in (blend_of(lake, name, date) for date in dates) if blend is not None]
+def blend_key(lake: Lake, config: Config, run_date: str) -> BlendKey | None:
+    """Returns what a blend of the lists of a run date must belong to.
+
+    Returns None if there is no champion, or no retriever for the features of the champion.
+    """
+    champion = champion_as_of(lake, config.name, run_date)
+    if champion is None:
+        return None
+    retriever = None
+    if config.candidates.retrieval is not None:
+        workflow = read_description(model_path(lake, config.name, champion))["workflow_version"]
+        try:
+            retriever = retriever_as_of(lake, config, run_date, workflow)
+        except DataError:
+            return None
+    return BlendKey(champion, config_digest(config, "candidates"), retriever)

@@ -40,7 +40,8 @@ def render(run: RunFacts) -> Html:
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
     ranked = table(headers, rows, "Ranking quality")
-    return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
+    tables = [*_recall(values.get("candidates")), *_contenders(values.get("blend"))]
+    return section("measured", "Lists against clicks", sentence, ranked, *tables)
 
 
 def _share_of_best(truth: Mapping[str, Any] | None) -> str:
@@ -74,6 +75,27 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
             "Clicked items that were candidates; an item of several sources counts for the first",
         )
     ]
+
+
+def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
+    """Returns a table of what learn_blend could have chosen to rank the lists, as a list of one element.
+
+    The list is empty if the model ranks the lists without a choice (score.blend=none).
+    """
+    if not blend:
+        return []
+    names = {"model": "Model alone", "blend": "Blend of the model and all sources"}
+    rows: list[list[Child]] = [
+        [
+            f"{names.get(name, f'Source {name} alone')}{' (chosen)' if name == blend['chosen'] else ''}",
+            numbers.percent(figures["hit_rate"]),
+            numbers.decimal(figures["ndcg"]),
+        ]
+        for name, figures in blend["contenders"].items()
+    ]
+    k, users = blend["k"], numbers.count(blend["users"])
+    words = f"What could rank these lists, measured for {users} users by clicks of the validation split"
+    return [table(["Ranking", f"Hit rate @{k}", f"NDCG @{k}"], rows, words)]
 
 
 def _measures(values: Mapping[str, Any]) -> list[Child]:

@@ -135,7 +135,7 @@ def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: st
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:
     actual = retriever(whole_numbers(1, 1), whole_numbers(3, 2), 2, 10).retrieve(batch([None]).slice(0, 0))
-    assert (actual.num_rows, actual.schema.names) == (0, ["user_key", "candidates"])
+    assert (actual.num_rows, actual.schema.names) == (0, ["user_key", "candidates", "scores"])
 
 
 def test_without_items_every_list_is_empty() -> None:
