@@ -133,7 +133,7 @@ def test_the_best_source_is_chosen_if_the_model_is_noise() -> None:
 
 def test_a_source_ranks_what_it_proposed_before_the_rest_which_the_model_ranks() -> None:
     logits = [[0.0, 5.0, 1.0, 9.0, 2.0]] * 5
-    scores = [np.array([[3.0], [NAN], [2.0], [NAN], [1.0]])] * 5
+    scores = [np.array([[-1.0], [NAN], [-2.0], [NAN], [-3.0]])] * 5
     clicked = [[True, False, False, False, False]] * 5
     learned = learn(pairs_of(logits, scores, clicked), ["one"], 3)
     assert learned.chosen == "one"

@@ -71,6 +71,19 @@ def test_neither_workflow_uses_the_test_day(builds: TwoBuilds, side: Side) -> No
     pd.testing.assert_frame_equal(by_first, latest(config, builds.first, side, before), check_dtype=False)
 
 
+def test_features_before_the_validation_split_use_train_days_only(builds: TwoBuilds) -> None:
+    """The train split of the second build has the days before its validation day."""
+    config, dataset = builds.context.config, builds.second.dataset
+    days = [member.dt for member in dataset.splits["train"]]
+    assert set(days) < {*DAYS[:3]}
+    spec = builds.second.workflow.spec
+    for side in ("user", "item"):
+        frame = features_before_test(builds.context, dataset, spec, side, before="validation").toPandas()
+        actual = frame.sort_values(KEYS[side]).reset_index(drop=True)
+        expected = latest(config, builds.second, side, days)
+        pd.testing.assert_frame_equal(actual, expected, check_dtype=False)
+
+
 def test_a_day_that_is_not_published_is_encoded_again(builds: TwoBuilds) -> None:
     expected = builds.features(builds.first, "user")
     partition = Lake(builds.context.config.lake).features(builds.first.workflow.version).partition(DAYS[1])
