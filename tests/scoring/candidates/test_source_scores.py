@@ -94,7 +94,7 @@ def test_candidates_have_the_score_of_every_source_that_proposed_them(
     for number, most in ((1, 7), (5, None)):
 
         def publish(name: str, table: DataFrame, *_: int, folder: Path = tmp_path / str(number)) -> Any:
-            table.write.parquet(str(folder / name))
+            table.write.mode("overwrite").parquet(str(folder / name))
             return tuple(map(str, sorted((folder / name).glob("*.parquet"))))
 
         store = VectorStore(publish, "cpu", checkpoints)
@@ -154,7 +154,8 @@ def test_scores_are_aligned_by_user_and_item() -> None:
     first = (pa.array([[3, 9], None, [7]], ints), pa.array([[0.5, 2.0], None, [4.0]], floats))
     second = (pa.array([[7, 3], [3], [3]], ints), pa.array([[1.0, -1.0], [8.0], [6.0]], floats))
     scores = aligned_scores(candidates, [first, second])
-    np.testing.assert_array_equal(scores, np.float32([[np.nan, 1.0], [0.5, -1.0], [np.nan, 6.0]]))
+    expected = np.array([[np.nan, 1.0], [0.5, -1.0], [np.nan, 6.0]], np.float32)
+    np.testing.assert_array_equal(scores, expected)
     assert scores.dtype == np.float32
     nothing = (pa.array([None], ints), pa.array([None], floats))
     assert aligned_scores(pa.array([[]], ints), [nothing]).shape == (0, 1)
