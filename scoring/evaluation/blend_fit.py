@@ -4,9 +4,10 @@ The blend is a linear function of a pair's features (`features`). Its weights w 
 
     Σ_u ( log Σ_i exp(w·x_ui) − mean of w·x_ui over the clicked items i of user u ) + λ/2 ‖w‖²
 
-where i runs over the candidates of user u: the cross-entropy of a softmax over the candidates (the listwise
-loss of Z. Cao et al., Learning to Rank: From Pairwise Approach to Listwise Approach, ICML 2007). The function
-is convex, and Newton's method finds its minimum without random numbers.
+where i runs over the candidates of user u that the model or a source ranks high: the cross-entropy of a
+softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From Pairwise Approach to
+Listwise Approach, ICML 2007). Other candidates enter no list, so the order among them does not matter. The
+function is convex, and Newton's method finds its minimum without random numbers.
 
 The model alone, each source alone and the blend are contenders. Users are divided into folds. The weights
 with which a user's lists are measured are learned from the users of the other folds.
@@ -33,6 +34,8 @@ Vector = NDArray[np.float64]
 # that the source did not propose. The latter come last, at this distance from the source's smallest score.
 _LOGIT_SHARE = 1e-3
 _DISTANCE = 10.0
+# A candidate counts in the loss if the model or a source ranks it among the _DEPTH · k best of the user.
+_DEPTH = 10
 _MOST_STEPS, _SMALL_STEP = 50, 1e-9
 _MOST_HALVINGS, _BISECTIONS = 30, 60
 
@@ -99,17 +102,19 @@ def learn(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
     x, scales = features(pairs)
     weights = {MODEL: np.eye(1, x.shape[1])[0]}
     weights |= {name: _source_weights(pairs, scales, number) for number, name in enumerate(sources)}
-    figures = {name: _figures(pairs, x @ w, k) for name, w in weights.items()}
+    positions = {name: _positions(pairs, x @ w) for name, w in weights.items()}
+    figures = {name: _figures(pairs, places, k) for name, places in positions.items()}
+    counted = np.min(list(positions.values()), axis=0) < _DEPTH * k
     held_out = np.empty(len(x))
     user = pairs.user
     for fold in range(FOLDS):
         measured = pairs.folds[user] == fold
-        held_out[measured] = x[measured] @ fit(x, pairs, pairs.folds != fold)
-    figures[BLEND] = _figures(pairs, held_out, k)
+        held_out[measured] = x[measured] @ fit(x, pairs, counted & (pairs.folds != fold)[user])
+    figures[BLEND] = _figures(pairs, _positions(pairs, held_out), k)
     chosen = max(figures, key=lambda name: figures[name].ndcg)  # the first one, if several are equal
     if chosen == MODEL:
         return LearnedBlend(chosen, figures, None)
-    best = fit(x, pairs, np.ones(len(pairs.positives), bool)) if chosen == BLEND else weights[chosen]
+    best = fit(x, pairs, counted) if chosen == BLEND else weights[chosen]
     return LearnedBlend(chosen, figures, _request(best, scales, _intercept(x @ best, pairs.clicked)))
 
 
@@ -131,19 +136,19 @@ def features(pairs: MeasuredPairs) -> tuple[Vector, Vector]:
     return x, scales
 
 
-def fit(x: Vector, pairs: MeasuredPairs, users: NDArray[np.bool_]) -> Vector:
-    """Returns the weights (D,) that minimize the loss of some users.
+def fit(x: Vector, pairs: MeasuredPairs, counted: NDArray[np.bool_]) -> Vector:
+    """Returns the weights (D,) that minimize the loss of some candidates.
 
     Args:
         x: (P, D) features.
         pairs: the pairs.
-        users: (U,) which users count. Users without a clicked candidate do not count.
+        counted: (P,) which candidates count. Users without a clicked one among them do not count.
     """
-    clicks = np.bincount(pairs.user[pairs.clicked], minlength=len(users))
-    counted = users & (clicks > 0)
-    kept = counted[pairs.user]
-    x, clicked, lengths = x[kept], pairs.clicked[kept], np.diff(pairs.starts)[counted]
-    share = np.where(clicked, 1 / np.repeat(clicks[counted], lengths), 0)
+    user = pairs.user
+    clicks = np.bincount(user[pairs.clicked & counted], minlength=len(pairs.positives))
+    kept = counted & (clicks > 0)[user]
+    lengths = np.bincount(user[kept], minlength=len(clicks))[clicks > 0]
+    x, share = x[kept], np.where(pairs.clicked, 1 / np.maximum(clicks, 1)[user], 0)[kept]
     target = share @ x
     w, (loss, gradient, hessian) = np.zeros(x.shape[1]), _loss(x, lengths, target, np.zeros(x.shape[1]))
     for _ in range(_MOST_STEPS):
@@ -195,14 +200,20 @@ def _source_weights(pairs: MeasuredPairs, scales: Vector, source: int) -> Vector
     return weights
 
 
-def _figures(pairs: MeasuredPairs, scores: Vector, k: int) -> Figures:
-    """Returns the figures of the lists that these scores (P,) make. Equal scores are ordered by item."""
+def _positions(pairs: MeasuredPairs, scores: Vector) -> NDArray[np.int64]:
+    """Returns the place (P,) of each candidate in the user's ranking, from 0. Equal scores: by item."""
     user = pairs.user
     order = np.lexsort((pairs.items, -scores, user))
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order)) - pairs.starts[user[order]]
-    hit = pairs.clicked & (position < k)
-    gains = np.bincount(user[hit], 1 / np.log2(position[hit] + 2), len(pairs.positives))
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.arange(len(order)) - pairs.starts[user[order]]
+    return positions
+
+
+def _figures(pairs: MeasuredPairs, positions: NDArray[np.int64], k: int) -> Figures:
+    """Returns the figures of the lists that consist of the candidates at positions below k."""
+    user = pairs.user
+    hit = pairs.clicked & (positions < k)
+    gains = np.bincount(user[hit], 1 / np.log2(positions[hit] + 2), len(pairs.positives))
     ideal = np.array(ideal_gains(k))[np.minimum(pairs.positives, k) - 1]
     hits = np.bincount(user[hit], minlength=len(pairs.positives)) > 0
     return Figures(float(hits.mean()), float((gains / ideal).mean()))

@@ -86,14 +86,16 @@ def figures_by_loops(pairs: MeasuredPairs, scores: np.ndarray, k: int) -> tuple[
 def test_the_weights_are_the_minimum_of_the_documented_loss() -> None:
     pairs = drawn(60, 2, 1, np.array([0.5, 0.3, -0.2]))
     x, _ = features(pairs)
-    counted = np.arange(60) % 3 > 0
+    of_users = np.arange(60) % 3 > 0
+    counted = of_users[pairs.user] & (np.arange(len(pairs.items)) % 4 > 0)  # some clicks do not count
 
     def loss(w: np.ndarray) -> float:
         total = L2 / 2 * float(w @ w)
-        for user in np.flatnonzero(counted):
-            rows = slice(pairs.starts[user], pairs.starts[user + 1])
+        for user in range(60):
+            rows = np.flatnonzero(counted & (pairs.user == user))
             scores = x[rows] @ w
-            total += math.log(np.exp(scores).sum()) - scores[pairs.clicked[rows]].mean()
+            if pairs.clicked[rows].any():
+                total += math.log(np.exp(scores).sum()) - scores[pairs.clicked[rows]].mean()
         return total
 
     expected = minimize(loss, np.zeros(5), tol=1e-12, options={"gtol": 1e-7})
@@ -155,16 +157,46 @@ def test_users_are_measured_with_weights_of_the_other_folds() -> None:
     """With many sources of noise and few users, a blend of the measured users themselves looks best."""
     pairs = drawn(30, 14, 5)
     x, _ = features(pairs)
-    of_all = x @ fit(x, pairs, np.ones(30, bool))
+    of_all = x @ fit(x, pairs, np.ones(len(x), bool))
     learned = learn(pairs, [f"s{number}" for number in range(14)], 5)
     assert figures_by_loops(pairs, of_all, 5)[1] > learned.figures[MODEL].ndcg + 0.2
     assert learned.figures[BLEND].ndcg < learned.figures[MODEL].ndcg + 0.1
     held_out = np.empty(len(x))
     for fold in range(FOLDS):
         rows = pairs.folds[pairs.user] == fold
-        held_out[rows] = x[rows] @ fit(x, pairs, pairs.folds != fold)
+        held_out[rows] = x[rows] @ fit(x, pairs, (pairs.folds != fold)[pairs.user])
     expected = figures_by_loops(pairs, held_out, 5)
     assert (learned.figures[BLEND].hit_rate, learned.figures[BLEND].ndcg) == pytest.approx(expected)
+
+
+def test_only_candidates_that_the_model_or_a_source_ranks_high_count() -> None:
+    """With k = 1, these are the 10 best of each user; some of the others are clicked."""
+    pairs = drawn(200, 1, 8)
+    ranks = []
+    for scores in (
+        pairs.logits,
+        np.where(np.isnan(pairs.scores[:, 0]), pairs.logits - 90, pairs.scores[:, 0]),
+    ):
+        by_user = [
+            np.argsort(np.argsort(-scores[start:end]))
+            for start, end in zip(pairs.starts[:-1], pairs.starts[1:], strict=True)
+        ]
+        ranks.append(np.concatenate(by_user))
+    high = np.min(ranks, axis=0) < 10
+    assert pairs.clicked[~high].any()
+    x, scales = features(pairs)
+    # The clicks of two users in three follow logit and score, so that the blend is chosen.
+    total = pairs.logits + pairs.scores[:, 0]
+    best = np.zeros(len(x), bool)
+    for start, end in zip(pairs.starts[:-1], pairs.starts[1:], strict=True):
+        best[start + np.nanargmax(total[start:end])] = True
+    tilted = MeasuredPairs(**{**vars(pairs), "clicked": np.where(pairs.user % 3 > 0, best, pairs.clicked)})
+    learned = learn(tilted, ["one"], 1)
+    assert learned.chosen == BLEND
+    assert learned.request is not None
+    actual = [learned.request.logit, *learned.request.weights]
+    np.testing.assert_allclose(actual, fit(x, tilted, high)[:2] / scales, atol=1e-9)
+    assert not np.allclose(actual, fit(x, tilted, np.ones(len(x), bool))[:2] / scales, atol=1e-3)
 
 
 def test_figures_equal_loops_for_ties_missing_candidates_and_several_clicks() -> None:
