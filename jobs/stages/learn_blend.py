@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
 from scoring.candidates.candidate_tables import read_candidate_tables
 from scoring.evaluation.blend_fit import learn
 from scoring.evaluation.blend_pairs import measured_pairs
-from scoring.inputs.requests import require_listable
+from scoring.inputs.requests import BlendRequest, require_listable
 from scoring.model.champion import champion_and_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext, require
@@ -55,7 +56,7 @@ def run(context: RunContext) -> JobSummary:
             len(pairs.positives),
             learned.chosen,
             {name: asdict(figures) for name, figures in learned.figures.items()},
-            asdict(learned.request) if learned.request else None,
+            _weights(learned.request) if learned.request else None,
         )
         record_blend(lake, config.name, record)
     best = record.contenders[record.chosen]["ndcg"]
@@ -65,3 +66,10 @@ def run(context: RunContext) -> JobSummary:
         rows_in=record.users,
         facts={**record.to_facts(), "champion": model.version},
     )
+
+
+def _weights(request: BlendRequest) -> dict[str, Any]:
+    """Returns the weights as JSON values."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(request).items()
+    }
