@@ -61,10 +61,10 @@ def _evaluate_model(summary: JobSummary) -> list[str]:
 
 def _learn_blend(summary: JobSummary) -> list[str]:
     facts, chosen = summary.facts, summary.facts.get("chosen")
-    best = (facts.get("contenders") or {}).get(chosen) or {}
+    ndcgs = [contender["ndcg"] for contender in facts.get("contenders") or []]
     return [
         _phrase("lists ranked by", chosen),
-        _number(f"validation NDCG@{facts.get('k', 'k')}", best.get("ndcg")),
+        _number(f"validation NDCG@{facts.get('k', 'k')}", max(ndcgs, default=None)),
     ]
 
 

@@ -55,11 +55,11 @@ def run(context: RunContext) -> JobSummary:
             config.score.k,
             len(pairs.positives),
             learned.chosen,
-            {name: asdict(figures) for name, figures in learned.figures.items()},
+            [{"name": name, **asdict(figures)} for name, figures in learned.figures.items()],
             _weights(learned.request) if learned.request else None,
         )
         record_blend(lake, config.name, record)
-    best = record.contenders[record.chosen]["ndcg"]
+    best = max(contender["ndcg"] for contender in record.contenders)
     log.info("lists are ranked by %s: NDCG@%d %.4f on validation clicks", record.chosen, record.k, best)
     return JobSummary(
         output=dated_path(lake, config.name, BLENDS, context.run_date),

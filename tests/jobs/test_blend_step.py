@@ -45,7 +45,7 @@ def test_a_blend_is_learned_until_the_champion_has_one_for_the_configured_source
     promote(lake, "m1")
     key = blend_key(lake, config, RUN_DATE)
     assert key is not None
-    record = BlendRecord(replace(key, champion="m0"), RUN_DATE, {}, ["popular"], 10, 7, "model", {}, None)
+    record = BlendRecord(replace(key, champion="m0"), RUN_DATE, {}, ["popular"], 10, 7, "model", [], None)
     record_blend(lake, "generated", record)
     assert jobs_of(config) == with_blend  # after a rollback or a promotion
     record_blend(lake, "generated", replace(record, key=key))
@@ -76,7 +76,7 @@ def test_a_new_retriever_needs_a_new_blend(tmp_path: Path) -> None:
     record_blend(
         lake,
         "generated",
-        BlendRecord(key, RUN_DATE, {}, ["retrieval"], 10, 7, "model", {}, None),
+        BlendRecord(key, RUN_DATE, {}, ["retrieval"], 10, 7, "model", [], None),
     )
     assert jobs_of(config)[0] == "build_candidates"
     file_io.replace_json(f"{runs}/dt={RUN_DATE}.json", {"version": "r2"})

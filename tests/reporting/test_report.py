@@ -250,10 +250,10 @@ def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) ->
 def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     assert "What could rank these lists" not in Page(build(config, RUN_DATE)[1]).text
-    contenders = {
-        name: {"hit_rate": 0.1 * place, "ndcg": 0.05 * place}
+    contenders = [
+        {"name": name, "hit_rate": 0.1 * place, "ndcg": 0.05 * place}
         for place, name in enumerate(("model", "als", "blend"), 1)
-    }
+    ]
     blend = {"k": 10, "users": 942, "chosen": "blend", "contenders": contenders}
     publish_facts(Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "blend": blend})
     text = Page(build(config, RUN_DATE)[1]).text

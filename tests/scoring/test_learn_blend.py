@@ -114,9 +114,9 @@ def test_a_poor_champion_does_not_rank_alone_and_lists_follow_the_recorded_blend
     record = blend_of(job.lake, "toy", RUN_DATE)
     assert record is not None
     assert (record.key.champion, list(record.sources)) == ("m2", ["popular", "covisitation"])
-    assert list(record.contenders) == [MODEL, "popular", "covisitation", BLEND]
-    best = max(figures["ndcg"] for figures in record.contenders.values())
-    assert record.contenders[record.chosen]["ndcg"] == best > record.contenders[MODEL]["ndcg"]
+    ndcg = {contender["name"]: contender["ndcg"] for contender in record.contenders}
+    assert list(ndcg) == [MODEL, "popular", "covisitation", BLEND]
+    assert ndcg[record.chosen] == max(ndcg.values()) > ndcg[MODEL]
     assert summary.facts["chosen"] == record.chosen
     path = Path(str(summary.output))
     written = path.read_text()

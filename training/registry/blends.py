@@ -53,7 +53,7 @@ class BlendRecord:
         k: length of the lists that were measured.
         users: number of users whose validation clicks were measured.
         chosen: the contender that ranks: `model`, the name of a source, or `blend`.
-        contenders: maps each contender to its `hit_rate` and `ndcg` on the validation clicks.
+        contenders: the `name` of each contender, and its `hit_rate` and `ndcg` on the validation clicks.
         weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
             (scoring.inputs.requests.BlendRequest); None if `model` was chosen.
     """
@@ -65,7 +65,7 @@ class BlendRecord:
     k: int
     users: int
     chosen: str
-    contenders: Mapping[str, Mapping[str, float]]
+    contenders: Sequence[Mapping[str, Any]]
     weights: Mapping[str, Any] | None
 
     @property

@@ -87,11 +87,12 @@ def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
     names = {"model": "Model alone", "blend": "Blend of the model and all sources"}
     rows: list[list[Child]] = [
         [
-            f"{names.get(name, f'Source {name} alone')}{' (chosen)' if name == blend['chosen'] else ''}",
-            numbers.percent(figures["hit_rate"]),
-            numbers.decimal(figures["ndcg"]),
+            names.get(contender["name"], f"Source {contender['name']} alone")
+            + (" (chosen)" if contender["name"] == blend["chosen"] else ""),
+            numbers.percent(contender["hit_rate"]),
+            numbers.decimal(contender["ndcg"]),
         ]
-        for name, figures in blend["contenders"].items()
+        for contender in blend["contenders"]
     ]
     k, users = blend["k"], numbers.count(blend["users"])
     words = f"What could rank these lists, measured for {users} users by clicks of the validation split"
