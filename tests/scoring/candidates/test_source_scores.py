@@ -28,11 +28,11 @@ ROWS = "user_key string, item_key string, label float, features_dt string"
 SEGMENTS = {user: "even" if number % 2 == 0 else "odd" for number, user in enumerate(USERS)}
 ALS = {"source": "als", "n": 3, "rank": 3, "iterations": 3, "alpha": 1.0, "seed": 7}
 SOURCES: list[dict[str, Any]] = [
-    {"source": "ease", "n": 3, "l2": 3.0},
     {"source": "popular", "n": 4},
+    {"source": "ease", "n": 3, "l2": 3.0},
     ALS,
     {"source": "covisitation", "n": 3},
-    {"source": "popular", "n": 3, "segment": "half"},
+    {"source": "popular", "n": 6, "segment": "half"},
 ]
 
 
@@ -55,7 +55,7 @@ def items(spark: SparkSession) -> DataFrame:
     return number_items(spark.createDataFrame([(key,) for key in ITEMS], "item_key string")).persist()
 
 
-def scores_by_numpy(log: pd.DataFrame, vectors: tuple[DataFrame, DataFrame]) -> list[np.ndarray]:
+def scores_by_numpy(log: pd.DataFrame, vectors: tuple[DataFrame, DataFrame] | None) -> list[np.ndarray]:
     """The scores (U, N) of each of SOURCES; NaN where the source never proposes the item."""
     clicks = log[log.label == 1]
     matrix = np.zeros((len(USERS), len(ITEMS)))
@@ -69,59 +69,52 @@ def scores_by_numpy(log: pd.DataFrame, vectors: tuple[DataFrame, DataFrame]) -> 
     cosine = unit.T @ unit / np.outer(lengths, lengths)
     np.fill_diagonal(cosine, 0)
     of_users, of_items = np.zeros((len(USERS), 3)), np.zeros((len(ITEMS), 3))
-    for row in vectors[0].collect():
-        of_users[USERS.index(row.user_key)] = row.vector
-    for row in vectors[1].collect():
-        of_items[row.item_index] = row.vector
+    if vectors is not None:
+        for row in vectors[0].collect():
+            of_users[USERS.index(row.user_key)] = row.vector
+        for row in vectors[1].collect():
+            of_items[row.item_index] = row.vector
     half = np.array([SEGMENTS[user] == "even" for user in USERS])
     in_half = np.where(half[:, None], matrix[half].sum(axis=0), matrix[~half].sum(axis=0))
-    return [matrix @ weights, popular, of_users @ of_items.T, matrix @ cosine, np.log1p(in_half)]
+    return [popular, matrix @ weights, of_users @ of_items.T, matrix @ cosine, np.log1p(in_half)]
 
 
+@pytest.mark.parametrize("partitions, most, sources", [(1, None, SOURCES), (5, 7, SOURCES[3:])])
 def test_candidates_have_the_score_of_every_source_that_proposed_them(
-    spark: SparkSession, log: pd.DataFrame, items: DataFrame, tmp_path: Path
+    spark: SparkSession,
+    log: pd.DataFrame,
+    items: DataFrame,
+    tmp_path: Path,
+    partitions: int,
+    most: int | None,
+    sources: list[dict[str, Any]],
 ) -> None:
-    """The first and the last run have other partitions; `max` drops candidates and their scores."""
+    """An item has the scores of several sources; `max` drops candidates and their scores."""
     rows = spark.createDataFrame(log, ROWS).persist()
     segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
     users = spark.createDataFrame([(user,) for user in USERS], "user_key string")
     exclusions = exclude(users, items, clicked_items(rows, items), [])
-    checkpoints = str(tmp_path / "checkpoints")
-    vectors = als_vectors(Als.model_validate(ALS), rows, items, checkpoints)
-    assert vectors is not None
-    oracle = scores_by_numpy(log, vectors)
-    runs = []
-    for number, most in ((1, 7), (5, None)):
 
-        def publish(name: str, table: DataFrame, *_: int, folder: Path = tmp_path / str(number)) -> Any:
-            table.write.mode("overwrite").parquet(str(folder / name))
-            return tuple(map(str, sorted((folder / name).glob("*.parquet"))))
+    def publish(name: str, table: DataFrame, *_: int) -> Any:
+        table.write.parquet(str(tmp_path / name))
+        return tuple(map(str, sorted((tmp_path / name).glob("*.parquet"))))
 
-        store = VectorStore(publish, "cpu", checkpoints)
-        config = Candidates.model_validate(
-            {
-                "sources": SOURCES,
-                "max": most,
-                "user_attributes": {
-                    "path": "x",
-                    "format": "csv",
-                    "key": "u",
-                    "columns": [{"name": "u", "type": "string"}, {"name": "half", "type": "string"}],
-                },
-            }
-        )
-        tables = SourceTables(
-            exclusions, items, rows.repartition(number), RUN_DATE, {"half": segments}, store=store
-        )
-        frame = make_candidates(config, tables, with_scores=True)
-        assert frame.columns == ["user_key", "candidates", "excluded", "sources", "source_scores"]
-        runs.append({row.user_key: row for row in frame.collect()})
-    assert sorted(runs[0]) == sorted(runs[1]) == USERS
+    store = VectorStore(publish, "cpu", str(tmp_path / "checkpoints"))
+    vectors = als_vectors(Als.model_validate(ALS), rows, items, store.checkpoints) if ALS in sources else None
+    oracle = [scores_by_numpy(log, vectors)[SOURCES.index(source)] for source in sources]
+    config = Candidates.model_validate({"sources": sources, "max": most})
+    divided = rows.repartition(partitions, "item_key")
+    tables = SourceTables(exclusions, items, divided, RUN_DATE, {"half": segments}, store=store)
+    frame = make_candidates(config, tables, with_scores=True)
+    assert frame.columns == ["user_key", "candidates", "excluded", "sources", "source_scores"]
+    listed = {row.user_key: row for row in frame.collect()}
+    assert sorted(listed) == USERS
+    several = 0
     for number, user in enumerate(USERS):
-        row = runs[1][user]
-        scores = np.array(row.source_scores).reshape(-1, len(SOURCES))
-        assert len(scores) == len(row.candidates)
-        for source, config_of in enumerate(SOURCES):
+        row = listed[user]
+        scores = np.array(row.source_scores).reshape(-1, len(sources))
+        assert len(scores) == len(row.candidates) <= (most or 100)
+        for source, settings in enumerate(sources):
             of_source = {
                 item: score
                 for item, score in zip(row.candidates, scores[:, source], strict=True)
@@ -129,19 +122,14 @@ def test_candidates_have_the_score_of_every_source_that_proposed_them(
             }
             expected = [oracle[source][number, item] for item in of_source]
             np.testing.assert_allclose(list(of_source.values()), expected, rtol=0, atol=1e-4)
-            assert len(of_source) <= config_of["n"]
+            assert len(of_source) <= settings["n"]
             first = [item for item, of in zip(row.candidates, row.sources, strict=True) if of == source]
             assert set(first) <= set(of_source)
-        assert sum(~np.isnan(scores[:, 1])) == 4  # the most popular items are always proposed
-        cut = runs[0][user]
-        assert cut.candidates == row.candidates[:7]
-        np.testing.assert_array_equal(cut.source_scores, scores[:7].ravel())
-    last = runs[1][USERS[-1]]
-    assert np.isnan(np.array(last.source_scores).reshape(-1, 5)[:, [0, 2, 3]]).all()
-    several = [
-        (~np.isnan(np.array(row.source_scores).reshape(-1, 5))).sum(axis=1).max() for row in runs[1].values()
-    ]
-    assert max(several) >= 4  # an item has the scores of several sources
+            if settings == {"source": "popular", "n": 4}:
+                assert len(of_source) == 4  # every user has enough items that are not excluded
+        several = max(several, int((~np.isnan(scores)).sum(axis=1).max(initial=0)))
+    assert several == len(sources)
+    assert (np.array(listed[USERS[-1]].source_scores) > 0).sum() <= 2 * 4  # only popular items
 
 
 def test_scores_are_aligned_by_user_and_item() -> None:
