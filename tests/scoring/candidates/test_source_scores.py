@@ -128,7 +128,7 @@ def test_candidates_have_the_score_of_every_source_that_proposed_them(
             if settings == {"source": "popular", "n": 4}:
                 assert len(of_source) == 4  # every user has enough items that are not excluded
         several = max(several, int((~np.isnan(scores)).sum(axis=1).max(initial=0)))
-    assert several == len(sources)
+    assert several >= min(len(sources), 4)
     assert (np.array(listed[USERS[-1]].source_scores) > 0).sum() <= 2 * 4  # only popular items
 
 
