@@ -97,8 +97,8 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
     """Returns, for each user, the n items with the largest dot products that are not excluded.
 
     The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
-    the smaller item index comes first. If the request names the files of clustered items, the search is approximate: some of the n
-    items may have smaller dot products.
+    the smaller item index comes first. If the request names the files of clustered items, the search is
+    approximate: some of the n items may have smaller dot products.
 
     Args:
         users: a frame with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
