@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage.job_summary import JobSummary
@@ -80,8 +80,14 @@ def _measure_recommendations(summary: JobSummary) -> list[str]:
         f"for {facts['recommendations_date']}" if "recommendations_date" in facts else "",
         _number(f"HR@{facts.get('k', 'k')}", facts.get("hit_rate")),
         _number("lift", facts.get("lift"), 2),
+        _number("new users'", _new_users(facts).get("hit_rate")),
         _number("recall", (facts.get("candidates") or {}).get("recall"), 2),
     ]
+
+
+def _new_users(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the figures of the lists of users who are new to the model; empty if they are missing."""
+    return (facts.get("cold_start") or {}).get("new_users", {}).get("lists", {})
 
 
 def _report(summary: JobSummary) -> list[str]:

@@ -2,7 +2,8 @@
 
 Lists of the most popular items are measured in the same way. For a generated log, so are lists by the true
 probabilities, which are the best possible lists. Users without a row in the train split are measured
-separately, because the model has not been trained on their clicks.
+separately, because the model has not been trained on their clicks. So are users and items that are new to the
+model that made the lists.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
+from scoring.evaluation.cold_start import cold_start_facts, measure_cold_start, users_and_items
 from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
 from scoring.evaluation.true_lists import BEST, measure_true_lists, true_lists
 from scoring.inputs.feature_rows import read_split
@@ -66,18 +68,22 @@ def run(context: RunContext) -> JobSummary:
             "measure another date, or change measure.against",
         )
     with context.phase("lists"):
-        lists = recommended(context, published)
-        measured = measure_lists(lists, clicked, warm, k)
+        kinds = {"lists": recommended(context, published)}
+        measured = measure_lists(kinds["lists"], clicked, warm, k)
     with context.phase("popular"):
         available, excluding = candidates_of(context, dataset, published)
-        lists = most_popular(excluding, available, train, k).persist()
-        popular, popular_coverage = measure_lists(lists, clicked, warm, k), coverage(lists, items)
+        kinds["popular"] = most_popular(excluding, available, train, k).persist()
+        popular = measure_lists(kinds["popular"], clicked, warm, k)
+        popular_coverage = coverage(kinds["popular"], items)
     with context.phase("truth"):
         generated = generated_days(lake, context.config.keys, measured_days(context, dataset))
         true = None
         if generated is not None:
-            lists = true_lists(excluding, available, generated, k).persist()
-            true = measure_true_lists(lists, clicked, warm, k, items)
+            both = true_lists(excluding, available, generated, k).persist()
+            true = measure_true_lists(both, clicked, warm, k, items)
+            kinds["best"] = both.where(F.col("ranking") == BEST).drop("ranking")
+    with context.phase("cold start"):
+        cold_start = cold_start_of(context, published, train, kinds, clicked)
     with context.phase("candidates"):
         recall = candidate_recall(context, clicked, warm, published)
     facts = {
@@ -85,6 +91,7 @@ def run(context: RunContext) -> JobSummary:
         "against": against,
         **relevance_facts(published, measured, popular, popular_coverage),
         "truth": truth_facts(measured[True], true),
+        "cold_start": cold_start,
         "candidates": recall,
     }
     with context.phase("publish"):
@@ -147,6 +154,32 @@ def truth_facts(lists: Relevance, true: Mapping[str, Mapping[str, Any]] | None) 
         return None
     best = true[BEST]["hit_rate"]
     return {**true, "share_of_best": lists.hit_rate / best if lists.hit_rate is not None and best else None}
+
+
+def cold_start_of(
+    context: RunContext,
+    published: Manifest,
+    train: DataFrame,
+    kinds: Mapping[str, DataFrame],
+    clicked: DataFrame,
+) -> dict[str, Any]:
+    """Returns the figures of users and items that are new to the model (`cold_start_facts`).
+
+    Args:
+        context: the context of the run.
+        published: the manifest of the lists.
+        train: the rows of the train split.
+        kinds: maps the name of each kind of lists to a frame with user_key, position and item_key. `lists`
+            are the published ones.
+        clicked: the clicks that the lists are compared with.
+    """
+    users, items = users_and_items(context, published.facts["workflow_version"], train)
+    users, items = users.persist(), items.persist()
+    measured = {
+        kind: measure_cold_start(lists, clicked, users, items, published.facts["k"])
+        for kind, lists in kinds.items()
+    }
+    return cold_start_facts(measured, kinds["lists"], clicked, items)
 
 
 def measured_days(context: RunContext, dataset: Dataset) -> list[str]:

@@ -67,8 +67,14 @@ from storage.job_summary import JobSummary
             "for d, HR@5 0.2000",
         ),
         (
-            {"job": "measure_recommendations", "k": 5, "hit_rate": 0.2, "candidates": {"recall": 0.625}},
-            "HR@5 0.2000, recall 0.62",
+            {
+                "job": "measure_recommendations",
+                "k": 5,
+                "hit_rate": 0.2,
+                "cold_start": {"new_users": {"users": 3, "lists": {"hit_rate": 0.125}}},
+                "candidates": {"recall": 0.625},
+            },
+            "HR@5 0.2000, new users' 0.1250, recall 0.62",
         ),
         ({"job": "train_retriever", "steps": 7, "auc": 0.7}, "7 steps, validation AUC 0.7000"),
         ({"job": "build_candidates", "rows_in": 3, "rows_out": 3}, "3 rows in, 3 out"),

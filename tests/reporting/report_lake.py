@@ -95,6 +95,29 @@ MEASURE = {
         "share_of_best": 0.75,
     },
     "cold_users": None,
+    "cold_start": {
+        "known_users": {
+            "users": 17,
+            "lists": {"hit_rate": 0.24, "ndcg": 0.12},
+            "popular": {"hit_rate": 0.11, "ndcg": 0.05},
+            "best": {"hit_rate": 0.29, "ndcg": 0.16},
+        },
+        "new_users": {
+            "users": 3,
+            "lists": {"hit_rate": 0.1234, "ndcg": 0.07},
+            "popular": {"hit_rate": 0.0456, "ndcg": 0.02},
+            "best": {"hit_rate": 0.2345, "ndcg": 0.13},
+        },
+        "new_items": {
+            "users": 0,
+            "lists": {"hit_rate": None, "ndcg": None},
+            "popular": {"hit_rate": None, "ndcg": None},
+            "best": {"hit_rate": None, "ndcg": None},
+            "items": 4,
+            "position_share": 0.0567,
+            "click_share": 0.0678,
+        },
+    },
     "candidates": {
         "users": 20,
         "positives": 41,

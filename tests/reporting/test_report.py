@@ -243,8 +243,29 @@ def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) ->
     assert "75.0% of the hit rate of the best possible lists" in text
     assert "Lists by the true click probability 20 27.5% 0.1450 65.0%" in text
     assert "Best possible lists 20 28.0% 0.1500 55.0%" in text
-    publish_facts(Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "truth": None})
+    publish_facts(
+        Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "truth": None, "cold_start": None}
+    )
     assert "best possible lists" not in Page(build(config, RUN_DATE)[1]).text.lower()
+
+
+def test_users_and_items_that_are_new_to_the_model_are_shown_apart(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "Users known to the model 17 24.0% 11.0% 29.0%" in text
+    assert "Users new to the model 3 12.3% 4.6% 23.4%" in text
+    assert "Clicks on items new" not in text  # nobody clicked such an item
+    assert "4 items are new to the model. They have 5.7% of the entries of all lists, and 6.8%" in text
+    cold_start = {
+        group: {k: v for k, v in of.items() if k != "best"} for group, of in MEASURE["cold_start"].items()
+    }
+    publish_facts(partition, {**MEASURE, "cold_start": cold_start})
+    assert "Users new to the model 3 12.3% 4.6% " in Page(build(config, RUN_DATE)[1]).text
+    nobody = {**cold_start, "new_users": cold_start["new_items"]}
+    for measured in (nobody, None):  # an earlier release did not measure them
+        publish_facts(partition, {**MEASURE, "cold_start": measured})
+        assert "new to the model" not in Page(build(config, RUN_DATE)[1]).text
 
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:

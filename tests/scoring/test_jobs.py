@@ -389,6 +389,14 @@ def test_measures_equal_pandas(scored_run: ScoredRun, reference: ReferenceScores
     assert facts["lift"] == pytest.approx(facts["hit_rate"] / facts["popular"]["hit_rate"])
     assert facts["cold_users"]["users"] == len(cold) == 3
     assert facts["cold_users"]["hit_rate"] == sum(bool(wanted[user] & set(lists[user])) for user in cold) / 3
+    # No feature of this lake is the id of the user alone, so users without a train row are new to the model.
+    new = facts["cold_start"]["new_users"]
+    assert new["users"] == facts["cold_users"]["users"]
+    assert new["lists"]["hit_rate"] == facts["cold_users"]["hit_rate"]
+    popular_hits = [bool(wanted[user] & set(popular[user])) for user in cold]
+    assert new["popular"]["hit_rate"] == pytest.approx(np.mean(popular_hits))
+    assert "best" not in new
+    assert facts["cold_start"]["known_users"]["lists"]["hit_rate"] == pytest.approx(facts["hit_rate"])
     assert facts["against"] == "next_day"
     assert facts["truth"] is None, "this log has no generator"
 

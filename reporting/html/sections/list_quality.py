@@ -40,7 +40,8 @@ def render(run: RunFacts) -> Html:
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
     ranked = table(headers, rows, "Ranking quality")
-    return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
+    parts = [ranked, *_cold_start(values.get("cold_start"), k), *_recall(values.get("candidates"))]
+    return section("measured", "Lists against clicks", sentence, *parts)
 
 
 def _share_of_best(truth: Mapping[str, Any] | None) -> str:
@@ -54,6 +55,34 @@ def _share_of_best(truth: Mapping[str, Any] | None) -> str:
         f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, which "
         "have the items that the user sees and clicks with the highest true probability"
     )
+
+
+def _cold_start(cold_start: Mapping[str, Any] | None, k: int) -> list[Html]:
+    """Returns a table of the hit rates of new users and new items, as a list of one element.
+
+    The list is empty if they were not measured, or if there are none.
+    """
+    if not cold_start or not (cold_start["new_users"]["users"] or cold_start["new_items"]["users"]):
+        return []
+    with_best = "best" in cold_start["known_users"]
+    kinds = ["lists", "popular", *(["best"] if with_best else [])]
+    rows: list[list[Child]] = [
+        [name, numbers.count(group["users"]), *(numbers.percent(group[kind]["hit_rate"]) for kind in kinds)]
+        for name, group in (
+            ("Users known to the model", cold_start["known_users"]),
+            ("Users new to the model", cold_start["new_users"]),
+            ("Clicks on items new to the model", cold_start["new_items"]),
+        )
+        if group["users"]
+    ]
+    headers = ["Clicks of", "Users", f"Hit rate @{k}", "Most popular items"]
+    new = cold_start["new_items"]
+    shares = (
+        f"{numbers.count(new['items'])} items are new to the model. They have "
+        f"{numbers.percent(new['position_share'])} of the entries of all lists, and "
+        f"{numbers.percent(new['click_share'])} of the clicks."
+    )
+    return [table([*headers, *(["Best possible lists"] if with_best else [])], rows, shares)]
 
 
 def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
