@@ -17,16 +17,12 @@ models/<name>/refits/           the refit of the model that was promoted on a ru
 models/<name>/blends/           how the model and the sources of candidates rank together, by run date
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
-item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item:
-                                            vectors (`ease`, `als`) or neighbours (`covisitation`,
-                                            `item_knn`)
+item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
-gate_items/<workflow version>/dt=…          the items that evaluate_model ranks, with features from before the
-                                            test rows
-blend_items/<workflow version>/dt=…         the items that learn_blend ranks, with features from before the
-                                            validation rows
+gate_items/<workflow version>/dt=…          the items that evaluate_model ranks (as before the test)
+blend_items/<workflow version>/dt=…         the items that learn_blend ranks (as before the validation)
 measures/dt=…                   comparison of the lists with later clicks
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
@@ -171,10 +167,7 @@ class Lake:
 
     @property
     def list_changes(self) -> Table:
-        """Returns the table of comparisons of a date's lists with the last published lists.
-
-        score_daily writes this table.
-        """
+        """Returns the table of comparisons of lists with the last published lists; score_daily writes it."""
         return self._table("list_changes")
 
     @property
@@ -211,10 +204,7 @@ class Lake:
 
     @property
     def measures(self) -> Table:
-        """Returns the table of comparisons of a date's lists with later clicks.
-
-        measure_recommendations writes this table.
-        """
+        """Returns the table of comparisons of lists with later clicks (measure_recommendations)."""
         return self._table("measures")
 
     def comparisons(self, name: str) -> Table:
