@@ -123,8 +123,10 @@ def test_no_row_has_a_click_of_its_group(
 
 def test_a_row_with_a_time_of_an_earlier_day_has_only_clicks_before_this_time(spark: SparkSession) -> None:
     rows = _frame(spark, _log([("u", "late", 1.0, 50), ("u", "today", 1.0, 210)]), timed=True)
-    earlier = spark.createDataFrame([("u", [(40, "a"), (60, "b")])], f"user_key string, clicks {ARRAY}")
-    assert _histories(add_history(rows, History(length=5), earlier)) == {0: ["a"], 1: ["late", "b", "a"]}
+    clicks = [(40, "a"), (50, "now"), (60, "b")]
+    earlier = spark.createDataFrame([("u", clicks)], f"user_key string, clicks {ARRAY}")
+    expected = {0: ["a"], 1: ["late", "b", "now", "a"]}
+    assert _histories(add_history(rows, History(length=5), earlier)) == expected
 
 
 @pytest.mark.parametrize("timed", [True, False])
