@@ -171,7 +171,8 @@ def test_a_resumed_training_ends_in_the_same_weights(
 def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int) -> None:
     spec = small_spec(name)
     write_file(tmp_path / "a.parquet", spec, random_rows(spec, 700, seed=0))
-    plan = random_plan(Lake(str(tmp_path / "lake")), name)
+    # With the default rate of 0.15, steps of SASRec on random labels amplify rounding a thousandfold.
+    plan = random_plan(Lake(str(tmp_path / "lake")), name, embedding_learning_rate=0.05)
     config, train = plan.model, plan.train
     shards = plan_shards([700], train.num_shards, train.global_batch_size)
     model = build_model(config, spec, 3).train()  # once: threads share torch's generator
