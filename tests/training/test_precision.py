@@ -115,7 +115,7 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
     trainer, _ = train_steps(LocalCollectives(), rows, steps=2, precision=precision)
     floating = {name: value.dtype for name, value in trainer.state().items() if value.is_floating_point()}
     assert set(floating.values()) == {torch.float32}
-    trainer._gradients(batch_of(rows, 0, ROWS))
+    trainer._gradients(batch_of(rows, 0, ROWS), progress=1.0)
     assert all(
         parameter.grad is None or parameter.grad.dtype == torch.float32
         for parameter in trainer.model.parameters()

@@ -108,9 +108,9 @@ class Recorder(Trainer):
 
     steps: list[np.ndarray]
 
-    def step(self, batch: Batch, factor: float) -> Tensor:
+    def step(self, batch: Batch, rate_factor: float, progress: float = 1.0) -> Tensor:
         self.steps.append(batch.dense[batch.weights > 0].numpy().copy())
-        return super().step(batch, factor)
+        return super().step(batch, rate_factor, progress)
 
 
 @pytest.mark.parametrize(

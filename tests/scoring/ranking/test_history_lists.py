@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,9 @@ def joined_probabilities(model: torch.nn.Module) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_over_histories_equal_joined_rows(name: str, kept_bytes: int | None, tmp_path: Path) -> None:
     recommender = recommender_of(name, tmp_path)
-    scorer = PairScorer(recommender.predictor, recommender.items.side, kept_bytes)
-    recommender = Recommender(recommender.predictor, recommender.items, K, scorer)
+    pair_scorer = PairScorer(recommender.predictor, recommender.items.side, kept_bytes)
+    list_scorer = replace(recommender.list_scorer, pair_scorer=pair_scorer)
+    recommender = replace(recommender, list_scorer=list_scorer)
     probabilities = joined_probabilities(recommender.predictor.model)
     draw = np.random.default_rng(4)
     sizes = [0, 1, 3, 9, 20, 23] * 6 + [12]
