@@ -98,9 +98,10 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
     rows = random_rows(plan.spec, 600, seed=2)
     with torch.no_grad():
         logits = loaded.model(*rows.tensors(4)).numpy()
-    # The training measured other batches. Their rounding may change the order of one of the 90,000 pairs.
+    # The training measured other batches. Rounding of DIN's attention may change the order of one of 90,000 pairs.
+    tolerance = 2e-5 if name.startswith("din") else 1e-6
     assert auc(rows.labels, 1 / (1 + np.exp(-logits))) == pytest.approx(
-        description["metrics"]["test"]["auc"], abs=2e-5
+        description["metrics"]["test"]["auc"], abs=tolerance
     )
     for table in tables_of(loaded.model).values():
         assert not table.block_rows()[-1][PAD_ID].any()  # of the list feature
