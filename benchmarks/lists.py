@@ -6,7 +6,7 @@ FOLDER has the files of MovieLens 100k (ml-100k.inter, .user, .item) and of Amaz
 folder or in subfolders. A file that is missing is skipped. A FILE has lines `user item` in the order of time, or
 `user item time`; or it is a file `.inter` of RecBole with user_id, item_id and timestamp. With --lake, the script
 measures the lists of a finished run of nightly instead of running nightly. A complete run takes hours; with --keep
-FOLDER, a run that was interrupted continues if it is started again.
+FOLDER, a run that was interrupted continues if it is started again. --without LOG-PEER leaves out a peer on one log.
 
 Protocol: leave-last-out and full ranking. A user's rows are ordered by (time, row number). The last choice is the
 test item, and the choice before it the validation item. All items are ranked, except those that the user rated
@@ -30,7 +30,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,23 @@ from benchmarks.report import machine, summary_line, table
 
 K = 10
 QUICK = ("train.epochs=1",)
+
+
+@dataclass
+class ChosenParts(Parts):
+    """The parts of a run in which some peers do not run on some logs.
+
+    Attributes:
+        without: names of parts that are not computed.
+    """
+
+    without: tuple[str, ...] = ()
+
+    def part(self, name: str, decides: Mapping[str, Any], compute: Callable[[], Peer]) -> Peer:
+        """See `Parts`. A peer that is left out has a reason instead of lists."""
+        if name in self.without:
+            return Peer(facts={"reason": f"left out by --without={name}"})
+        return super().part(name, decides, compute)
 
 
 @dataclass(frozen=True)
@@ -111,17 +128,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
     parser.add_argument(
+        "--seeds-of",
+        action="append",
+        default=[],
+        metavar="LOG=N",
+        help="number of seeds on one log, such as beauty=1; can be given several times",
+    )
+    parser.add_argument(
         "--keep", type=Path, help="folder of finished parts, from which a run that was interrupted continues"
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="LOG-PEER",
+        help="a peer that does not run on one log, such as beauty-bert4rec_replay; can be given several times",
     )
     parser.add_argument("--quick", action="store_true", help="one seed, one epoch, one setting of each peer")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
     options = parser.parse_args(arguments)
     logs = find_logs(options, parser)
-    seeds = 1 if options.quick else options.seeds
+    seeds = seeds_of(options, parser, logs)
     settings = (f"score.k={K}", *(QUICK if options.quick else ()), *options.overrides)
-    parts = Parts(options.keep)
+    parts = ChosenParts(options.keep, without=tuple(options.without))
     measured = {
-        log.name: compare(log, settings, seeds, options.lake, parts, quick=options.quick) for log in logs
+        log.name: compare(log, settings, seeds[log.name], options.lake, parts, quick=options.quick)
+        for log in logs
     }
     pooled = pool(list(measured.values())) if len(measured) > 1 else {}
     if pooled:
@@ -136,9 +168,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "lakes": len(options.lake),
         "pooled": pooled,
         "kept_parts": parts.read,
+        "without": options.without,
     }
     print(summary_line("lists", of_machine, ours, peers, ratios, **more))
     return 0
+
+
+def seeds_of(
+    options: argparse.Namespace, parser: argparse.ArgumentParser, logs: Sequence[Log]
+) -> dict[str, int]:
+    """Returns the number of seeds on each log: 1 with --quick, else that of --seeds-of, else that of --seeds."""
+    seeds = dict.fromkeys((log.name for log in logs), options.seeds)
+    for text in options.seeds_of:
+        name, _, number = text.partition("=")
+        if not number.isdecimal() or int(number) < 1:
+            parser.error(f"--seeds-of={text} is not the name of a log, `=`, and a number above 0")
+        seeds[name] = int(number)
+    return dict.fromkeys(seeds, 1) if options.quick else seeds
 
 
 def find_logs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Log]:

@@ -24,7 +24,14 @@ class Train(Strict):
     the number of remaining steps, divided by the number of all steps of the decay.
     """
 
-    num_ranks: PositiveInt = Field(default=2, description="Number of training processes.")
+    num_ranks: PositiveInt | Literal["auto"] = Field(
+        default="auto",
+        description="Number of training processes, called ranks. `auto`: if Spark has a local master, one "
+        "rank with all cores, or one for each GPU of the machine. With another master, or if the training is "
+        "elastic, one for each task that Spark can run at the same time; if tasks need a GPU, this is one "
+        "for each GPU. The number is at most `num_shards` and divides it. Each rank is a process in a Spark "
+        "task; only a single rank with a local master trains in the driver's process.",
+    )
     elastic: Elastic | None = Field(
         default=None,
         description="How a training continues if ranks are lost. Null: the training fails if a rank is lost.",
@@ -183,14 +190,14 @@ class Train(Strict):
 
     @model_validator(mode="after")
     def _divisible(self) -> Train:
-        if self.num_shards % self.num_ranks:
+        if self.num_ranks != "auto" and self.num_shards % self.num_ranks:
             raise ValueError(f"num_shards={self.num_shards} must be a multiple of num_ranks={self.num_ranks}")
         if self.global_batch_size % self.num_shards:
             raise ValueError(
                 f"global_batch_size={self.global_batch_size} must be a multiple of "
                 f"num_shards={self.num_shards}"
             )
-        if self.elastic and self.elastic.min_ranks > self.num_ranks:
+        if self.elastic and self.num_ranks != "auto" and self.elastic.min_ranks > self.num_ranks:
             raise ValueError(
                 f"elastic.min_ranks={self.elastic.min_ranks} must not be more than num_ranks={self.num_ranks}"
             )

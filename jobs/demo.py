@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from conf.errors import EXIT_OK, NightrankError
+from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
 from jobs.command_line import report_failure
@@ -25,10 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
     submission = Submission(arguments.profile, arguments.config, overrides)
     try:
-        with Interruptions() as interruptions:
-            missed = run_demo(
-                submission, Path(arguments.out), arguments.nights, interruptions, StageProgress()
-            )
+        launcher = launcher_of(submission, isolate=arguments.isolate)
+        with Interruptions() as interruptions, closing(launcher):
+            missed = run_demo(launcher, Path(arguments.out), arguments.nights, interruptions, StageProgress())
     except NightrankError as error:
         return report_failure("demo failed", error)
     return EXIT_MISSED if missed and arguments.strict else EXIT_OK
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="overrides",
         help="override one key of the configuration; may be given several times",
     )
+    add_isolate(parser)
     parser.add_argument("--strict", action="store_true", help="end with exit code 1 if a target is missed")
     return parser
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import closing
 
 from conf.errors import EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
+from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.run_chain import StageRunner, log_path, run_chain, summarize
 from jobs.chain.steps import RunPlan
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
@@ -16,7 +18,7 @@ from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Runs the stages of one run date in order, each as a spark-submit process: build_features, "
+    "Runs the stages of one run date in order: build_features, "
     "build_candidates, score_daily, deliver_recommendations (if deliver.sinks is not empty), "
     "measure_recommendations (if there are lists whose clicks have arrived) and report. If the "
     "configuration has no section keys, score_rows runs instead of build_candidates and score_daily. "
@@ -25,7 +27,8 @@ DESCRIPTION = (
     "auto, learn_blend runs before build_candidates if the champion has no blend. If a stage fails, "
     "nightly still writes the report, and "
     "ends with the exit code of that stage. The output of each stage is written to "
-    "<lake>/logs/dt=<run date>/<stage>.log."
+    "<lake>/logs/dt=<run date>/<stage>.log. If the Spark profile has a local master, all stages run in one "
+    "Spark application; otherwise, or with --isolate, each stage is a spark-submit process of its own."
 )
 
 
@@ -47,8 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
         check_tables(config, plan.run_date)
         check_sinks(config, arguments.profile)
-        with Interruptions() as interruptions:
-            outcomes = run_chain(plan, StageRunner(submission, interruptions, progress))
+        launcher = launcher_of(submission, isolate=arguments.isolate)
+        with Interruptions() as interruptions, closing(launcher):
+            outcomes = run_chain(plan, StageRunner(launcher, interruptions, progress))
     except NightrankError as error:
         return report_failure("nightly failed", error)
     summary = summarize(plan, outcomes)
@@ -71,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also train a new model (the challenger); the gate decides whether it replaces the champion",
     )
+    add_isolate(parser)
     return parser
 
 

@@ -6,12 +6,11 @@ import argparse
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from conf.errors import (
     EXIT_CONFIG,
@@ -26,37 +25,17 @@ from conf.load import load_config, parse_date
 from conf.printable import PrintableFormatter
 from jobs.checks import check_config
 from jobs.command_line import job_parser
+from jobs.sessions import OwnSession
 from jobs.standard_output import separate_output
 from reporting.monitoring.run_observer import Observer
-from spark.error_log import SparkLog, root_cause, without_frames
+from spark.error_log import root_cause, without_frames
 from spark.hadoop_files import hdfs
-from spark.session import build_session
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank")
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
-
-
-@dataclass
-class _Sessions:
-    """The builder of a run's Spark session, which also saves the Java stack traces that Spark logs."""
-
-    error_log: SparkLog = field(default_factory=SparkLog)
-
-    def open(self, context: RunContext) -> SparkSession:
-        """Builds the session. Attaches the error log before it, because building can fail, and after it."""
-        self.error_log.attach()
-        session = build_session(
-            f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
-        )
-        self.error_log.attach()
-        return session
-
-    def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of Spark's log and of `error`. Returns the path, or None without any."""
-        return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 
 def run_job(
@@ -82,13 +61,41 @@ def run_with_options(
     """
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
+    _log_to_stderr()
+    arguments = parser.parse_args(words)
+    sys.exit(_run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession()))
+
+
+def run_in_application(
+    name: str,
+    arguments: argparse.Namespace,
+    stage: Callable[[RunContext], JobSummary],
+    write_summary: Callable[[str], None],
+    sessions: OwnSession,
+) -> int:
+    """Runs a job in a process that runs other jobs too. Returns the exit code of the job.
+
+    Args:
+        name: the name of the job.
+        arguments: the parsed arguments of `job_parser`.
+        stage: runs the stage.
+        write_summary: receives the line of the job summary if the job succeeds.
+        sessions: opens and closes the Spark session.
+    """
+    _log_to_stderr()
+    try:
+        return _run(name, stage, arguments, write_summary, sessions)
+    except Exception:  # a bug; a job in a process of its own ends with a traceback too
+        traceback.print_exc()
+        return EXIT_CRASHED
+
+
+def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    arguments = parser.parse_args(words)
-    sys.exit(_run(name, lambda context: stage(context, arguments), arguments, write_summary))
 
 
 def _run(
@@ -96,10 +103,10 @@ def _run(
     stage: Callable[[RunContext], JobSummary],
     arguments: argparse.Namespace,
     write_summary: Callable[[str], None],
+    sessions: OwnSession,
 ) -> int:
     """Runs the stage, records the run, writes the summary, and returns the exit code."""
     start = time.monotonic()
-    sessions = _Sessions()
     try:
         config = load_config(arguments.config, arguments.overrides)
         context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)
@@ -129,14 +136,14 @@ def _run(
     finally:
         observer.look_at(context.started_spark)
         observer.end(exit_code, context.phases, summary if exit_code == EXIT_OK else None, failure)
-        context.stop()
+        sessions.close(context)
     if summary is not None and exit_code == EXIT_OK:
         total = time.monotonic() - start
         write_summary(summary.completed(name, context.run_date, summary.seconds, total).line())
     return exit_code
 
 
-def _log_failure(context: RunContext, error: Exception, sessions: _Sessions) -> tuple[Exception, int]:
+def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) -> tuple[Exception, int]:
     """Logs the error that ended the job. Returns the original error and its exit code."""
     raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
     # If the configuration or the data is wrong, the message needs no stack trace of this error.

@@ -15,7 +15,7 @@ from conf.types import Config
 from jobs.chain.demo_targets import verdict, verdict_table
 from jobs.chain.run_chain import StageRunner, log_path, run_chain
 from jobs.chain.steps import RunPlan
-from jobs.chain.submit import Interruptions, Outcome, Stage, Submission
+from jobs.chain.submit import Interruptions, Launcher, Outcome, Stage
 from jobs.checks import check_config, check_lists, check_training
 from reporting.elements import numbers
 from reporting.facts.list_facts import UserList, sample_lists
@@ -44,13 +44,13 @@ class Calendar:
 
 
 def run_demo(
-    submission: Submission, out: Path, num_runs: int, interruptions: Interruptions, progress: StageProgress
+    launcher: Launcher, out: Path, num_runs: int, interruptions: Interruptions, progress: StageProgress
 ) -> bool:
     """Generates the log, runs all stages, and prints the result.
 
     Args:
-        submission: the settings for all stages. The configuration must have a section `generate`, and the
-            overrides must put the lake into `out`.
+        launcher: runs the stages. Its configuration must have a section `generate`, and its overrides must
+            put the lake into `out`.
         out: the folder of the demo. It is emptied first.
         num_runs: number of run dates.
         interruptions: the signals that this process has received.
@@ -65,7 +65,7 @@ def run_demo(
         StoppedError: a signal arrived.
     """
     start = time.monotonic()
-    config = load_config(submission.config, list(submission.overrides))
+    config = load_config(launcher.submission.config, list(launcher.submission.overrides))
     check_config(config)
     check_training(config)
     check_lists(config)
@@ -75,16 +75,16 @@ def run_demo(
 
     progress.write(f"Nightrank demo: {num_runs} runs on a generated click log, in {out}/")
     generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
-    StageRunner(submission, interruptions, progress).run([generate])
+    StageRunner(launcher, interruptions, progress).run([generate])
     outcomes = {}
     for run_date in days.run_dates:
         progress.write()
-        runner = StageRunner(submission, interruptions, progress)
+        runner = StageRunner(launcher, interruptions, progress)
         outcomes[run_date] = run_chain(RunPlan(config, run_date, retrain=True), runner)
     progress.write(f"\nThe lists of {last} against the clicks of {days.held_out}, which no stage has seen")
     measure = Stage("measure_recommendations", last, log_path(lake, days.held_out, "measure_recommendations"))
     report = Stage("report", last, log_path(lake, last, "report"))
-    StageRunner(submission, interruptions, progress).run([measure, report])
+    StageRunner(launcher, interruptions, progress).run([measure, report])
 
     missed = _print_quality(config, last, progress)
     progress.write(f"\nSeconds by stage\n{seconds_table(outcomes)}")

@@ -1,4 +1,4 @@
-"""Runs the stages of one run date in order, each as a spark-submit process, until one fails."""
+"""Runs the stages of one run date in order, until one fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from jobs.chain.stage_remarks import remark
 from jobs.chain.steps import RunPlan, Step
-from jobs.chain.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
+from jobs.chain.submit import Interruptions, Launcher, Outcome, Stage, StageError
 from reporting.monitoring.run_observer import Observer
 from reporting.terminal.stage_progress import StageProgress
 from storage import file_io
@@ -27,7 +27,7 @@ class StageRunner:
         outcomes: the outcomes of the stages that this runner has run, including a stage that failed.
     """
 
-    submission: Submission
+    launcher: Launcher
     interruptions: Interruptions
     progress: StageProgress
     outcomes: list[Outcome] = field(default_factory=list)
@@ -41,7 +41,7 @@ class StageRunner:
         """
         for stage in stages:
             tick = partial(self.progress.tick, stage.name)
-            outcome = run_stage(stage, self.submission, self.interruptions, tick)
+            outcome = self.launcher.run(stage, self.interruptions, tick)
             self.outcomes.append(outcome)
             if outcome.exit_code != EXIT_OK:
                 code = f"exit code {outcome.exit_code}"
@@ -67,7 +67,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
         StoppedError: a signal arrived.
     """
     retraining = ", retraining" if plan.retrain else ""
-    runner.progress.write(f"Run of {plan.run_date}{retraining}  ({runner.submission.config})")
+    runner.progress.write(f"Run of {plan.run_date}{retraining}  ({runner.launcher.submission.config})")
     first_stages = stages_of(plan, plan.steps_before_gate())
     observer = Observer.begin("nightly", plan.config, plan.run_date, waits=True)
     plan = replace(plan, recorder=observer.run)

@@ -1,4 +1,4 @@
-"""Runs one job as a spark-submit process: the command line, the log, the exit code, and signals."""
+"""A stage of a run, its command line, and how it ended; signals and process groups."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from conf.errors import ConfigError, NightrankError
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
 DEFAULT_PROFILE = "conf/spark/local.conf"
-_POLL_S = 0.2
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
 # Lines that Spark itself logs; they may follow an error of our jobs.
@@ -57,15 +55,23 @@ class Submission:
         Raises:
             ConfigError: the properties file does not exist, or this interpreter has no pyspark.
         """
+        self.require_profile()
+        job = str(JOBS / f"{stage.job}.py")
+        return [str(spark_submit()), "--properties-file", self.profile, job, *self.arguments(stage)]
+
+    def arguments(self, stage: Stage) -> list[str]:
+        """Returns the arguments of a stage's job."""
+        words = ["--config", self.config, "--run-date", stage.run_date]
+        for override in (*self.overrides, *stage.overrides):
+            words += ["--set", override]
+        return words
+
+    def require_profile(self) -> None:
+        """Raises ConfigError if the properties file does not exist."""
         if not Path(self.profile).is_file():
             raise ConfigError(
                 f"the Spark profile {self.profile} does not exist", "pass a file of conf/spark/ as --profile"
             )
-        words = [str(spark_submit()), "--properties-file", self.profile, str(JOBS / f"{stage.job}.py")]
-        words += ["--config", self.config, "--run-date", stage.run_date]
-        for override in (*self.overrides, *stage.overrides):
-            words += ["--set", override]
-        return words
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,30 @@ class Outcome:
     exit_code: int
     seconds: float
     summary: JobSummary | None = None
+
+
+class Launcher(Protocol):
+    """Runs stages, each in a process of its own (`SparkSubmits`) or all in one (`Application`)."""
+
+    @property
+    def submission(self) -> Submission:
+        """The settings that all stages share."""
+
+    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
+        """Runs a stage and waits for its end. The log of the stage receives standard output and error.
+
+        Args:
+            stage: the job, the day and the log.
+            interruptions: the signals that this process has received.
+            tick: a function that is called several times a second, with the seconds since the stage began.
+
+        Raises:
+            StoppedError: a signal arrived; all processes of the stage have been ended.
+            ConfigError: the stage cannot be started.
+        """
+
+    def close(self) -> None:
+        """Ends all processes that are left. The launcher can be used again afterwards."""
 
 
 class StageError(NightrankError):
@@ -143,46 +173,9 @@ def environment() -> dict[str, str]:
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 
 
-def run_stage(
-    stage: Stage, submission: Submission, interruptions: Interruptions, tick: Callable[[float], None]
-) -> Outcome:
-    """Runs a stage and waits for its end. The log of the stage receives standard output and error.
-
-    Args:
-        stage: the job, the day and the log.
-        submission: the settings that all stages share.
-        interruptions: the signals that this process has received.
-        tick: a function that is called several times a second, with the seconds since the stage began.
-
-    Raises:
-        StoppedError: a signal arrived; the stage's process group has been ended.
-        ConfigError: the stage cannot be started.
-    """
-    command = submission.command(stage)
-    stage.log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    with stage.log.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            start_new_session=True,  # a new process group, so that all its processes can be ended
-        )
-        exit_code = None
-        try:
-            while exit_code is None and interruptions.received is None:
-                with suppress(subprocess.TimeoutExpired):
-                    exit_code = process.wait(timeout=_POLL_S)
-                tick(time.monotonic() - start)
-        finally:
-            if exit_code != 0:
-                end_group(process)  # a killed JVM does not end its Python driver
-    if interruptions.received is not None and exit_code is None:
-        raise StoppedError(interruptions.received, stage.name)
-    code = 128 - process.returncode if process.returncode < 0 else process.returncode
-    return Outcome(stage, code, time.monotonic() - start, JobSummary.in_log(stage.log))
+def exit_code_of(process: subprocess.Popen[bytes]) -> int:
+    """Returns the exit code of a process that has ended. For a signal, it is 128 plus its number."""
+    return 128 - process.returncode if process.returncode < 0 else int(process.returncode)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

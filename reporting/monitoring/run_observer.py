@@ -71,11 +71,11 @@ class Observer:
         return observer
 
     def look_at(self, spark: SparkSession | None) -> None:
-        """Reads the stages of the Spark session. Call this method before the session is stopped."""
+        """Reads the Spark stages of this run. Call this method before the session is stopped."""
         if spark is None:
             return
         with _harmless("Spark's stages of this run are not recorded"):
-            self._spark = read_spark_work(spark, time.time())
+            self._spark = read_spark_work(spark, self.started_s, time.time())
 
     def end(
         self,

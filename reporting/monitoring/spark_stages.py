@@ -51,14 +51,15 @@ class Work:
 
 @dataclass(frozen=True)
 class SparkWork:
-    """The work of one Spark session.
+    """The work of one job in a Spark session. Several jobs may share a session, one after the other.
 
     Attributes:
         application_id: Spark's id of the session.
         executors: number of executors that Spark still lists. The driver counts as an executor if it runs
             tasks itself.
         cores: number of cores of these executors.
-        core_s: number of cores times lifetime in seconds, added over the executors and the driver.
+        core_s: number of cores times lifetime in seconds during the job, added over the executors and the
+            driver.
         total: the sums over the tasks of all stages.
         stages: the stages with the largest task_s, as flat dictionaries, in the order of the stage ids.
         stages_left_out: number of stages that are not in `stages`.
@@ -84,8 +85,10 @@ class SparkWork:
         }
 
 
-def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
-    """Reads the work of a running Spark session, from its start to `now_s` (seconds since 1970).
+def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkWork:
+    """Reads the work of a running Spark session from `since_s` to `now_s` (seconds since 1970).
+
+    Stages that were submitted before `since_s` are those of earlier jobs, and do not count.
 
     Raises:
         Exception: any error of Spark or its gateway; for example, the session may have been stopped.
@@ -105,9 +108,9 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
     local = scala.isLocal()
     driver_cores = 0 if local else int(conf.get("spark.driver.cores", "1"))
-    held = driver_cores * max(0.0, now_s - began_s)
+    held = driver_cores * max(0.0, now_s - max(began_s, since_s))
     known = json.loads(mapper.writeValueAsString(executors))
-    return spark_work(context.applicationId, stages, known, held, now_s)
+    return spark_work(context.applicationId, stages, known, held, since_s, now_s)
 
 
 def spark_work(
@@ -115,6 +118,7 @@ def spark_work(
     stages: list[Mapping[str, Any]],
     executors: list[Mapping[str, Any]],
     driver_core_s: float,
+    since_s: float,
     now_s: float,
 ) -> SparkWork:
     """Adds up the work of the stages, and the core seconds of the executors. Skipped stages do not count.
@@ -123,14 +127,17 @@ def spark_work(
         application_id: Spark's id of the session.
         stages, executors: dictionaries in the form of Spark's REST interface.
         driver_core_s: core seconds of the driver.
+        since_s: start of the job, in seconds since 1970. Stages that were submitted earlier do not count.
         now_s: the current time, in seconds since 1970.
     """
-    ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
+    ran = [stage for stage in stages if _ran_since(stage, since_s)]
     works = [_work(stage) for stage in ran]
     rows = [_stage_row(stage, work) for stage, work in zip(ran, works, strict=True)]
     longest = sorted(rows, key=lambda row: (-row["task_s"], row["stage_id"], row["attempt"]))[:_MOST_STAGES]
     workers = [executor for executor in executors if executor["totalCores"] > 0]
-    core_s = driver_core_s + sum(worker["totalCores"] * _lifetime_s(worker, now_s) for worker in workers)
+    core_s = driver_core_s + sum(
+        worker["totalCores"] * _lifetime_s(worker, since_s, now_s) for worker in workers
+    )
     return SparkWork(
         application_id,
         len(workers),
@@ -140,6 +147,14 @@ def spark_work(
         tuple(sorted(longest, key=lambda row: (row["stage_id"], row["attempt"]))),
         len(rows) - len(longest),
     )
+
+
+def _ran_since(stage: Mapping[str, Any], since_s: float) -> bool:
+    """Returns whether a stage ran, and was submitted at `since_s` or later (Spark rounds to milliseconds)."""
+    if stage["status"] in ("SKIPPED", "PENDING"):
+        return False
+    submitted = _seconds(stage.get("submissionTime"))
+    return submitted is None or submitted >= since_s - 1e-3
 
 
 def _work(stage: Mapping[str, Any]) -> Work:
@@ -173,13 +188,12 @@ def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
     }
 
 
-def _lifetime_s(executor: Mapping[str, Any], now_s: float) -> float:
-    """Returns the seconds from the start of an executor to its end.
-
-    If the executor has not ended, returns the seconds up to `now_s`.
-    """
+def _lifetime_s(executor: Mapping[str, Any], since_s: float, now_s: float) -> float:
+    """Returns the seconds between `since_s` and `now_s` in which an executor existed."""
     began, ended = _seconds(executor.get("addTime")), _seconds(executor.get("removeTime"))
-    return 0.0 if began is None else max(0.0, (now_s if ended is None else ended) - began)
+    if began is None:
+        return 0.0
+    return max(0.0, (now_s if ended is None else ended) - max(began, since_s))
 
 
 def _seconds(time: Any) -> float | None:

@@ -208,7 +208,7 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         ),
         (_changed("train", to={"num_ranks": 3}), r"num_shards=16 must be a multiple of num_ranks=3"),
         (
-            _changed("train", to={"elastic": {"min_ranks": 3}}),
+            _changed("train", to={"num_ranks": 2, "elastic": {"min_ranks": 3}}),
             r"elastic\.min_ranks=3 must not be more than num_ranks=2",
         ),
         (_changed("train", to={"elastic": {"ranks": 3}}), r"unknown key train\.elastic\.ranks=3"),

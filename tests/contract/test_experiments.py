@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"runs": [{"name": "a", "set": {"model": {"architecture": "dlmr"}}}]},
         "model.architecture='dlmr' does not exist",
     ),
-    "refused combination": ({"grid": {"train.num_shards": [5]}}, "num_shards=5 must be a multiple"),
+    "refused combination": ({"grid": {"train.num_shards": [5]}}, "must be a multiple of num_shards=5"),
     "below a value": ({"grid": {"train.epochs.x": [1]}}, "epochs is 1, not a section"),
     "features": ({"grid": {"features": [[]]}}, "share one published dataset"),
     "split": ({"grid": {"split.train_days": [3]}}, "share one published dataset"),

@@ -1,20 +1,23 @@
-"""nightly with a small program in place of spark-submit: order, exit codes, logs, and clean ends."""
+"""nightly with small programs in place of spark-submit and of the application: order, exit codes, logs, ends."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs import nightly
-from jobs.chain import submit
+from jobs.chain import application, submit
+from jobs.chain import isolated as isolated_stages
 from reporting.monitoring.run_record import read_records
 from storage.job_summary import JobSummary
 from storage.paths import Lake
@@ -46,16 +49,47 @@ print(json.dumps({{"job": job, **counts, "seconds": {{"total": 0.5}}, "output": 
 print("shutdown noise", file=sys.stderr)
 """
 
+# The same, but for the process of an application, which runs one stage after the other.
+STUB_APPLICATION = """#!{python} -S
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+folder, profile, answers = Path({folder!r}), sys.argv[1], int(sys.argv[2])
+for line in sys.stdin:
+    request = json.loads(line)
+    job = request["job"]
+    words = ["--properties-file", profile, job + ".py", *request["arguments"]]
+    with open(folder / "calls.jsonl", "a") as calls:
+        call = {{"job": job, "words": words, "spark_home": os.environ.get("SPARK_HOME"), "pid": os.getpid()}}
+        calls.write(json.dumps(call) + "\\n")
+    plan = json.loads((folder / "plan.json").read_text()).get(job, {{}})
+    print(plan.get("said", ""), file=sys.stderr, flush=True)
+    if "hang" in plan:
+        child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600 & wait; wait"])
+        (folder / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
+        time.sleep(600)
+    if "signal" in plan:
+        os.kill(os.getpid(), plan["signal"])
+    counts = {{"rows_in": 10, "rows_out": 9, "dropped": {{"bad": 1}}}}
+    summary = json.dumps({{"job": job, **counts, "seconds": {{"total": 0.5}}, "output": "out"}})
+    exit_code = plan.get("exit", 0)
+    answer = {{"exit_code": exit_code, "summary": None if exit_code else summary}}
+    os.write(answers, json.dumps(answer).encode() + b"\\n")
+"""
+
 
 class SparkSubmitStub:
-    """A program in place of spark-submit, and its calls."""
+    """A program in place of spark-submit, one in place of the application, and the stages that they ran."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, isolate: bool) -> None:
         self.folder = folder
+        self.isolate = isolate
         self.lake = folder / "lake"
         self.program = folder / "spark-submit"
         self.program.write_text(STUB_PROGRAM.format(python=sys.executable, folder=str(folder)))
         self.program.chmod(0o755)
+        self.application = folder / "application"
+        self.application.write_text(STUB_APPLICATION.format(python=sys.executable, folder=str(folder)))
+        self.application.chmod(0o755)
         self.plan({})
 
     def plan(self, jobs: dict[str, Any]) -> None:
@@ -74,15 +108,20 @@ class SparkSubmitStub:
             "--run-date",
             RUN_DATE,
             "--set",
+            "train.refit=false",
+            "--set",
             f"lake={self.lake}",
         ]
-        return [*base, *more]
+        return [*base, *more, *(["--isolate"] if self.isolate else [])]
 
 
-@pytest.fixture
-def submit_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkSubmitStub:
-    stub = SparkSubmitStub(tmp_path)
+@pytest.fixture(params=["one application", "isolated"])
+def submit_stub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> SparkSubmitStub:
+    stub = SparkSubmitStub(tmp_path, isolate=request.param == "isolated")
     monkeypatch.setattr(submit, "spark_submit", lambda: stub.program)
+    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
     return stub
 
 
@@ -94,7 +133,7 @@ def test_an_ordinary_run_has_its_stages_in_order_and_ends_with_a_summary(
     assert [call["job"] for call in calls] == ["build_features", "build_candidates", "score_daily", "report"]
     for call in calls:
         assert call["words"][:2] == ["--properties-file", "conf/spark/local.conf"]
-        assert call["words"][-8:-4] == ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE]
+        assert call["words"][-10:-6] == ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE]
         assert call["words"][-1] == "score.k=7"
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["job"] == "nightly"
@@ -276,9 +315,9 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
     submit_stub: SparkSubmitStub, number: signal.Signals, code: int
 ) -> None:
     submit_stub.plan({"build_features": {"hang": True}})
-    program = (
-        "import sys; from pathlib import Path; from jobs import nightly; from jobs.chain import submit; "
-    )
+    program = "import sys; from pathlib import Path; from jobs import nightly; "
+    program += "from jobs.chain import application, submit; "
+    program += f"application._PROGRAM = ({str(submit_stub.application)!r},); "
     program += f"submit.spark_submit = lambda: Path({str(submit_stub.program)!r}); submit._GRACE_S = 0.5; "
     program += f"sys.exit(nightly.main({submit_stub.arguments()!r}))"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
@@ -291,9 +330,63 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
     _wait_for(lambda: not any(_alive(pid) for pid in pids))
 
 
+def test_stages_share_an_application_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = SparkSubmitStub(tmp_path, isolate=False)
+    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+    stub.plan({"build_candidates": {"exit": 3}})
+    assert nightly.main(stub.arguments()) == 3
+    pids = {call["job"]: call["pid"] for call in stub.calls()}
+    assert pids["build_features"] == pids["build_candidates"] != pids["report"]
+    _wait_for(lambda: not any(_alive(pid) for pid in pids.values()))
+
+
+def test_an_application_that_ends_between_stages_is_started_again(tmp_path: Path) -> None:
+    """For example, the system may end it while the gate's decision is being read."""
+    stub = SparkSubmitStub(tmp_path, isolate=False)
+    launcher = application.Application(submit.Submission("conf/spark/local.conf", "any.yaml"))
+    log = tmp_path / "x.log"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        closing(launcher),
+        submit.Interruptions() as interruptions,
+    ):
+        patch.setattr(application, "_PROGRAM", (str(stub.application),))
+        stage = submit.Stage("report", RUN_DATE, log)
+        first = launcher.run(stage, interruptions, lambda _: None)
+        os.kill(stub.calls()[0]["pid"], signal.SIGKILL)
+        _wait_for(lambda: not _alive(stub.calls()[0]["pid"]))
+        second = launcher.run(stage, interruptions, lambda _: None)
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert first.summary == second.summary
+    assert first.summary is not None
+
+
+@pytest.mark.parametrize(
+    "master, isolated", [("local[4]", False), ("local", False), ("yarn", True), ("", True)]
+)
+def test_stages_have_processes_of_their_own_where_spark_runs_on_other_machines(
+    tmp_path: Path, master: str, isolated: bool
+) -> None:
+    profile = tmp_path / "profile.conf"
+    profile.write_text(f"spark.master {master}\n" if master else "spark.executor.cores 2\n")
+    submission = submit.Submission(str(profile), "any.yaml")
+    launcher = application.launcher_of(submission, isolate=False)
+    assert isinstance(launcher, isolated_stages.SparkSubmits) == isolated
+    assert isinstance(application.launcher_of(submission, isolate=True), isolated_stages.SparkSubmits)
+
+
+def test_output_that_fills_the_pipe_reaches_the_log_of_its_stage(submit_stub: SparkSubmitStub) -> None:
+    said = "\n".join(f"line {number}" for number in range(50_000))
+    submit_stub.plan({"build_candidates": {"said": said}})
+    assert nightly.main(submit_stub.arguments()) == 0
+    logs = submit_stub.lake / f"logs/dt={RUN_DATE}"
+    assert said in (logs / "build_candidates.log").read_text()
+    assert "line 7" not in (logs / "score_daily.log").read_text()
+
+
 def test_group_of_a_failed_stage_is_ended_too(submit_stub: SparkSubmitStub) -> None:
     """A JVM that is killed leaves its Python driver behind, which would go on writing."""
-    script = submit_stub.folder / "spark-submit"
+    script = submit_stub.program if submit_stub.isolate else submit_stub.application
     script.write_text(
         f"#!/bin/sh\nsh -c 'trap \"\" TERM; sleep 600' & echo $! > {submit_stub.folder}/pids\nexit 1\n"
     )

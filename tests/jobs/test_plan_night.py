@@ -55,8 +55,9 @@ def test_steps_name_job_day_and_overrides(tmp_path: Path) -> None:
     assert days.pop("measure_recommendations") == BEFORE
     assert set(days.values()) == {RUN_DATE}
     training = facts["retraining"]
-    assert [step["job"] for step in training] == ["build_features", "train_model", "evaluate_model"]
-    assert [step["overrides"] for step in training] == [("workflow.mode=retrain",), (), ()]
+    jobs = ["build_features", "train_model", "evaluate_model", "refit_model"]
+    assert [step["job"] for step in training] == jobs
+    assert [step["overrides"] for step in training] == [("workflow.mode=retrain",), (), (), ()]
 
 
 def test_published_lists_are_told(tmp_path: Path) -> None:

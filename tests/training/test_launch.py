@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,7 +50,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "test": {RUN_DATE: segment_rows(500, 3)[1]},
     }
     publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **days})
-    section = {"global_batch_size": 64, "device": "cpu"}
+    section = {"global_batch_size": 64, "device": "cpu", "num_ranks": 2}
     values = make_config(lake, model=MODEL, train=section).model_dump(mode="json", exclude_unset=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(values))
@@ -139,9 +140,73 @@ def test_elastic_wants_a_spark_that_runs_tasks_again(
 ) -> None:
     monkeypatch.setattr(slots, "_slots", lambda _: 8)
     spark: Any = FakeSpark(master, **{"spark.task.maxFailures": failures})
-    assert slots.ranks_to_start(spark, Train()) == 2
+    assert slots.ranks_to_start(spark, Train(num_ranks=2)) == 2
     with pytest.raises(ConfigError, match=message):
-        slots.ranks_to_start(spark, Train(elastic=Elastic()))
+        slots.ranks_to_start(spark, Train(num_ranks=2, elastic=Elastic()))
+
+
+@pytest.mark.parametrize(
+    "master, device, gpus, slots_of_spark, num_shards, expected",
+    [
+        ("local[2]", "auto", 0, 2, 16, 1),
+        ("local[8]", "auto", 4, 8, 16, 4),
+        ("local[8]", "cpu", 4, 8, 16, 1),
+        ("local[8]", "auto", 3, 8, 16, 2),  # 3 does not divide 16
+        ("spark://head:7077", "auto", 0, 8, 16, 8),
+        ("spark://head:7077", "auto", 0, 40, 16, 16),
+        ("yarn", "auto", 0, 6, 15, 5),
+    ],
+)
+def test_auto_is_one_rank_here_and_one_for_each_task_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    device: Any,
+    gpus: int,
+    slots_of_spark: int,
+    num_shards: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(slots, "_slots", lambda _: slots_of_spark)
+    monkeypatch.setattr(slots, "_wait_for_executors", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    spark: Any = FakeSpark(master)
+    train = Train(num_shards=num_shards, global_batch_size=num_shards * 8, device=device)
+    assert slots.ranks_to_start(spark, train) == expected
+
+
+def test_auto_of_an_elastic_training_uses_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_slots", lambda _: 4)
+    spark: Any = FakeSpark("local[4,4]")
+    assert slots.ranks_to_start(spark, Train(elastic=Elastic())) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_training_in_the_driver_and_a_rerun_resumes(
+    spark: SparkSession, config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    plan = plan_of(config)
+    settings = {"num_ranks": "auto", "checkpoint_every_steps": 5, "epochs": 4, "log_every_steps": 1}
+    plan = replace(
+        plan,
+        train=plan.train.model_copy(update=settings),
+        model_path=str(tmp_path / "model"),
+        checkpoint_path=str(tmp_path / "checkpoints"),
+    )
+    steps: list[int] = []
+
+    def show(entry: Any) -> None:
+        steps.append(entry["step"])
+        if len(steps) == 12:
+            signal.raise_signal(number)
+
+    handler, threads = signal.getsignal(number), torch.get_num_threads()
+    with pytest.raises(InfrastructureError, match=f"{number.name} ended the training"):
+        ranks.train_on_ranks(spark, plan, show)
+    assert (signal.getsignal(number), torch.get_num_threads()) == (handler, threads)
+    ended = len(steps)
+    description = ranks.train_on_ranks(spark, plan, show)
+    assert description["num_ranks"] == 1
+    assert steps[ended] in (6, 11)  # the step after a checkpoint
 
 
 @pytest.mark.parametrize("master", ["local[2,4]", "local[*, 3]", "spark://head:7077"])
@@ -242,7 +307,7 @@ def test_ranks_run_the_interpreter_of_sparks_workers(
 
     monkeypatch.setattr(horovod.spark, "run", run)
     monkeypatch.setattr(horovod.spark, "run_elastic", run_elastic)
-    monkeypatch.setattr(ranks, "ranks_to_start", lambda *_: 1)
+    monkeypatch.setattr(ranks, "ranks_to_start", lambda *_: 2)
     monkeypatch.setattr(
         horovod.spark.gloo_run, "launch_gloo_elastic", lambda command, *_: commands.append(command[0])
     )

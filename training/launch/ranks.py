@@ -1,4 +1,7 @@
-"""Starts one training on the ranks of a Spark application, through horovod.spark.run or run_elastic."""
+"""Starts one training on the ranks of a Spark application, through horovod.spark.run or run_elastic.
+
+If there is one rank and Spark runs on this machine only, the rank is the driver's own process.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from pyspark.sql import SparkSession
 from conf.errors import InfrastructureError
 from training.distributed.progress import Channel, Listener, Report
 from training.launch.horovod_calls import elastic_interpreter, no_fork
+from training.launch.in_process import train_in_driver
 from training.launch.outcome import Outcome
 from training.launch.signals import signals_end_ranks
-from training.launch.slots import is_local, ranks_to_start
+from training.launch.slots import cores, is_local, largest_number, ranks_to_start
 from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.launch")
@@ -38,7 +42,8 @@ _LOOPBACK = "127.0.0.1"
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
     """Trains on `plan.train.num_ranks` ranks. Each rank is a process in its own Spark task.
 
-    The ranks write log lines to the standard error of their executors; with a local master, this is the
+    If the master is local, a single rank trains in this process instead, with all cores of Spark. Otherwise,
+    the ranks write log lines to the standard error of their executors; with a local master, this is the
     driver's standard error. If an application calls this function twice at the same time, the second training
     waits for the first.
 
@@ -57,13 +62,15 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     """
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
+        if ranks == 1 and is_local(spark) and plan.train.elastic is None:
+            return train_in_driver(plan, cores(spark), show)
         with signals_end_ranks() as received, no_fork(), _listening(spark, show) as channel:
             try:
                 outcomes = _run(spark, plan, ranks, channel)
                 if None in outcomes:  # Horovod returns None for a rank that a signal ended
                     raise RuntimeError("a rank ended without a result")
             except Exception as error:
-                raise _launch_error(plan, received, error) from error
+                raise _launch_error(plan, ranks, received, error) from error
     return _description([outcome for outcome in outcomes if outcome is not None])
 
 
@@ -90,7 +97,7 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
         return horovod.spark.run_elastic(
             _rank,
             min_num_proc=train.elastic.min_ranks,
-            max_num_proc=train.num_ranks,
+            max_num_proc=largest_number(spark, train),
             elastic_timeout=train.start_timeout_s,
             **common,
         )
@@ -114,13 +121,15 @@ def _listening(spark: SparkSession, show: Report | None) -> Listener | nullconte
     return Listener(host, conf.get("spark.driver.bindAddress", host) or "", show)
 
 
-def _launch_error(plan: TrainPlan, received: list[int], error: Exception) -> InfrastructureError:
+def _launch_error(
+    plan: TrainPlan, num_ranks: int, received: list[int], error: Exception
+) -> InfrastructureError:
     if received:
         return InfrastructureError(
             f"{signal.Signals(received[0]).name} ended the training",
             "rerun to resume from the last checkpoint",
         )
-    ranks = f"{plan.train.num_ranks} ranks"
+    ranks = f"{num_ranks} ranks"
     if plan.train.elastic:
         ranks = f"{plan.train.elastic.min_ranks} to {ranks}"
     return InfrastructureError(

@@ -1,4 +1,4 @@
-"""Checks that Spark can run the ranks of a training.
+"""The number of ranks of a training. Checks that Spark can run them.
 
 Without these checks, Horovod would wait, or fail without giving the reason.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 
+import torch
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, InfrastructureError
@@ -24,10 +25,11 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
-    """Returns the number of ranks to start: `train.num_ranks`, or fewer if an elastic training lacks slots.
+    """Returns the number of ranks to start.
 
-    Spark has one slot for each task that it can run at the same time. Unless the master is local, this
-    function waits up to `train.start_timeout_s` for slots.
+    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`), or fewer if an elastic
+    training lacks slots. Spark has one slot for each task that it can run at the same time. Unless the master
+    is local, this function waits up to `train.start_timeout_s` for slots.
 
     Raises:
         InfrastructureError: Spark has too few slots.
@@ -36,11 +38,46 @@ def ranks_to_start(spark: SparkSession, train: Train) -> int:
     if train.elastic:
         _require_restarts(spark)
     deadline = time.monotonic() + (0 if is_local(spark) else train.start_timeout_s)
-    while (slots := _slots(spark)) < train.num_ranks:
+    if train.num_ranks == "auto" and not is_local(spark):
+        _wait_for_executors(spark, deadline)
+    ranks = largest_number(spark, train)
+    while (slots := _slots(spark)) < ranks:
         if time.monotonic() >= deadline:
-            return _require_slots(spark, train, slots)
+            return _require_slots(spark, train, ranks, slots)
         time.sleep(_POLL_S)
-    return train.num_ranks
+    return ranks
+
+
+def largest_number(spark: SparkSession, train: Train) -> int:
+    """Returns `train.num_ranks`, or the number that `auto` stands for.
+
+    With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
+    the training is elastic, it is one rank for each task that Spark can run at the same time; if tasks need a
+    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides it.
+    """
+    if train.num_ranks != "auto":
+        return train.num_ranks
+    places = _local_gpus(train) if is_local(spark) and train.elastic is None else _slots(spark)
+    return max(ranks for ranks in range(1, max(places, 1) + 1) if train.num_shards % ranks == 0)
+
+
+def cores(spark: SparkSession) -> int:
+    """Returns the number of cores that the tasks of a session with a local master use together."""
+    return max(1, _slots(spark) * int(spark.conf.get("spark.task.cpus", "1") or 1))
+
+
+def _local_gpus(train: Train) -> int:
+    return 0 if train.device == "cpu" else torch.cuda.device_count()
+
+
+def _wait_for_executors(spark: SparkSession, deadline: float) -> None:
+    """Waits until Spark has started its executors, because `auto` depends on their number."""
+    expected = int(spark.conf.get("spark.executor.instances", "1") or 1)
+    scala = spark.sparkContext._jsc.sc()
+    while time.monotonic() < deadline:
+        if scala.getExecutorMemoryStatus().size() - 1 >= expected and _slots(spark):  # one is the driver
+            return
+        time.sleep(_POLL_S)
 
 
 def _slots(spark: SparkSession) -> int:
@@ -48,9 +85,9 @@ def _slots(spark: SparkSession) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _require_slots(spark: SparkSession, train: Train, slots: int) -> int:
+def _require_slots(spark: SparkSession, train: Train, ranks: int, slots: int) -> int:
     """Returns `slots` if they are enough for the training; otherwise raises InfrastructureError."""
-    key, least = "num_ranks", train.num_ranks
+    key, least = "num_ranks", ranks
     if train.elastic:
         key, least = "elastic.min_ranks", train.elastic.min_ranks
         if slots >= least:

@@ -31,10 +31,10 @@ def _newest(work: SparkWork) -> int:
 @pytest.mark.usefixtures("all_stages")
 def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_path: Any) -> None:
     spark.range(1000, numPartitions=4).write.parquet(str(tmp_path / "in"))
-    before = read_spark_work(spark, time.time())
+    before = read_spark_work(spark, 0.0, time.time())
     rows = spark.read.parquet(str(tmp_path / "in")).repartition(3)
     rows.write.parquet(str(tmp_path / "out"))
-    after = read_spark_work(spark, time.time())
+    after = read_spark_work(spark, 0.0, time.time())
     new_rows = [row for row in _since(before, after) if row["stage_id"] > _newest(before)]
     done = [
         row for row in new_rows if row["status"] == "COMPLETE" and (row["input_rows"] or row["output_rows"])
@@ -51,17 +51,17 @@ def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_pa
 
 @pytest.mark.usefixtures("all_stages")
 def test_tasks_that_fail_are_counted(spark: SparkSession) -> None:
-    before = read_spark_work(spark, time.time())
+    before = read_spark_work(spark, 0.0, time.time())
     with pytest.raises(Py4JJavaError):
         spark.sparkContext.parallelize([1, 0], 2).map(lambda number: 1 // number).collect()
-    after = read_spark_work(spark, time.time())
+    after = read_spark_work(spark, 0.0, time.time())
     assert after.total.failed_tasks - before.total.failed_tasks == 1
     assert _since(before, after)[-1]["status"] == "FAILED"
 
 
 def test_cores_of_a_local_session_count_from_its_beginning(spark: SparkSession) -> None:
     now = time.time()
-    first, later = read_spark_work(spark, now), read_spark_work(spark, now + 100)
+    first, later = (read_spark_work(spark, 0.0, moment) for moment in (now, now + 100))
     assert (first.executors, first.cores) == (1, 2)
     assert later.core_s - first.core_s == pytest.approx(200, abs=0.1)
     assert first.application_id == spark.sparkContext.applicationId
@@ -85,7 +85,7 @@ def test_reading_costs_the_same_calls_to_the_jvm_however_many_stages_there_are(
 
     def calls_of_a_reading() -> int:
         sent.clear()
-        read_spark_work(spark, time.time())
+        read_spark_work(spark, 0.0, time.time())
         return len(sent)
 
     calls_of_a_reading()
@@ -129,16 +129,30 @@ def test_executors_that_came_and_went_count_for_their_lives() -> None:
         {"totalCores": 8, "addTime": "2026-01-09T03:00:30.000GMT"},
     ]
     now = 1767927640.0  # 2026-01-09T03:00:40Z
-    work = spark_work("app", [STAGE], executors, 40.0, now)
+    work = spark_work("app", [STAGE], executors, 40.0, 0.0, now)
     assert work.core_s == 40 + 4 * 10 + 8 * 10
     assert (work.executors, work.cores) == (2, 12)
     assert work.total == Work(4, 1, 4.0, 1.5, 0.25, 10, 2, 20, 4, 30, 40, 50)
     assert work.stages[0]["seconds"] == 2.5
 
 
+def test_work_of_earlier_jobs_in_the_same_session_does_not_count() -> None:
+    """The executor existed before the job; the first stage was one of an earlier job."""
+    executors = [{"totalCores": 2, "addTime": "2026-01-09T03:00:00.000GMT"}]
+    stages = [
+        {**STAGE, "stageId": number, "submissionTime": f"2026-01-09T03:00:{second:02}.000GMT"}
+        for number, second in enumerate((5, 30, 32))
+    ]
+    began, now = 1767927630.0005, 1767927640.0  # Spark rounds times down to milliseconds
+    work = spark_work("app", stages, executors, 0.0, began, now)
+    assert work.core_s == pytest.approx(2 * 10, abs=0.01)
+    assert [row["stage_id"] for row in work.stages] == [1, 2]
+    assert work.total.tasks == 8
+
+
 def test_skipped_stages_are_left_out_and_of_many_the_longest_kept() -> None:
     stages = [{**STAGE, "stageId": number, "executorRunTime": 1000 * number} for number in range(250)]
-    work = spark_work("app", [*stages, {**STAGE, "status": "SKIPPED", "stageId": 999}], [], 0.0, 0.0)
+    work = spark_work("app", [*stages, {**STAGE, "status": "SKIPPED", "stageId": 999}], [], 0.0, 0.0, 0.0)
     assert (len(work.stages), work.stages_left_out) == (200, 50)
     assert [row["stage_id"] for row in work.stages] == list(range(50, 250))
     assert work.total.tasks == 4 * 250

@@ -1,0 +1,226 @@
+"""Runs all stages of a run in one Spark application: a child process that runs one stage after the other.
+
+The child process (jobs/stage_server.py) starts one JVM and imports our packages once. It gets the job and
+the arguments of each stage through a pipe, and answers with the exit code and the job summary. All output of
+the child, its JVM and its Python workers arrives through a second pipe and is written to the log of the
+running stage. If a stage fails, the child process is ended, and the next stage starts a new one. So no stage
+runs in a process in which another stage has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from conf.errors import EXIT_OK
+from jobs.chain.isolated import SparkSubmits
+from jobs.chain.submit import (
+    JOBS,
+    Interruptions,
+    Launcher,
+    Outcome,
+    Stage,
+    StoppedError,
+    Submission,
+    end_group,
+    environment,
+    exit_code_of,
+)
+from spark.session import read_profile
+from storage.job_summary import JobSummary
+
+_PROGRAM = (sys.executable, "-m", "jobs.stage_server")
+_POLL_S = 0.2
+_PATIENCE_S = 30.0  # how long the application may take to stop its Spark session after the last stage
+_CHUNK = 1 << 16
+_LOCAL_MASTER = re.compile(r"local(\[.*\])?")
+
+
+def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
+    """Returns the launcher of a run: one application if Spark runs on this machine only.
+
+    Args:
+        submission: the settings that all stages share.
+        isolate: whether each stage has its own spark-submit process in any case.
+    """
+    return SparkSubmits(submission) if isolate or not _is_local(submission) else Application(submission)
+
+
+def add_isolate(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --isolate."""
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="run each stage as a spark-submit process of its own, although Spark runs on this machine only",
+    )
+
+
+def _is_local(submission: Submission) -> bool:
+    """Returns whether the profile says that Spark runs in one process on this machine."""
+    profile = Path(submission.profile)
+    master = read_profile(profile).get("spark.master", "") if profile.is_file() else ""
+    return _LOCAL_MASTER.fullmatch(master) is not None
+
+
+@dataclass
+class Application:
+    """A launcher that runs all stages in one application. Call `close` at the end."""
+
+    submission: Submission
+    _child: _Child | None = field(default=None, repr=False)
+
+    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
+        """Runs a stage and waits for its end. See `Launcher`."""
+        self.submission.require_profile()
+        stage.log.parent.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        exit_code = None
+        try:
+            with stage.log.open("wb") as log:
+                if self._child is None or self._child.process.poll() is not None:
+                    self.close()
+                    self._child = _Child.start(self.submission.profile)
+                self._child.request({"job": stage.job, "arguments": self.submission.arguments(stage)})
+                while exit_code is None and interruptions.received is None:
+                    exit_code = self._child.pump(log)
+                    tick(time.monotonic() - start)
+        finally:
+            if exit_code != EXIT_OK and self._child is not None:
+                self._child.kill()
+                self._child = None
+        if exit_code is None:
+            raise StoppedError(interruptions.received or 0, stage.name)
+        return Outcome(stage, exit_code, time.monotonic() - start, JobSummary.in_log(stage.log))
+
+    def close(self) -> None:
+        """Ends the application. Waits until Spark has stopped, which completes the event log."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+@dataclass
+class _Child:
+    """The child process and the pipes to it.
+
+    Attributes:
+        process: the process, which leads a process group of its own.
+        output: the pipe of its output, and of all processes that it has started.
+        answers: the pipe of its answers, one line of JSON per stage.
+    """
+
+    process: subprocess.Popen[bytes]
+    output: int
+    answers: int
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _partial: bytes = b""
+
+    @classmethod
+    def start(cls, profile: str) -> _Child:
+        """Starts the child process with the Spark properties of a profile."""
+        output, output_end = os.pipe()
+        answers, answers_end = os.pipe()
+        root = str(JOBS.parent)
+        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        try:
+            process = subprocess.Popen(
+                [*_PROGRAM, profile, str(answers_end)],
+                stdin=subprocess.PIPE,
+                stdout=output_end,
+                stderr=output_end,
+                env={**environment(), "PYTHONPATH": paths},
+                pass_fds=[answers_end],
+                start_new_session=True,  # a new process group, so that all its processes can be ended
+            )
+        finally:
+            os.close(output_end)
+            os.close(answers_end)
+        os.set_blocking(output, False)
+        child = cls(process, output, answers)
+        child._selector.register(output, selectors.EVENT_READ)
+        child._selector.register(answers, selectors.EVENT_READ)
+        return child
+
+    def request(self, request: dict[str, object]) -> None:
+        """Asks the child to run a stage. If the child has ended, `pump` returns its exit code."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def pump(self, log: BinaryIO) -> int | None:
+        """Copies output to a log until there is an answer, but for at most a fifth of a second.
+
+        Returns:
+            The exit code of the stage; None if the stage is still running. If the child has ended, this is
+            the exit code of the child.
+        """
+        deadline = time.monotonic() + _POLL_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            ready = {key.fd for key, _ in self._selector.select(left_s)}
+            if self.output in ready and not self._copy(log):
+                self._selector.unregister(self.output)
+            if self.answers in ready:
+                self._partial += os.read(self.answers, _CHUNK)
+                line, found, self._partial = self._partial.partition(b"\n")
+                if found:
+                    return self._answered(json.loads(line), log)
+                self._partial = line
+                break  # the pipe was closed: the child has ended or is about to end
+        if self.process.poll() is None:
+            return None
+        self._copy(log)
+        return exit_code_of(self.process) or 1  # a child that ends without an answer has failed
+
+    def _answered(self, answer: dict[str, object], log: BinaryIO) -> int:
+        self._copy(log)
+        if answer["summary"] is not None:
+            log.write(f"{answer['summary']}\n".encode())
+        return int(str(answer["exit_code"]))
+
+    def _copy(self, log: BinaryIO | None) -> bool:
+        """Copies the output that has arrived to a log. Returns False if there will be no more output."""
+        while True:
+            try:
+                piece = os.read(self.output, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not piece:
+                return False
+            if log is not None:
+                log.write(piece)
+                log.flush()
+
+    def close(self) -> None:
+        """Asks the child to end, waits for it, and ends all processes that are left."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        end = time.monotonic() + _PATIENCE_S
+        while self.process.poll() is None and time.monotonic() < end:
+            self._selector.select(_POLL_S)
+            self._copy(None)  # a full pipe would block the child
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=0.02)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the child and all processes that it has started."""
+        end_group(self.process)
+        self._selector.close()
+        for number in (self.output, self.answers):
+            os.close(number)
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()

@@ -1,0 +1,114 @@
+"""The process of an application: runs the stages that its parent asks for, one after the other.
+
+    python -m jobs.stage_server PROFILE ANSWERS
+
+PROFILE is the file of Spark's properties. Standard input has one line of JSON per stage, with the keys `job`
+and `arguments`. After each stage, one line of JSON with the keys `exit_code` and `summary` is written to the
+file descriptor ANSWERS. The process ends when standard input ends. If that happens while a stage is running,
+the parent has died: the process then ends its whole process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import signal
+import sys
+import threading
+from contextlib import suppress
+from importlib import import_module
+from typing import BinaryIO, TypedDict
+
+from pyspark import SparkContext
+
+from conf.errors import EXIT_OK
+from jobs.command_line import job_parser
+from jobs.runner import run_in_application
+from jobs.sessions import SharedSession
+
+
+class Request(TypedDict):
+    """A request to run a stage: the name of its job, and the arguments of the job's command line."""
+
+    job: str
+    arguments: list[str]
+
+
+def main() -> int:
+    """Runs the stages, and returns the exit code of the process."""
+    profile, answers = sys.argv[1], int(sys.argv[2])
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
+    requests = _Requests()
+    threading.Thread(target=_start_jvm, daemon=True).start()
+    shared = SharedSession()
+    while (request := requests.next()) is not None:
+        exit_code, summary = _run(request["job"], request["arguments"], shared)
+        requests.done()
+        answer = {"exit_code": exit_code, "summary": summary}
+        os.write(answers, f"{json.dumps(answer)}\n".encode())
+    shared.stop()
+    return EXIT_OK
+
+
+def _run(job: str, arguments: list[str], shared: SharedSession) -> tuple[int, str | None]:
+    """Runs a stage. Returns its exit code and the line of its job summary."""
+    description = str(getattr(import_module(f"jobs.{job}"), "DESCRIPTION", ""))
+    stage = import_module(f"jobs.stages.{job}").run
+    try:
+        parsed = job_parser(job, description).parse_args(arguments)
+    except SystemExit as ended:
+        return int(str(ended.code)), None
+    lines: list[str] = []
+    exit_code = run_in_application(job, parsed, stage, lines.append, shared.of_job())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return _signal_of_jvm() or exit_code, lines[-1] if lines else None
+
+
+def _signal_of_jvm() -> int | None:
+    """Returns 128 plus the number of the signal that ended the JVM; None if no signal ended it."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    code = None if process is None else process.poll()
+    return 128 - code if code is not None and code < 0 else None
+
+
+def _start_jvm() -> None:
+    """Starts the JVM while this process imports our packages. The first stage reports an error."""
+    with suppress(Exception):
+        SparkContext._ensure_initialized()
+
+
+class _Requests:
+    """The requests of the parent process, read from standard input by a thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Request | None] = queue.Queue()
+        self._idle = threading.Event()
+        self._idle.set()
+        stream = os.fdopen(os.dup(0), "rb")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # what stages start must not read requests
+        os.close(nothing)
+        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+
+    def next(self) -> Request | None:
+        """Waits for the next request and returns it; None if there will be none."""
+        return self._queue.get()
+
+    def done(self) -> None:
+        """Says that the work on the last request has ended."""
+        self._idle.set()
+
+    def _read(self, stream: BinaryIO) -> None:
+        for line in stream:
+            self._idle.clear()
+            self._queue.put(json.loads(line))
+        if not self._idle.is_set():
+            os.killpg(0, signal.SIGTERM)
+        self._queue.put(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
