@@ -48,6 +48,7 @@ LOG = (
     "train.global_batch_size=512",
     "train.epochs=1",
     "train.baselines=[]",
+    "train.refit=false",
 )
 
 

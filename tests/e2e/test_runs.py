@@ -54,6 +54,7 @@ SMALL_LOG = [
     "train.global_batch_size=512",
     "train.epochs=1",
     "train.baselines=[]",
+    "train.refit=false",  # tests/training/test_refit.py and tests/faults/test_refit_kills.py cover it
     "gate.margin=0.1",  # of 4,000 test rows no interval is narrower
     "gate.lists_margin=0.1",
 ]
