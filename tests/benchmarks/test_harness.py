@@ -58,6 +58,16 @@ def test_a_process_whose_parent_ended_still_counts_and_is_ended(tmp_path: Path) 
     assert not alive(int((tmp_path / "log").read_text()))
 
 
+def test_cpu_of_an_orphan_that_ends_by_itself_counts(tmp_path: Path) -> None:
+    """A child starts a grandchild and ends, so the grandchild becomes a child of the harness."""
+    grandchild = f"subprocess.Popen([sys.executable, '-c', {BURN.format(1.0)!r}])"
+    child = f"import subprocess, sys\n{grandchild}"
+    script = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(6)"
+    used = run(tmp_path, script)
+    assert 1.0 <= used.cpu_s < 2.4
+    assert used.returncode == 0
+
+
 def test_cpu_between_two_instants(tmp_path: Path) -> None:
     burn = BURN.format(1.0)
     script = f"import time\n{burn}print(time.monotonic())\ntime.sleep(1)\nprint(time.monotonic())\n{burn}"

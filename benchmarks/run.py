@@ -1,0 +1,275 @@
+"""Compares a retraining run of the demo with a plain script that computes the same.
+
+    .venv/bin/python benchmarks/run.py [--quick] [--scales N …] [--pairs N]
+
+Our contender is `jobs/nightly.py --retrain` with benchmarks/run.yaml. The peer is benchmarks/peers/plain_run.py,
+a script with pyarrow and torch. Both read the same log, train the same models, and make lists for all users.
+
+At the scale 1, the log is that of the demo: 60,000 rows a day, 4,000 users and 800 items. At the scales 10 and
+100, rows per day and users are multiplied by the scale. So each user has as many rows as before, and the number
+of scored pairs grows with the scale. The number of items stays the same. If there is too little free disk for a
+scale, the scale is left out.
+
+Each contender makes two runs, one after the other:
+
+* fresh: the first run on the log, for 2026-01-09. It trains from random weights on six days.
+* warm: the run of the next day, as in production. It extends the vocabularies, and trains from the weights of
+  the first run on one new day.
+
+Contenders take turns. In a pair, each contender starts in an empty folder and makes both runs. So every warm run
+continues from the same state, and no state is copied. The order of the contenders changes from pair to pair.
+The first pair does not count: it fills the file cache and stores compiled code. Figures are medians over the
+other pairs: seven at the scales 1 and 10, and one at the scale 100. Seconds and CPU seconds are those of whole
+process trees (benchmarks/harness.py), from the start of the first process to the end of the last one.
+
+The results of each pair are compared (benchmarks/run_agreement.py). If rows, users, AUC or lists differ, the
+benchmark fails. Ratios say how many times as fast as the script nightly is, by wall time or by CPU time. Targets
+limit the inverse: how many times the script's seconds nightly takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks has files named like packages
+
+from benchmarks.agreement import Disagreement
+from benchmarks.report import GIB, machine, summary_line, table
+from benchmarks.run_agreement import clicks_of, require_same_work
+from benchmarks.run_contenders import (
+    CACHE,
+    DISK_BYTES_PER_SCALE,
+    FRESH_DATE,
+    LAST_DAY,
+    WARM_DATE,
+    Contender,
+    Nightly,
+    PlainScript,
+    Run,
+    RunFailed,
+    make_log,
+)
+
+SCALES, PAIRS, LARGEST_SCALE_PAIRS = (1, 10, 100), 7, 1
+KINDS = {"fresh": (FRESH_DATE, WARM_DATE), "warm": (WARM_DATE, LAST_DAY)}  # run date, day after it
+# The largest number of times that our wall or CPU seconds may be those of the script.
+TARGETS = {
+    "1x_warm_wall": {"milestone": 3.0, "target": 2.0},
+    "10x_warm_cpu": {"target": 1.3},
+    "100x_warm_wall": {"target": 1.0},
+}
+Runs = Mapping[str, Mapping[str, Sequence[Run]]]  # kind of run -> contender -> one run per pair
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="scale 1, one pair, no pair that does not count")
+    parser.add_argument(
+        "--scales", type=int, nargs="+", choices=SCALES, help="scales to measure (default all)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, help=f"pairs per scale (default {PAIRS}; {LARGEST_SCALE_PAIRS} at the scale 100)"
+    )
+    parser.add_argument("--cores", type=int, default=2, help="cores each contender is pinned to (default 2)")
+    options = parser.parse_args(arguments)
+    if options.pairs is not None and options.pairs < 1:
+        parser.error(f"--pairs {options.pairs} is less than 1")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    of_machine = machine(options.cores, ("pyspark", "torch", "pyarrow"))
+    results: dict[str, dict[str, Any]] = {Nightly.name: {}, PlainScript.name: {}}
+    ratios: dict[str, float | None] = {}
+    figures, skipped = {}, {}
+    for scale in options.scales or ((1,) if options.quick else SCALES):
+        missing = missing_disk(scale)
+        if missing:
+            skipped[f"{scale}x"] = missing
+            ratios |= dict.fromkeys(f"{scale}x_{kind}_{what}" for kind in KINDS for what in ("wall", "cpu"))
+            say(f"scale {scale} is left out: {missing}")
+            continue
+        pairs = options.pairs or (1 if options.quick else LARGEST_SCALE_PAIRS if scale == 100 else PAIRS)
+        runs, figures[f"{scale}x"] = measure_scale(scale, pairs, options.cores, warm_up=not options.quick)
+        for name, of_name in facts(runs).items():
+            results[name][f"{scale}x"] = of_name
+        ratios |= ratios_of(scale, runs)
+        print_scale(scale, runs)
+    for line in verdicts(ratios):
+        print(line)
+    peers = {PlainScript.name: {**results[PlainScript.name], "skipped": skipped}}
+    print(
+        summary_line(
+            "run", of_machine, results[Nightly.name], peers, ratios,
+            targets=TARGETS, agreement=figures, quick=options.quick,
+        )
+    )  # fmt: skip
+    return 0
+
+
+def missing_disk(scale: int) -> str | None:
+    """Returns why there is too little free disk for a scale; None if there is enough."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(CACHE).free, scale * DISK_BYTES_PER_SCALE
+    if (CACHE / f"{scale}x/log").exists():
+        needed //= 2  # the log exists
+    if free >= needed:
+        return None
+    return (
+        f"{needed / GIB:.1f} GiB of free disk are needed in {CACHE}, but only {free / GIB:.1f} GiB are free"
+    )
+
+
+def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> tuple[Runs, list[dict[str, Any]]]:
+    """Measures both contenders at a scale. Returns their runs, and AUC and hit rate of each pair."""
+    say(f"log of scale {scale} …")
+    log = make_log(scale)
+    work = CACHE / f"{scale}x/work"
+    contenders: list[Contender] = [
+        kind(log, work / kind.name, scale, cores) for kind in (Nightly, PlainScript)
+    ]
+    clicks = {kind: clicks_of(log / "raw", day_after, cores) for kind, (_, day_after) in KINDS.items()}
+    runs: dict[str, dict[str, list[Run]]] = {kind: {one.name: [] for one in contenders} for kind in KINDS}
+    agreement = []
+    try:
+        for pair in range(pairs + warm_up):
+            counts = pair >= warm_up
+            pair_runs: dict[str, dict[str, Run]] = {kind: {} for kind in KINDS}
+            for contender in contenders if pair % 2 == 0 else reversed(contenders):
+                contender.start()
+                for kind, (run_date, _) in KINDS.items():
+                    run = contender.run(run_date, warm=kind == "warm")
+                    pair_runs[kind][contender.name] = run
+                    note = "" if counts else " (does not count)"
+                    say(
+                        f"{contender.name}, {kind}: {run.measured.wall_s:.1f} s, CPU {run.measured.cpu_s:.1f} s{note}"
+                    )
+            for kind in KINDS:
+                compared = require_same_work(
+                    pair_runs[kind][Nightly.name], pair_runs[kind][PlainScript.name], clicks[kind]
+                )
+                agreement.append({"run": kind, **{name: round(value, 4) for name, value in compared.items()}})
+                if counts:
+                    for name, run in pair_runs[kind].items():
+                        runs[kind][name].append(run)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return runs, agreement
+
+
+def median_wall(runs: Sequence[Run]) -> float:
+    return statistics.median(run.measured.wall_s for run in runs)
+
+
+def median_cpu(runs: Sequence[Run]) -> float:
+    return statistics.median(run.measured.cpu_s for run in runs)
+
+
+def ratios_of(scale: int, runs: Runs) -> dict[str, float]:
+    """Returns how many times as fast as the script our run is, by wall and CPU seconds."""
+    return {
+        f"{scale}x_{kind}_{what}": median(of_kind[PlainScript.name]) / median(of_kind[Nightly.name])
+        for kind, of_kind in runs.items()
+        for what, median in (("wall", median_wall), ("cpu", median_cpu))
+    }
+
+
+def facts(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Returns the medians of each contender, by kind of run."""
+    return {
+        name: {
+            kind: {
+                "seconds": round(median_wall(of_kind[name]), 2),
+                "cpu_s": round(median_cpu(of_kind[name]), 2),
+                "peak_rss_gib": round(_median_peak(of_kind[name]) / GIB, 2),
+                "rows": of_kind[name][0].kept,
+                "dropped": of_kind[name][0].dropped,
+                "parts": {part: round(seconds, 2) for part, seconds in parts_of(of_kind[name]).items()},
+                "walls": [round(run.measured.wall_s, 2) for run in of_kind[name]],
+                "cpus": [round(run.measured.cpu_s, 2) for run in of_kind[name]],
+            }
+            for kind, of_kind in runs.items()
+        }
+        for name in (Nightly.name, PlainScript.name)
+    }
+
+
+def _median_peak(runs: Sequence[Run]) -> float:
+    return statistics.median(run.measured.peak_rss_bytes for run in runs)
+
+
+def parts_of(runs: Sequence[Run]) -> dict[str, float]:
+    """Returns the median seconds of each part of a run, and those outside of all parts (start-up and end)."""
+    parts = {part: statistics.median(run.parts[part] for run in runs) for part in runs[0].parts}
+    outside = statistics.median(run.measured.wall_s - sum(run.parts.values()) for run in runs)
+    return {**parts, "start-up and end": outside}
+
+
+def print_scale(scale: int, runs: Runs) -> None:
+    """Prints the table of a scale, and the tables of where the time goes."""
+    lines = []
+    for kind, of_kind in runs.items():
+        mine = of_kind[Nightly.name]
+        for name, of_name in of_kind.items():
+            wall, cpu = median_wall(of_name), median_cpu(of_name)
+            times = (
+                ["", ""]
+                if name == Nightly.name
+                else [f"{median_wall(mine) / wall:.2f}", f"{median_cpu(mine) / cpu:.2f}"]
+            )
+            lines.append(
+                [f"{kind}: {name}", f"{wall:.1f}", f"{cpu:.1f}", f"{_median_peak(of_name) / GIB:.1f}", *times]
+            )
+    print(
+        f"{scale}x: {runs['warm'][Nightly.name][0].kept:,} good rows in the window of a run; medians of {len(mine)}\n"
+    )
+    head = ["run", "seconds", "CPU s", "peak RSS GiB", "nightly takes, × seconds", "nightly takes, × CPU s"]
+    print(table(head, lines), end="\n\n")
+    for name in (Nightly.name, PlainScript.name):
+        by_kind = {kind: parts_of(of_kind[name]) for kind, of_kind in runs.items()}
+        names = dict.fromkeys(part for kind in by_kind for part in by_kind[kind])
+        body = [[part, *(_cell(by_kind[kind].get(part)) for kind in by_kind)] for part in names]
+        print(table([f"{name}: part", *(f"{kind}, s" for kind in by_kind)], body), end="\n\n")
+
+
+def _cell(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"
+
+
+def verdicts(ratios: Mapping[str, float | None]) -> list[str]:
+    """Returns a sentence for each target, which says whether it is met."""
+    lines = []
+    for name, limits in TARGETS.items():
+        if name not in ratios:
+            continue
+        ratio = ratios[name]
+        if ratio is None:
+            lines.append(f"{name}: not measured")
+            continue
+        states = [
+            f"{kind} at most {limit:g}: {'met' if 1 / ratio <= limit else 'MISSED'}"
+            for kind, limit in limits.items()
+        ]
+        lines.append(
+            f"{name}: nightly takes {1 / ratio:.2f} times as much as the script ({'; '.join(states)})"
+        )
+    return lines
+
+
+def say(text: str) -> None:
+    print(f"run: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Disagreement, RunFailed) as error:
+        print(f"run: {error}", file=sys.stderr)
+        sys.exit(1)
