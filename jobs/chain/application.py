@@ -1,6 +1,6 @@
 """Runs all stages of a run in one Spark application: a child process that runs one stage after the other.
 
-The child process (jobs/stage_server.py) starts one JVM and imports our packages once. It gets the job and
+The child process (jobs/stage_server/) starts one JVM and imports our packages once. It gets the job and
 the arguments of each stage through a pipe, and answers with the exit code and the job summary. All output of
 the child, its JVM and its Python workers arrives through a second pipe and is written to the log of the
 running stage. If a stage fails, the child process is ended, and the next stage starts a new one. So no stage

@@ -42,6 +42,7 @@ SMALL_LOG = [
     "train.global_batch_size=512",
     "train.epochs=1",
     "train.baselines=[]",
+    "train.refit=false",
     "gate.margin=0.1",
     "gate.lists_margin=0.1",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import subprocess
@@ -17,11 +18,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from benchmarks.list_logs import core_of, find_movielens, read_choices, split_rows, write_choices
+from benchmarks.list_logs import Log, core_of, find_movielens, read_choices, split_rows, write_choices
 from benchmarks.list_measures import gains, mean_figures, measure, paired_interval, top
+from benchmarks.list_parts import Peer
 from benchmarks.list_peers import PENALTIES, _tuned, with_popular
 from benchmarks.list_task import Task, make_task, popular_lists, published_lists, require_published
-from benchmarks.lists import QUICK, Measured, main, pool
+from benchmarks.lists import QUICK, ChosenParts, Measured, main, pool, seeds_of
 from benchmarks.peers.ease import ease_weights
 from benchmarks.peers.item_knn import item_knn_weights
 from conf.load import load_config
@@ -382,11 +384,27 @@ def test_a_log_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], tmp_
         (one, "a has no rows; a smaller --core than 5"),
         ([*two, "--config", "mine.yaml"], "are for one log, but there are a, b"),
         ([*two, "--lake", "lake"], "are for one log, but there are a, b"),
+        (
+            [*two, "--core", "1", "--seeds-of", "a"],
+            "--seeds-of=a is not the name of a log, `=`, and a number",
+        ),
+        ([*two, "--core", "1", "--seeds-of", "a=0"], "--seeds-of=a=0 is not the name"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_peer_can_be_left_out_on_one_log_and_logs_can_have_other_seeds(tmp_path: Path) -> None:
+    peer = Peer([np.zeros((1, 10), np.int64)])
+    parts = ChosenParts(tmp_path, without=("a-als",))
+    left_out = parts.part("a-als", {}, lambda: pytest.fail("it runs although it is left out"))
+    assert left_out == Peer(facts={"reason": "left out by --without=a-als"})
+    assert parts.part("b-als", {}, lambda: peer) is peer
+    options = argparse.Namespace(seeds=3, seeds_of=["b=1"], quick=False)
+    logs = [Log(name, pd.DataFrame(), tmp_path, "2000-01-01") for name in "ab"]
+    assert seeds_of(options, argparse.ArgumentParser(), logs) == {"a": 3, "b": 1}
 
 
 @pytest.mark.processes

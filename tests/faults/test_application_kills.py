@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_in_any_way_is_completed_by_a_rerun(folder: Path) -
 
     run = Nightly(config)
     run.in_phase("build_features", "features")
-    run.kill("org.apache.spark.deploy.SparkSubmit")  # the JVM
+    run.kill("/bin/java ")
     code, output = run.ended()
     assert code == 137, output
     assert "build_features ended with exit code 137 (killed by SIGKILL: worth a retry)" in output

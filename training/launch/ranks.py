@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from conf.errors import InfrastructureError
 from training.distributed.progress import Channel, Listener, Report
 from training.launch.horovod_calls import elastic_interpreter, no_fork
-from training.launch.in_process import train_in_driver
 from training.launch.outcome import Outcome
 from training.launch.signals import signals_end_ranks
 from training.launch.slots import cores, is_local, largest_number, ranks_to_start
@@ -63,6 +62,8 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
         if ranks == 1 and is_local(spark) and plan.train.elastic is None:
+            from training.launch.in_process import train_in_driver  # other drivers do not import torch
+
             return train_in_driver(plan, cores(spark), show)
         with signals_end_ranks() as received, no_fork(), _listening(spark, show) as channel:
             try:

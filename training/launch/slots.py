@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 
-import torch
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, InfrastructureError
@@ -67,7 +66,11 @@ def cores(spark: SparkSession) -> int:
 
 
 def _local_gpus(train: Train) -> int:
-    return 0 if train.device == "cpu" else torch.cuda.device_count()
+    if train.device == "cpu":
+        return 0
+    import torch  # the driver of a cluster does not need it
+
+    return torch.cuda.device_count()
 
 
 def _wait_for_executors(spark: SparkSession, deadline: float) -> None:
