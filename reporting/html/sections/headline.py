@@ -36,7 +36,7 @@ def _decision(run: RunFacts) -> Html:
             tag("code", version),
             ", was ",
             decision,
-            f": {run.evaluation['reason']}",
+            f": {run.evaluation['reason']}.",
             *_refit(run),
             class_="lead",
         )
