@@ -19,11 +19,11 @@ from conf.errors import ConfigError
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
+from etl.latest.latest_features import publish_latest
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.spark.last_clicks import LastClicks
-from etl.spark.latest_features import publish_latest
 from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
 from etl.spark.quarantine import DayCounts
 from etl.split.time_split import SPLIT

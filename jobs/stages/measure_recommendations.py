@@ -9,7 +9,6 @@ model that made the lists.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any
@@ -19,17 +18,17 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.load import config_digest
-from etl.raw.files import require_raw
-from etl.spark.read_log import good_rows, read_log
 from etl.synthetic.truth import generated_days
 from scoring.candidates.candidate_tables import exclusions, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
-from scoring.evaluation.cold_start import cold_start_facts, measure_cold_start, users_and_items
-from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
-from scoring.evaluation.true_lists import BEST, measure_true_lists, true_lists
+from scoring.evaluation.cold_start import cold_start_facts, users_and_items
+from scoring.evaluation.list_facts import POPULAR, PUBLISHED, relevance_facts, shown_kinds, truth_facts
+from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
+from scoring.evaluation.rows_of_day import rows_of_day
+from scoring.evaluation.true_lists import true_lists
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
 from storage.dataset import Dataset, read_dataset, with_present_rows
@@ -57,9 +56,8 @@ def run(context: RunContext) -> JobSummary:
             changed,
             run_date,
         )
-    k, items = published.facts["k"], published.facts["items"]
+    k = published.facts["k"]
     train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
-    # Read the training rows once for the three measures that need the warm users.
     warm = train.select(USER_KEY).distinct().persist()
     with context.phase("positives"):
         clicked = positives(context, dataset).persist()
@@ -70,30 +68,20 @@ def run(context: RunContext) -> JobSummary:
             "measure another date, or change measure.against",
         )
     with context.phase("lists"):
-        kinds = {"lists": recommended(context, published)}
-        measured = measure_lists(kinds["lists"], clicked, warm, k)
-    with context.phase("popular"):
-        available, excluding = candidates_of(context, dataset, published)
-        kinds["popular"] = most_popular(excluding, available, train, k).persist()
-        popular = measure_lists(kinds["popular"], clicked, warm, k)
-        popular_coverage = coverage(kinds["popular"], items)
-    with context.phase("truth"):
-        generated = generated_days(lake, context.config.keys, measured_days(context, dataset))
-        true = None
-        if generated is not None:
-            both = true_lists(excluding, available, generated, k).persist()
-            true = measure_true_lists(both, clicked, warm, k, items)
-            kinds["best"] = both.where(F.col("ranking") == BEST).drop("ranking")
-    with context.phase("cold start"):
-        cold_start = cold_start_of(context, published, train, kinds, clicked)
+        kinds = all_kinds(context, dataset, published, train).persist()
+        users, items = users_and_items(context, published.facts["workflow_version"], train)
+        items = items.persist()
+        measured = measure_kinds(kinds, clicked, warm, users, items, k)
+    with context.phase("items"):
+        counts = count_items(kinds, clicked, items)
     with context.phase("candidates"):
         recall = candidate_recall(context, clicked, warm, published)
     facts = {
         "recommendations_date": run_date,
         "against": against,
-        **relevance_facts(published, measured, popular, popular_coverage),
-        "truth": truth_facts(measured[True], true),
-        "cold_start": cold_start,
+        **relevance_facts(published, measured, counts),
+        "truth": truth_facts(published, measured, counts),
+        "cold_start": cold_start_facts(shown_kinds(measured, counts), counts, PUBLISHED),
         "candidates": recall,
         **({"blend": published.facts["blend"]} if "blend" in published.facts else {}),
     }
@@ -117,82 +105,19 @@ def require_no_refit(published: Manifest) -> None:
         )
 
 
-def relevance_facts(
-    published: Manifest,
-    lists: Mapping[bool, Relevance],
-    popular: Mapping[bool, Relevance],
-    popular_coverage: float,
-) -> dict[str, Any]:
-    """Returns hit rate, NDCG and coverage of our lists and of lists of the most popular items.
+def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train: DataFrame) -> DataFrame:
+    """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
-    Only users with rows in the train split are included. The key `cold_users` has the hit rate and NDCG of
-    our lists for all other users.
-
-    Args:
-        published: the manifest of the lists.
-        lists: the figures of our lists. The key True has those of users with rows in the train split, the key
-            False those of all other users.
-        popular: the same for the lists of the most popular items.
-        popular_coverage: the share of all items that are in at least one list of the most popular items.
+    The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
+    generated log, lists by the true probabilities (scoring.evaluation.true_lists).
     """
-    warm, popular_warm, cold = lists[True], popular[True], lists[False]
-    return {
-        "k": published.facts["k"],
-        "users": warm.users,
-        "hit_rate": warm.hit_rate,
-        "ndcg": warm.ndcg,
-        "coverage": published.facts["coverage"],
-        "popular": {
-            "hit_rate": popular_warm.hit_rate,
-            "ndcg": popular_warm.ndcg,
-            "coverage": popular_coverage,
-        },
-        "lift": warm.hit_rate / popular_warm.hit_rate
-        if warm.hit_rate is not None and popular_warm.hit_rate
-        else None,
-        "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
-        if cold.users
-        else None,
-    }
-
-
-def truth_facts(lists: Relevance, true: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Returns the figures of the lists by the true probabilities, and the share of the best that ours reach.
-
-    Args:
-        lists: the figures of our lists for users with rows in the train split.
-        true: the result of `measure_true_lists`; None if the true probabilities are unknown.
-    """
-    if true is None:
-        return None
-    best = true[BEST]["hit_rate"]
-    return {**true, "share_of_best": lists.hit_rate / best if lists.hit_rate is not None and best else None}
-
-
-def cold_start_of(
-    context: RunContext,
-    published: Manifest,
-    train: DataFrame,
-    kinds: Mapping[str, DataFrame],
-    clicked: DataFrame,
-) -> dict[str, Any]:
-    """Returns the figures of users and items that are new to the model (`cold_start_facts`).
-
-    Args:
-        context: the context of the run.
-        published: the manifest of the lists.
-        train: the rows of the train split.
-        kinds: maps the name of each kind of lists to a frame with user_key, position and item_key. `lists`
-            are the published ones.
-        clicked: the clicks that the lists are compared with.
-    """
-    users, items = users_and_items(context, published.facts["workflow_version"], train)
-    users, items = users.persist(), items.persist()
-    measured = {
-        kind: measure_cold_start(lists, clicked, users, items, published.facts["k"])
-        for kind, lists in kinds.items()
-    }
-    return cold_start_facts(measured, kinds["lists"], clicked, items)
+    k = published.facts["k"]
+    items, excluding = candidates_of(context, dataset, published)
+    kinds = recommended(context, published).withColumn(KIND, F.lit(PUBLISHED))
+    popular = most_popular(excluding, items, train, k)
+    kinds = kinds.unionByName(popular.withColumn(KIND, F.lit(POPULAR)))
+    generated = generated_days(context.lake, context.config.keys, measured_days(context, dataset))
+    return kinds if generated is None else kinds.unionByName(true_lists(excluding, items, generated, k))
 
 
 def measured_days(context: RunContext, dataset: Dataset) -> list[str]:
@@ -221,14 +146,7 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     if context.config.measure.against == "test_split":
         rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
     else:
-        day_after = _day_after(context.run_date)
-        rows = good_rows(
-            read_log(
-                context.spark,
-                context.config,
-                require_raw(context.config, context.config.log, day_after, recorder=context.recorder),
-            )
-        )
+        rows = rows_of_day(context, _day_after(context.run_date))
     return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
 
 

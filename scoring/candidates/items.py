@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -12,12 +17,18 @@ from storage.feature_spec import ITEM_KEY
 OUT_OF_STOCK, INACTIVE = "out_of_stock", "inactive"
 _REASON = "_reason"
 
+Rows = TypeVar("Rows", pa.Table, DataFrame)
 
-def number_items(items: DataFrame) -> DataFrame:
+
+def number_items(items: Rows) -> Rows:
     """Adds item_index as the first column: the position of the item in the order of item_key, from 0 (int32).
 
-    A single task sorts all items. Its memory suffices, because scoring needs all items on one device anyway.
+    A single task sorts all items of a frame. Its memory suffices, because scoring needs all items on one
+    device anyway.
     """
+    if isinstance(items, pa.Table):
+        ordered = items.take(pc.sort_indices(items, sort_keys=[(ITEM_KEY, "ascending")]))
+        return ordered.add_column(0, ITEM_INDEX, pa.array(np.arange(len(ordered)), pa.int32()))
     order = F.row_number().over(Window.orderBy(F.asc(ITEM_KEY)))
     return items.select((order - 1).alias(ITEM_INDEX), *items.columns)
 

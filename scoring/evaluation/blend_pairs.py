@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.types import Candidates, Split
-from etl.spark.latest_features import latest_rules
+from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import SourceTables, make_candidates
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows
 from scoring.candidates.clicks import CLICK_COLUMNS, within

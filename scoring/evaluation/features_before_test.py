@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Split
 from etl.build import feature_inputs
 from etl.checked_days import raw_days
+from etl.latest.latest_features import attribute_features, features_of_history, with_histories
+from etl.latest.latest_histories import latest_histories
+from etl.latest.latest_rows import PublishedRows, latest_published_rows, latest_rows
 from etl.raw.files import require_raw
-from etl.spark.latest_features import (
-    attribute_features,
-    features_of_history,
-    latest_rows,
-    with_histories,
-)
-from etl.spark.latest_histories import latest_histories
 from etl.spark.prepared_rows import clicks_before, prepared_rows
 from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from spark.arrow_frames import frame_of
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import current_manifest
@@ -43,6 +41,18 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
+    """Returns the rows of `rows_before_test`, which has the same arguments, as a frame."""
+    return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
+
+
+def rows_before_test(
+    context: RunContext,
+    dataset: Dataset,
+    spec: FeatureSpec,
+    side: Literal["user", "item"],
+    *,
+    before: Split = "test",
+) -> pa.Table | DataFrame:
     """Returns the features of all users, or of all items, from before the test rows.
 
     If the configuration has a table of attributes of this side (section `users` or `items`), the features are
@@ -57,74 +67,88 @@ def features_before_test(
         before: the split whose rows, like those of later splits, are not used.
 
     Returns:
-        A frame with the column user_key or item_key, and the features with the scope `side`. There is one row
-        per key.
+        A table or a frame with the column user_key or item_key, and the features with the scope `side`. There
+        is one row per key.
     """
     names = [feature.name for feature in spec.scoped(side)]
     known = SPLITS[: SPLITS.index(before)]
     key, attributes = (USER_KEY, context.config.users) if side == "user" else (ITEM_KEY, context.config.items)
     with_history = side == "user" and context.config.history is not None
     if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
-        return latest_rows(_published_days(context, dataset, known), key, names)
+        return _latest_published(context, _published_rows(context, dataset, known), key, names, spec)
     workflow = load_workflow(context.lake, spec.workflow_version, context.config.output.broadcast_max_rows)
     of_history = features_of_history(context.config, workflow, names) if with_history else []
     columns = [name for name in names if name not in of_history]
+    rows: pa.Table | DataFrame
     if attributes is not None:
         rows = attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
     elif spec.workflow_version == dataset.workflow_version:
-        rows = latest_rows(_published_days(context, dataset, known), key, columns)
+        published = _published_rows(context, dataset, known)
+        rows = _latest_published(context, published, key, columns, spec)
     else:
-        days = _days_of_workflow(context, dataset, known, workflow, [key, ROW_ID], columns)
-        rows = latest_rows(days, key, columns)
+        rows = _latest_of_workflow(context, dataset, known, workflow, key, columns)
     if not of_history:
         return rows
     raw_files = raw_days(context.config, context.run_date, context.recorder)
     histories = latest_histories(context.spark, context.config, context.lake, raw_files, before=before)
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
-    return with_histories(rows, workflow, histories, context.config, of_history).select(key, *names)
+    known_rows = frame_of(context.spark, rows)
+    return with_histories(known_rows, workflow, histories, context.config, of_history).select(key, *names)
 
 
-def _published_days(
-    context: RunContext, dataset: Dataset, splits: Sequence[Split]
-) -> list[tuple[str, DataFrame]]:
-    """Returns the published rows of some splits as pairs (day, frame)."""
+def _published_rows(context: RunContext, dataset: Dataset, splits: Sequence[Split]) -> list[PublishedRows]:
+    """Returns the published rows of some splits of a dataset."""
     return [
-        (partition.dt, rows_of(context.spark, partition, manifest, label))
+        PublishedRows(partition, manifest, label)
         for split in splits
         for partition, manifest, label in split_partitions(context.lake, dataset, split)
     ]
 
 
-def _days_of_workflow(
+def _latest_published(
+    context: RunContext,
+    published: Sequence[PublishedRows],
+    key: str,
+    columns: Sequence[str],
+    spec: FeatureSpec,
+) -> pa.Table | DataFrame:
+    """Returns the latest row of each key in published rows (etl.latest.latest_rows)."""
+    return latest_published_rows(context.spark, published, key, columns, spec, context.config.workflow.engine)
+
+
+def _latest_of_workflow(
     context: RunContext,
     dataset: Dataset,
     splits: Sequence[Split],
     workflow: FittedWorkflow,
-    keys: Sequence[str],
+    key: str,
     columns: Sequence[str],
-) -> list[tuple[str, DataFrame]]:
-    """Returns the rows of some splits as pairs (day, frame), with the features of `workflow`.
+) -> pa.Table | DataFrame:
+    """Returns the latest row of each key in some splits, with the features of `workflow`.
 
     A day that was published with this workflow and the present raw log is read. The features of any other day
-    are computed again. The frames have at least the columns `keys` and `columns`.
+    are computed again.
     """
     config, version = context.config, workflow.version
     earlier = clicks_before(context.spark, config, context.lake)
+    published: list[PublishedRows] = []
     days = []
     for split in splits:
         for member in dataset.splits.get(split, ()):
             raw = require_raw(config, config.log, member.dt, recorder=context.recorder)
             partition = context.lake.features(version).partition(member.dt)
-            published = None
+            manifest = None
             if config.split.by == "day":
-                published = current_manifest(partition, feature_inputs(config, raw, version, earlier))
-            if published is not None:
-                rows = rows_of(context.spark, partition, published)
-            else:
-                prepared = prepared_rows(context.spark, config, context.lake, raw)
-                if SPLIT in prepared.columns:
-                    prepared = prepared.where(F.col(SPLIT) == split)
-                rows = workflow.encode(prepared, columns, keys)
-            days.append((member.dt, rows))
-    return days
+                manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
+            if manifest is not None:
+                published.append(PublishedRows(partition, manifest))
+                continue
+            prepared = prepared_rows(context.spark, config, context.lake, raw)
+            if SPLIT in prepared.columns:
+                prepared = prepared.where(F.col(SPLIT) == split)
+            days.append((member.dt, workflow.encode(prepared, columns, [key, ROW_ID])))
+    if not days:
+        return _latest_published(context, published, key, columns, workflow.spec)
+    days += [(rows.partition.dt, rows_of(context.spark, rows.partition, rows.manifest)) for rows in published]
+    return latest_rows(days, key, columns)

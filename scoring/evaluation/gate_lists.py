@@ -19,14 +19,14 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.types import Split
+from etl.latest.latest_features import latest_rules
 from etl.raw.files import require_raw
-from etl.spark.latest_features import latest_rules
 from metrics.bootstrap import Resample, combine_means, reduce_means
 from scoring.candidates.all_items import all_items
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import exclude, known_items
 from scoring.candidates.items import number_items
-from scoring.evaluation.features_before_test import BEFORE_TEST, features_before_test
+from scoring.evaluation.features_before_test import BEFORE_TEST, features_before_test, rows_before_test
 from scoring.evaluation.list_relevance import user_relevance
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.inputs.feature_rows import read_split
@@ -37,7 +37,8 @@ from scoring.spark.score_frames import score_lists
 from storage.dataset import Dataset
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from storage.manifest import Manifest, current_manifest, data_files
-from storage.publish import publish, rows_of
+from storage.publish import rows_of
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 
 # NDCG is added as integer multiples of 2⁻³², so that sums do not depend on how users are partitioned.
@@ -179,20 +180,16 @@ def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Ma
     current = current_manifest(partition, inputs)
     if current is not None:
         return current
-    items = number_items(features_before_test(context, dataset, model.spec, "item")).persist()
     columns = [feature.name for feature in model.spec.scoped("item")]
-    published = publish(
-        items,
+    return publish_rows(
+        number_items(rows_before_test(context, dataset, model.spec, "item")),
         partition,
         inputs=inputs,
         row_group_rows=context.config.output.row_group_rows,
-        expected_rows=items.count(),
-        sort_by=[ITEM_INDEX],
+        sort_by=ITEM_INDEX,
         rules=latest_rules(ITEM_KEY, columns, model.spec),
         grace_hours=context.config.output.grace_hours,
     )
-    items.unpersist()
-    return published
 
 
 def lists_of(

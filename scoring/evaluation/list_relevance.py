@@ -1,11 +1,11 @@
-"""Measures the relevance of top-k lists by what users clicked afterwards: hit rate, NDCG and coverage."""
+"""Measures the relevance of a user's top-k list by what the user clicked afterwards: hits and NDCG."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -33,53 +33,46 @@ class Relevance:
     ndcg: float | None
 
 
-def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int) -> dict[bool, Relevance]:
-    """Returns the relevance of top-k lists for warm users (key True) and for cold users (key False).
+def user_relevance(lists: DataFrame, positives: DataFrame, k: int) -> DataFrame:
+    """Returns the relevance of the list of each user who has a list and at least one positive.
 
     Args:
         lists: a frame with the columns user_key, position and item_key, one row per list entry. Positions
             count from 1.
         positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
             later.
-        warm: a frame with the distinct user_key of the warm users. All other users are cold.
         k: maximum length of a list.
+
+    Returns:
+        A frame with the columns user_key, hits (number of positives in the list) and ndcg (decimal; Relevance
+        describes it).
     """
-    users = user_relevance(lists, positives, k).join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
-    measured = (
-        users.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
-        .agg(
-            F.count(F.lit(1)).alias("users"),
-            F.count(F.when(F.col("hits") > 0, 1)).alias("hit"),
-            F.sum("ndcg").alias("ndcg"),
-        )
-        .collect()
-    )
-    no_users = Relevance(0, None, None)
-    by_group = {
-        row["warm"]: Relevance(row["users"], row["hit"] / row["users"], float(row["ndcg"]) / row["users"])
-        for row in measured
-    }
-    return {group: by_group.get(group, no_users) for group in (True, False)}
+    entries = lists.join(positives.withColumn("hit", F.lit(True)), [USER_KEY, ITEM_KEY], "left")
+    listed = entries.groupBy(USER_KEY).agg(F.count("hit").alias("hits"), gain_of(F.col("hit")).alias("gain"))
+    wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
+    return listed.join(wanted, USER_KEY).select(USER_KEY, "hits", ndcg_of("gain", "wanted", k).alias("ndcg"))
 
 
-def user_relevance(lists: DataFrame, positives: DataFrame, k: int) -> DataFrame:
-    """Returns the relevance of the list of each user who has a list and at least one positive.
+def gain_of(is_hit: Column) -> Column:
+    """Returns an aggregate: the discounted gain of the list entries for which `is_hit` is true (decimal).
 
-    The columns are user_key, hits (number of positives in the list) and ndcg (decimal; Relevance describes
-    it). The arguments are those of `measure_lists`.
+    The gain of a hit at position p (the column `position`) is 1 / log2(p + 1).
     """
     gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
-    entries = lists.join(positives.withColumn("hit", F.lit(1)), [USER_KEY, ITEM_KEY], "left")
-    listed = entries.groupBy(USER_KEY).agg(
-        F.count("hit").alias("hits"), F.sum(F.when(F.col("hit") == 1, gain).otherwise(0)).alias("gain")
-    )
-    ideal = F.element_at(
-        F.array(*(F.lit(ideal_gain) for ideal_gain in ideal_gains(k))),
-        F.least("wanted", F.lit(k)).cast("int"),
-    )
-    wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
-    ndcg = (F.col("gain").cast("double") / ideal).cast(_EXACT).alias("ndcg")
-    return listed.join(wanted, USER_KEY).select(USER_KEY, "hits", ndcg)
+    return F.sum(F.when(is_hit, gain).otherwise(0))
+
+
+def ndcg_of(gain: str, wanted: str, k: int) -> Column:
+    """Returns the NDCG of a list (decimal).
+
+    Args:
+        gain: the column with the discounted gain of the list.
+        wanted: the column with the number of positives of the user; null or 0 gives null.
+        k: maximum length of a list.
+    """
+    gains = F.array(*(F.lit(ideal) for ideal in ideal_gains(k)))
+    place = F.when(F.col(wanted) > 0, F.least(wanted, F.lit(k)).cast("int"))
+    return (F.col(gain).cast("double") / F.element_at(gains, place)).cast(_EXACT)
 
 
 def ideal_gains(k: int) -> list[float]:
@@ -89,9 +82,3 @@ def ideal_gains(k: int) -> list[float]:
         total += 1 / math.log2(position + 1)
         gains.append(total)
     return gains
-
-
-def coverage(lists: DataFrame, items: int) -> float:
-    """Returns the share of the items that are in at least one list; 0 if there are no items."""
-    listed = lists.agg(F.countDistinct(ITEM_KEY).alias("listed")).collect()[0]["listed"]
-    return listed / items if items else 0.0

@@ -1,4 +1,4 @@
-"""Makes lists from the true probabilities of a generated log, and measures them like the published lists.
+"""Makes lists from the true probabilities of a generated log, to be measured like the published lists.
 
 No model can make better lists, except by chance, because the true probabilities are those of the days whose
 clicks the lists are compared with. So the hit rate of these lists is the ceiling of the log.
@@ -7,19 +7,16 @@ clicks the lists are compared with. So the hit rate of these lists is the ceilin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.types import Generate
 from etl.synthetic.truth import DayTruth, GeneratedDays
 from scoring.candidates.filters import Exclusions
-from scoring.evaluation.list_relevance import coverage, measure_lists
+from scoring.evaluation.measured_lists import KIND
 from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
 from spark.tasks import map_batches
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -27,10 +24,9 @@ from storage.feature_spec import ITEM_KEY, USER_KEY
 # The rankings by which lists are made: by the probability of a click if the item is shown, and by the
 # probability that the user sees the item and clicks it. Lists of the second ranking are the best.
 CLICK_PROBABILITY, BEST = "click_probability", "best"
-_RANKINGS = (CLICK_PROBABILITY, BEST)
+RANKINGS = (CLICK_PROBABILITY, BEST)
 
-_LISTS = f"{USER_KEY} string, ranking string, position int, {ITEM_KEY} string"
-_IMPORTS = ("etl.synthetic.truth",)
+_LISTS = f"{USER_KEY} string, {KIND} string, position int, {ITEM_KEY} string"
 
 Batches = Iterable[pa.RecordBatch]
 Floats = NDArray[np.float64]
@@ -39,10 +35,10 @@ Floats = NDArray[np.float64]
 def true_lists(exclusions: Exclusions, items: DataFrame, generated: GeneratedDays, k: int) -> DataFrame:
     """Returns two lists of at most k items for each user: by CLICK_PROBABILITY and BEST.
 
-    The columns are user_key, ranking, position (from 1) and item_key. Users who are not in the generated days
-    cannot click, and have no list. Probabilities of several days are added, weighted by the share of the
-    user's impressions in each day. Items are sorted by descending probability. If probabilities are equal,
-    the item with the smaller index comes first.
+    The columns are user_key, kind (the ranking), position (from 1) and item_key. Users who are not in the
+    generated days cannot click, and have no list. Probabilities of several days are added, weighted by the
+    share of the user's impressions in each day. Items are sorted by descending probability. If probabilities
+    are equal, the item with the smaller index comes first.
 
     Args:
         exclusions: the excluded items of each user.
@@ -54,31 +50,7 @@ def true_lists(exclusions: Exclusions, items: DataFrame, generated: GeneratedDay
     users = exclusions.users.select(USER_KEY, EXCLUDED)
     # The table `users` may have only one file, but a list takes a millisecond of one core.
     spread = users.repartition(users.sparkSession.sparkContext.defaultParallelism, USER_KEY)
-    return map_batches(spread, _list_maker(tuple(item_keys), generated, k), _LISTS, _IMPORTS)
-
-
-def measure_true_lists(
-    lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int, items: int
-) -> dict[str, dict[str, Any]]:
-    """Returns hit rate, NDCG and coverage of the lists of each ranking, for warm users.
-
-    Args:
-        lists: the result of `true_lists`.
-        positives: as in `measure_lists`.
-        warm: as in `measure_lists`.
-        k: maximum length of a list.
-        items: number of items that could be recommended.
-    """
-    measured = {}
-    for ranking in _RANKINGS:
-        chosen = lists.where(F.col("ranking") == ranking).drop("ranking")
-        relevance = asdict(measure_lists(chosen, positives, warm, k)[True])
-        measured[ranking] = {
-            "hit_rate": relevance["hit_rate"],
-            "ndcg": relevance["ndcg"],
-            "coverage": coverage(chosen, items),
-        }
-    return measured
+    return map_batches(spread, _list_maker(tuple(item_keys), generated, k), _LISTS)
 
 
 def _list_maker(
@@ -100,7 +72,7 @@ def _list_maker(
                     pa.array(positions, pa.int32()),
                     pa.array([item_keys[index] for index in indices], pa.string()),
                 ],
-                [USER_KEY, "ranking", "position", ITEM_KEY],
+                [USER_KEY, KIND, "position", ITEM_KEY],
             )
 
     return make_lists
@@ -122,7 +94,7 @@ class _Day:
         """
         of_user = self.truth.of_user(user)
         clicked = of_user.user_share * of_user.clicked
-        scores = np.zeros((len(_RANKINGS), len(self._known)))
+        scores = np.zeros((len(RANKINGS), len(self._known)))
         scores[:, self._known] = np.stack([clicked, clicked * of_user.shown])[:, self._positions]
         return scores
 
@@ -136,7 +108,7 @@ def _lists_of_user(
         return []
     scores_of_rankings = np.sum([day.scores(user) for day, user in known], axis=0)  # (2, candidates)
     entries = []
-    for ranking, scores in zip(_RANKINGS, scores_of_rankings, strict=True):
+    for ranking, scores in zip(RANKINGS, scores_of_rankings, strict=True):
         order = np.argsort(-scores, kind="stable")  # stable: the smaller index comes first
         allowed = order[~np.isin(order, excluded or [])][:k]
         entries += [(key, ranking, place, int(index)) for place, index in enumerate(allowed, 1)]

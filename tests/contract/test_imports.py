@@ -32,6 +32,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "spark",
         "etl.build",
         "etl.checked_days",
+        "etl.latest",
         "etl.quality",
         "etl.raw",
         "etl.spark",
@@ -54,6 +55,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": (
         "storage.publish",
+        "storage.publish_rows",
         "storage.parquet_footers",
         "storage.run_context",
         "spark",

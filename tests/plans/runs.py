@@ -184,13 +184,16 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     lists of two runs, their delivery to files, scores of rows, and measures of lists.
     """
     (folder / "reference").mkdir()
-    config = publish_lake(folder / "lake", make_reference(folder / "reference"))
+    published = publish_lake(folder / "lake", make_reference(folder / "reference"))
+    on_gpu = published.workflow.model_copy(update={"engine": "sql"})
+    config = published.model_copy(update={"workflow": on_gpu})
     popular = make_config(
         folder / "lake",
+        workflow={"engine": "sql"},
         candidates={"sources": LISTED, "max": 12, "active_days": 3, "exclude_clicked": ["train"]},
     )
     sinks = [{"kind": "json_lines", "name": "files", "path": str(folder / "files"), "users_per_file": 10}]
-    delivering = make_config(folder / "lake", deliver={"sinks": sinks})
+    delivering = make_config(folder / "lake", workflow={"engine": "sql"}, deliver={"sinks": sinks})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)

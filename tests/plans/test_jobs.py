@@ -25,7 +25,7 @@ MAIN_FRAMES = {
         "etl.statistics.moments.measure_moments collect",
         "etl.fit.row_statistics._publish_vocabularies persist",
         "etl.build._publish_frame write",
-        "etl.spark.latest_features.publish_latest write",
+        "etl.latest.latest_features.publish_latest write",
     ],
     "choices": ["etl.spark.read_log.read_attributes collect", "etl.build._publish_frame write"],
     "parquet": ["etl.spark.quarantine._count_and_publish write", "etl.build._publish_frame write"],

@@ -1,25 +1,21 @@
-"""Users and items that are new to the model: which ones they are, and their figures against plain Python."""
+"""Users and items that are new to the model: which ones they are."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from scoring.evaluation.cold_start import cold_start_facts, measure_cold_start, users_and_items
+from scoring.evaluation.cold_start import users_and_items
 from storage import file_io
 from storage.feature_spec import OOV_ID, Feature, FeatureSpec, dumps
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.scoring.scoring_lake import RUN_DATE, write_table
 
-K = 4
 SPEC = FeatureSpec(
     (
         Feature("user", "categorical", "int32", "user", 9),
@@ -98,65 +94,3 @@ def test_keys_are_new_if_they_have_no_train_row_and_no_feature_tells(
     users, items = new_keys(spark, config)
     assert sorted(user for user, new in users.items() if new) == ["d", "e", "f"]
     assert items == {"x": False, "y": False, "z": True}
-
-
-def ndcg(listed: list[str], wanted: set[str]) -> float:
-    gain = sum(1 / math.log2(place + 1) for place, item in enumerate(listed, 1) if item in wanted)
-    return gain / sum(1 / math.log2(place + 1) for place in range(1, min(K, len(wanted)) + 1))
-
-
-def test_figures_equal_plain_python(spark: SparkSession) -> None:
-    draw = np.random.default_rng(4)
-    items = [f"i{index}" for index in range(9)]
-    new_items, new_users = {"i2", "i5", "i8"}, {f"u{index}" for index in range(0, 30, 3)}
-    listed = {f"u{index}": draw.choice(items, size=K, replace=False).tolist() for index in range(24)}
-    wanted = {
-        f"u{index}": set(draw.choice([*items, "later"], size=1 + index % 3, replace=False).tolist())
-        for index in range(4, 30)
-    }
-    rows = [(user, place, item) for user, entries in listed.items() for place, item in enumerate(entries, 1)]
-    clicks = [(user, item) for user, clicked in wanted.items() for item in sorted(clicked)]
-    lists = spark.createDataFrame(rows, "user_key string, position int, item_key string")
-    positives = spark.createDataFrame(clicks, "user_key string, item_key string")
-    users = spark.createDataFrame(
-        [(f"u{i}", f"u{i}" in new_users) for i in range(24)], "user_key string, new boolean"
-    )
-    known = spark.createDataFrame(
-        [(item, item in new_items) for item in items], "item_key string, new boolean"
-    )
-    measured = measure_cold_start(lists, positives, users, known, K)
-    facts = cold_start_facts({"lists": measured}, lists, positives, known)
-
-    groups = {
-        "new_users": {user: wanted[user] for user in listed if user in wanted and user in new_users},
-        "known_users": {user: wanted[user] for user in listed if user in wanted and user not in new_users},
-        "new_items": {
-            user: wanted[user] & new_items for user in listed if user in wanted and wanted[user] & new_items
-        },
-    }
-    for name, positives_of in groups.items():
-        assert facts[name]["users"] == len(positives_of) > 2
-        hits = [bool(set(listed[user]) & clicked) for user, clicked in positives_of.items()]
-        assert 0 < np.mean(hits) < 1
-        assert facts[name]["lists"]["hit_rate"] == pytest.approx(np.mean(hits))
-        expected = np.mean([ndcg(listed[user], clicked) for user, clicked in positives_of.items()])
-        assert facts[name]["lists"]["ndcg"] == pytest.approx(expected, abs=1e-12)
-    entries = pd.Series([item for _, _, item in rows])
-    of_items = pd.Series([item for _, item in clicks if item != "later"])
-    assert facts["new_items"]["items"] == 3
-    assert facts["new_items"]["position_share"] == pytest.approx(entries.isin(new_items).mean())
-    assert facts["new_items"]["click_share"] == pytest.approx(of_items.isin(new_items).mean())
-
-
-def test_groups_without_users_have_no_rates(spark: SparkSession) -> None:
-    lists = spark.createDataFrame([("a", 1, "x")], "user_key string, position int, item_key string")
-    clicks = spark.createDataFrame([("a", "x")], "user_key string, item_key string")
-    users = spark.createDataFrame([("a", False)], "user_key string, new boolean")
-    items = spark.createDataFrame([("x", False)], "item_key string, new boolean")
-    facts = cold_start_facts(
-        {"lists": measure_cold_start(lists, clicks, users, items, K)}, lists, clicks, items
-    )
-    nothing = {"users": 0, "lists": {"hit_rate": None, "ndcg": None}}
-    assert facts["new_users"] == nothing
-    assert facts["known_users"] == {"users": 1, "lists": {"hit_rate": 1.0, "ndcg": 1.0}}
-    assert facts["new_items"] == {**nothing, "items": 0, "position_share": 0.0, "click_share": 0.0}

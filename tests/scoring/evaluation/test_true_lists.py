@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,7 +17,6 @@ from scoring.candidates.filters import Exclusions
 from scoring.evaluation.true_lists import (
     BEST,
     CLICK_PROBABILITY,
-    measure_true_lists,
     true_lists,
 )
 from storage.manifest import read_manifest, replace_manifest
@@ -81,38 +79,15 @@ def test_lists_equal_a_sort_of_all_candidates(spark: SparkSession, days: tuple[s
         rows = true_lists(exclusions, numbered, generated, K).toPandas()
         actual = {
             key: entries.sort_values("position").item_key.tolist()
-            for key, entries in rows.groupby(["user_key", "ranking"])
+            for key, entries in rows.groupby(["user_key", "kind"])
         }
         assert actual == _expected(days)
-        for _, entries in rows.groupby(["user_key", "ranking"]):
+        for _, entries in rows.groupby(["user_key", "kind"]):
             assert sorted(entries.position) == list(range(1, len(entries) + 1))
     lengths = {len(entries) for entries in actual.values()}
     assert lengths == {3, K}
     assert any(actual[user, CLICK_PROBABILITY] != actual[user, BEST] for user, _ in actual)
     assert not any(user == "stranger" for user, _ in actual)
-
-
-def test_figures_are_those_of_each_ranking(spark: SparkSession) -> None:
-    lists = pd.DataFrame(
-        [
-            ("a", BEST, 1, "x"),
-            ("a", BEST, 2, "y"),
-            ("b", BEST, 1, "x"),
-            ("a", CLICK_PROBABILITY, 1, "z"),
-            ("b", CLICK_PROBABILITY, 1, "z"),
-            ("cold", BEST, 1, "x"),
-        ],
-        columns=["user_key", "ranking", "position", "item_key"],
-    )
-    clicks = spark.createDataFrame(
-        [("a", "y"), ("b", "z"), ("cold", "z")], "user_key string, item_key string"
-    )
-    warm = spark.createDataFrame([("a",), ("b",)], "user_key string")
-    measured = measure_true_lists(spark.createDataFrame(lists), clicks, warm, 2, 4)
-    assert measured[BEST]["hit_rate"] == 0.5
-    assert measured[BEST]["ndcg"] == pytest.approx(0.5 / np.log2(3))
-    assert measured[BEST]["coverage"] == 0.5
-    assert measured[CLICK_PROBABILITY] == {"hit_rate": 0.5, "ndcg": 0.5, "coverage": 0.25}
 
 
 def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config, Split
+from etl.latest.latest_histories import LatestHistories, latest_histories
+from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
-from etl.spark.latest_histories import LatestHistories, latest_histories
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
+from spark.arrow_frames import frame_of
+from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import Lake
-from storage.publish import Rules, publish, rows_of
+from storage.publish import Rules
+from storage.publish_rows import publish_rows
 from storage.verify import FINITE
 
 
@@ -76,23 +79,25 @@ def publish_latest(
             continue
         others = [column for column in columns if column not in of_history]
         if attributes:
-            rows = attribute_features(spark, config, workflow, run_date, side, others)
+            rows: pa.Table | DataFrame = attribute_features(spark, config, workflow, run_date, side, others)
         else:
-            rows = _from_window(spark, lake, workflow, features, key, others)
+            days = [
+                PublishedRows(lake.features(workflow.version).partition(day.partition), day)
+                for day in features
+            ]
+            rows = latest_published_rows(spark, days, key, others, workflow.spec, config.workflow.engine)
         if histories and of_history:
-            rows = with_histories(rows, workflow, histories, config, of_history).select(key, *columns)
-        rows = rows.persist()
-        published[side] = publish(
+            known = frame_of(spark, rows)
+            rows = with_histories(known, workflow, histories, config, of_history).select(key, *columns)
+        published[side] = publish_rows(
             rows,
             partition,
             inputs=partition_inputs,
             row_group_rows=config.output.row_group_rows,
-            expected_rows=rows.count(),
             rules=latest_rules(key, columns, workflow.spec),
-            sort_by=[key],
+            sort_by=key,
             grace_hours=config.output.grace_hours,
         )
-        rows.unpersist()
     return published
 
 
@@ -151,43 +156,8 @@ def attribute_features(
     return workflow.encode(raw_rows.withColumn(key, F.col(name).cast("string")), columns, [key])
 
 
-def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequence[str]) -> DataFrame:
-    """Returns the latest row of each key: the row with the largest row_id on the latest day.
-
-    Args:
-        days: pairs of a date and a frame of rows of this date. The frames have the columns `key`, row_id and
-            `columns`.
-        key: the column of the key, such as user_key.
-        columns: the columns of the result, in addition to `key`.
-    """
-    rows = [frame.select(key, ROW_ID, *columns).withColumn("_dt", F.lit(day)) for day, frame in days]
-    latest = F.max_by(F.struct(*(F.col(name) for name in columns), F.col(ROW_ID)), F.struct("_dt", ROW_ID))
-    grouped = reduce(DataFrame.unionByName, rows).groupBy(key).agg(latest.alias("latest"))
-    return grouped.select(key, *(F.col(f"latest.{name}").alias(name) for name in columns))
-
-
 def latest_rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
     """Returns the rules for rows of the two tables: only lists may be null, and numbers must be finite."""
     lists = {feature.name for feature in spec.multi_hot}
     not_null = [key, *(name for name in columns if name not in lists)]
     return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})
-
-
-def _from_window(
-    spark: SparkSession,
-    lake: Lake,
-    workflow: FittedWorkflow,
-    features: Sequence[Manifest],
-    key: str,
-    columns: Sequence[str],
-) -> DataFrame:
-    """Returns the latest row of each key in the feature partitions, with the columns `key` and `columns`."""
-    table = lake.features(workflow.version)
-    days = [
-        (
-            day.partition,
-            rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]),
-        )
-        for day in features
-    ]
-    return latest_rows(days, key, columns)

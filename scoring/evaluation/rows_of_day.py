@@ -1,0 +1,47 @@
+"""Reads users, items and labels of one day's log, for example of the day after the lists."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from etl.build import feature_inputs
+from etl.raw.files import RawFiles, require_raw
+from etl.spark.prepared_rows import clicks_before
+from etl.spark.read_log import good_rows, read_log
+from scoring.candidates.clicks import CLICK_COLUMNS
+from storage.dataset import read_dataset
+from storage.manifest import Manifest, current_manifest, is_published
+from storage.paths import Partition
+from storage.publish import rows_of
+from storage.run_context import RunContext
+
+
+def rows_of_day(context: RunContext, day: str) -> DataFrame:
+    """Returns user_key, item_key and label of each good row of a day's log.
+
+    If build_features has published the features of this log, they are read, because this costs less than
+    parsing the log. Rows that the section `negatives` added are among them, with the label 0.
+
+    Raises:
+        DataError: the day has no raw log.
+    """
+    raw = require_raw(context.config, context.config.log, day, recorder=context.recorder)
+    published = _published_features(context, raw)
+    if published is not None:
+        return rows_of(context.spark, *published, columns=CLICK_COLUMNS)
+    return good_rows(read_log(context.spark, context.config, raw)).select(*CLICK_COLUMNS)
+
+
+def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
+    """Returns the published features of a day, of the workflow of the same day's dataset.
+
+    Returns None if there are none, or if they were computed from another log or by other settings.
+    """
+    config, lake = context.config, context.lake
+    if config.split.by != "day" or not is_published(lake.datasets.partition(raw.dt)):
+        return None
+    version = read_dataset(lake, raw.dt).workflow_version
+    partition = lake.features(version).partition(raw.dt)
+    earlier = clicks_before(context.spark, config, lake)
+    manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
+    return None if manifest is None else (partition, manifest)

@@ -1,0 +1,27 @@
+"""Converts small Arrow tables to Spark frames."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+
+def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
+    """Converts an Arrow table to a Spark frame with the same rows. A frame is returned unchanged.
+
+    The driver sends the rows of a table to the JVM.
+
+    Args:
+        spark: the session.
+        rows: numbers, strings, or lists of numbers. Only strings and lists of a table may be null.
+    """
+    if isinstance(rows, DataFrame):
+        return rows
+    return spark.createDataFrame(rows.to_pandas(), spark_types(rows.schema))
+
+
+def spark_types(schema: pa.Schema) -> T.StructType:
+    """Returns the Spark types of the columns of an Arrow schema."""
+    return from_arrow_schema(schema)

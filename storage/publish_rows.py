@@ -1,0 +1,85 @@
+"""Replaces a date partition by the rows of an Arrow table or of a Spark frame, sorted by one column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from storage import file_io
+from storage.manifest import Manifest
+from storage.paths import Partition
+from storage.publish import Rules, new_attempt, own_path, publish, publish_files
+
+
+def publish_rows(
+    rows: pa.Table | DataFrame,
+    partition: Partition,
+    *,
+    inputs: Mapping[str, str],
+    row_group_rows: int,
+    sort_by: str,
+    rules: Rules | None = None,
+    grace_hours: float = 24.0,
+) -> Manifest:
+    """Replaces one partition by `rows`. The published rows are the same for a table and for a frame.
+
+    This process writes the rows of an Arrow table; Spark tasks write those of a frame. Rows are sorted over
+    all files and distributed evenly over as few files as `row_group_rows` allows.
+
+    Args:
+        rows: the new rows.
+        partition: where to publish the rows.
+        inputs: maps the name of each input from which the rows were computed to the digest of the input.
+        row_group_rows: largest number of rows of a file.
+        sort_by: the column to sort by.
+        rules, grace_hours: as in storage.publish.publish.
+
+    Raises:
+        DataError: the written rows break a rule; the previous rows remain published.
+    """
+    if isinstance(rows, pa.Table):
+        files = _write_table(rows, partition, row_group_rows, sort_by)
+        return publish_files(
+            partition,
+            dict.fromkeys(files),
+            inputs=inputs,
+            expected_rows=len(rows),
+            rules=rules,
+            grace_hours=grace_hours,
+        )
+    kept = rows.persist()
+    published = publish(
+        kept,
+        partition,
+        inputs=inputs,
+        row_group_rows=row_group_rows,
+        expected_rows=kept.count(),
+        rules=rules,
+        sort_by=[sort_by],
+        grace_hours=grace_hours,
+    )
+    kept.unpersist()
+    return published
+
+
+def _write_table(rows: pa.Table, partition: Partition, row_group_rows: int, sort_by: str) -> list[str]:
+    """Writes files of at most `row_group_rows` rows, and returns their paths relative to the partition."""
+    rows = rows.take(pc.sort_indices(rows, sort_keys=[(sort_by, "ascending")]))
+    number = max(1, -(-len(rows) // row_group_rows))
+    attempt, written = new_attempt(partition), []
+    for index in range(number):
+        first, last = len(rows) * index // number, len(rows) * (index + 1) // number
+        name = own_path(f"{attempt}/part-{index:05d}.parquet")
+        files, inner = file_io.filesystem(partition.file(name))
+        if file_io.is_local(partition.file(name)):
+            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+        with files.open_output_stream(inner) as sink:
+            pq.write_table(
+                rows.slice(first, last - first), sink, compression="zstd", row_group_size=row_group_rows
+            )
+        written.append(name)
+    return written

@@ -1,0 +1,72 @@
+"""The rows of a day are the same from published features and from the raw log, without quarantined rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.types import Config
+from etl.raw.files import require_raw
+from etl.spark.read_log import good_rows, read_log
+from scoring.evaluation import rows_of_day
+from scoring.evaluation.rows_of_day import rows_of_day as rows_of
+from storage.run_context import RunContext
+from tests.etl import cases
+
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
+SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
+COLUMNS = ["user_key", "item_key", "label"]
+
+
+def parsed(spark: SparkSession, config: Config, day: str) -> Sequence[tuple[object, ...]]:
+    """The good rows of the raw log, parsed again."""
+    rows = good_rows(read_log(spark, config, require_raw(config, config.log, day)))
+    return sorted(map(tuple, rows.select(COLUMNS).collect()))
+
+
+@pytest.mark.parametrize("engine", ["arrow", "sql"])
+def test_published_features_have_the_rows_of_the_log(
+    spark: SparkSession, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cases.write_config(tmp_path, {"split": SPLIT, "workflow": {"engine": engine}})
+    for seed, day in enumerate(DAYS):
+        cases.write_day(tmp_path / "raw" / f"dt={day}", cases.make_lines(day, 60, seed))
+    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    expected = parsed(spark, config, DAYS[-1])
+    assert len(expected) > 40
+    assert sorted(map(tuple, rows_of(context, DAYS[-1]).collect())) == expected  # nothing is published yet
+
+    cases.run_build(spark, config, DAYS[-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(rows_of_day, "read_log", None)  # the log is not parsed
+        assert sorted(map(tuple, rows_of(context, DAYS[-1]).collect())) == expected
+
+
+def test_a_log_that_changed_since_is_parsed(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, {"split": SPLIT})
+    for seed, day in enumerate(DAYS):
+        cases.write_day(tmp_path / "raw" / f"dt={day}", cases.make_lines(day, 30, seed))
+    cases.run_build(spark, config, DAYS[-1])
+    before = parsed(spark, config, DAYS[-1])
+    late = [line for line in cases.make_lines(DAYS[-1], 9, 77) if line not in cases.MALFORMED.values()]
+    (tmp_path / "raw" / f"dt={DAYS[-1]}" / "late.tsv").write_text("\n".join(late) + "\n", encoding="utf-8")
+    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    rows = sorted(map(tuple, rows_of(context, DAYS[-1]).collect()))
+    assert rows == parsed(spark, config, DAYS[-1])
+    assert len(rows) > len(before)
+
+
+def test_drawn_negatives_are_not_clicks(spark: SparkSession, tmp_path: Path) -> None:
+    negatives = {"negatives": {"per_positive": 2}, "scopes": {}}
+    config = cases.write_config(tmp_path, {"split": SPLIT}, negatives)
+    for seed, day in enumerate(DAYS):
+        cases.write_day(tmp_path / "raw" / f"dt={day}", cases.make_lines(day, 60, seed))
+    cases.run_build(spark, config, DAYS[-1])
+    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    rows = list(map(tuple, rows_of(context, DAYS[-1]).collect()))
+    expected = parsed(spark, config, DAYS[-1])
+    assert len(rows) > len(expected)
+    assert sorted(row for row in rows if row[2]) == [row for row in expected if row[2]]
