@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -210,8 +211,14 @@ def _measure(name: str, command: Sequence[str], output: Path, log: Path, cores: 
     return measured
 
 
+@cache
 def _environment() -> dict[str, str]:
-    """Returns the environment variables of all processes. Python may store the code that it compiles."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """Returns the environment variables of all processes: those of setup/env.sh, as users have them.
+
+    Python may store the code that it compiles.
+    """
+    shell = ["bash", "-c", ". setup/env.sh && env -0"]
+    printed = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    env = dict(entry.split("=", 1) for entry in printed.split("\0") if "=" in entry)
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    return env
+    return env | {"PYTHONPATH": str(ROOT)}

@@ -27,13 +27,14 @@ from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
 from etl.spark.quarantine import DayCounts
 from etl.split.time_split import SPLIT
+from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
-from storage.publish import Rules, publish
+from storage.publish import Rules, publish, rows_of
 from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
@@ -107,12 +108,49 @@ def encode_split(
     run_date: str,
     split: Split,
 ) -> DataFrame:
-    """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow."""
+    """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
+
+    The features of a day that this workflow has already encoded are read. If Python workers can read the raw
+    log (etl.text.two_passes), they encode the other days, and their features are published. Otherwise, Spark
+    frames compute the features of all days.
+    """
+    days = raw_days(config, run_date, lake.recorder)[split]
+    published = _encoded_days(spark, config, lake, workflow, days)
+    if published is not None:
+        table = lake.features(workflow.version)
+        frames = [rows_of(spark, table.partition(dt), manifest) for dt, manifest in published.items()]
+        return reduce(DataFrame.unionByName, frames)
     frames = []
-    for raw in raw_days(config, run_date, lake.recorder)[split]:
+    for raw in days:
         rows = prepared_rows(spark, config, lake, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)
+
+
+def _encoded_days(
+    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
+) -> dict[str, Manifest] | None:
+    """Returns the manifests of the published features of some days. Days that are missing are encoded first.
+
+    Returns None if a day is missing, and Python workers cannot encode it from the raw log: a split is not
+    made of whole days, build_features has not scanned the present log of the day, or the workflow or the log
+    needs Spark frames.
+    """
+    if config.split.by != "day":
+        return None
+    earlier = clicks_before(spark, config, lake)
+    inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
+    table = lake.features(workflow.version)
+    current = {raw.dt: current_manifest(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
+    missing = [raw for raw in days if current[raw.dt] is None]
+    if missing:
+        passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
+        if passes is None or not passes.encodes(workflow) or not all(map(passes.is_scanned, missing)):
+            return None
+        counts = passes.scan_days(missing)
+        of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
+        current |= passes.encode_days(workflow, of_days, feature_rules(workflow))
+    return {dt: manifest for dt, manifest in current.items() if manifest is not None}
 
 
 def _workflow(

@@ -40,18 +40,19 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_config(arguments.config, arguments.overrides)
         check_config(config)
-        if arguments.retrain:
-            check_training(config)
-            check_lists(config)
-        plan = RunPlan(config, parse_date(arguments.run_date), arguments.retrain)
-        log_path(
-            plan.lake, plan.run_date, "nightly"
-        )  # before the lake is read, reject a lake that cannot store logs
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
-        check_tables(config, plan.run_date)
-        check_sinks(config, arguments.profile)
         launcher = launcher_of(submission, isolate=arguments.isolate)
         with Interruptions() as interruptions, closing(launcher):
+            launcher.prepare(train=arguments.retrain)
+            if arguments.retrain:
+                check_training(config)
+                check_lists(config)
+            plan = RunPlan(config, parse_date(arguments.run_date), arguments.retrain)
+            log_path(
+                plan.lake, plan.run_date, "nightly"
+            )  # before the lake is read, reject a lake that cannot store logs
+            check_tables(config, plan.run_date)
+            check_sinks(config, arguments.profile)
             outcomes = run_chain(plan, StageRunner(launcher, interruptions, progress))
     except NightrankError as error:
         return report_failure("nightly failed", error)

@@ -98,7 +98,7 @@ class TextPasses:
 
         The days are scanned in one Spark job. Then their quarantine and their value counts are published.
         """
-        missing = [raw for raw in days if not self._is_scanned(raw)]
+        missing = [raw for raw in days if not self.is_scanned(raw)]
         if missing:
             self._scan(missing)
         counts = {}
@@ -110,6 +110,14 @@ class TextPasses:
                 _ScannedSplit(FileSplit(path, start, end), lines) for path, start, end, lines in stored
             ]
         return counts
+
+    def is_scanned(self, raw: RawFiles) -> bool:
+        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        tables = (self._lake.quarantine, self._lake.value_counts)
+        return all(
+            current_manifest(table.partition(raw.dt), inputs) is not None
+            for table, inputs in zip(tables, self._inputs(raw), strict=True)
+        )
 
     def counts_of(self, raw: RawFiles) -> Counts:
         """Returns the value counts of a scanned day."""
@@ -207,13 +215,6 @@ class TextPasses:
         """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""
         shared = {"raw": raw.digest, "layout": layout_digest(self._config)}
         return shared, {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
-
-    def _is_scanned(self, raw: RawFiles) -> bool:
-        tables = (self._lake.quarantine, self._lake.value_counts)
-        return all(
-            current_manifest(table.partition(raw.dt), inputs) is not None
-            for table, inputs in zip(tables, self._inputs(raw), strict=True)
-        )
 
     def _scan(self, days: Sequence[RawFiles]) -> None:
         run_id = uuid.uuid4().hex[:12]

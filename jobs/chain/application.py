@@ -17,7 +17,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ _POLL_S = 0.2
 _PATIENCE_S = 30.0  # how long the application may take to stop its Spark session after the last stage
 _CHUNK = 1 << 16
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
+_TO_TRAIN = ("torch",)  # takes seconds to import
 
 
 def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
@@ -79,6 +80,21 @@ class Application:
 
     submission: Submission
     _child: _Child | None = field(default=None, repr=False)
+    _modules: tuple[str, ...] = ()
+    _used: bool = False
+
+    def prepare(self, *, train: bool) -> None:
+        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
+        self.submission.require_profile()
+        self._modules = _TO_TRAIN if train else ()
+        self._start()
+
+    def _start(self) -> _Child:
+        """Starts the child process unless it is running, and returns it."""
+        if self._child is None or self._child.process.poll() is not None:
+            self.close()
+            self._child, self._used = _Child.start(self.submission.profile, self._modules), False
+        return self._child
 
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""
@@ -88,12 +104,10 @@ class Application:
         exit_code = None
         try:
             with stage.log.open("wb") as log:
-                if self._child is None or self._child.process.poll() is not None:
-                    self.close()
-                    self._child = _Child.start(self.submission.profile)
-                self._child.request({"job": stage.job, "arguments": self.submission.arguments(stage)})
+                child, self._used = self._start(), True
+                child.request({"job": stage.job, "arguments": self.submission.arguments(stage)})
                 while exit_code is None and interruptions.received is None:
-                    exit_code = self._child.pump(log)
+                    exit_code = child.pump(log)
                     tick(time.monotonic() - start)
         finally:
             if exit_code != EXIT_OK and self._child is not None:
@@ -104,9 +118,15 @@ class Application:
         return Outcome(stage, exit_code, time.monotonic() - start, JobSummary.in_log(stage.log))
 
     def close(self) -> None:
-        """Ends the application. Waits until Spark has stopped, which completes the event log."""
+        """Ends the application. Waits until Spark has stopped, which completes the event log.
+
+        If no stage has run, nobody waits: the process may still be starting.
+        """
         if self._child is not None:
-            self._child.close()
+            if self._used:
+                self._child.close()
+            else:
+                self._child.kill()
             self._child = None
 
 
@@ -127,15 +147,15 @@ class _Child:
     _partial: bytes = b""
 
     @classmethod
-    def start(cls, profile: str) -> _Child:
-        """Starts the child process with the Spark properties of a profile."""
+    def start(cls, profile: str, modules: Sequence[str]) -> _Child:
+        """Starts the child process with the Spark properties of a profile. It imports `modules` at once."""
         output, output_end = os.pipe()
         answers, answers_end = os.pipe()
         root = str(JOBS.parent)
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             process = subprocess.Popen(
-                [*_PROGRAM, profile, str(answers_end)],
+                [*_PROGRAM, profile, str(answers_end), *modules],
                 stdin=subprocess.PIPE,
                 stdout=output_end,
                 stderr=output_end,

@@ -67,9 +67,10 @@ def run_demo(
     start = time.monotonic()
     config = load_config(launcher.submission.config, list(launcher.submission.overrides))
     check_config(config)
+    days = calendar(config, num_runs)
+    launcher.prepare(train=True)
     check_training(config)
     check_lists(config)
-    days = calendar(config, num_runs)
     make_fresh(out)
     lake, last = Lake(config.lake), days.run_dates[-1]
 

@@ -29,6 +29,10 @@ class SparkSubmits:
 
     submission: Submission
 
+    def prepare(self, *, train: bool) -> None:
+        """Checks the profile. No process is started before its stage."""
+        self.submission.require_profile()
+
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         command = self.submission.command(stage)

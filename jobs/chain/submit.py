@@ -91,6 +91,16 @@ class Launcher(Protocol):
     def submission(self) -> Submission:
         """The settings that all stages share."""
 
+    def prepare(self, *, train: bool) -> None:
+        """Starts what the stages need, so that it is ready sooner. Call this before checks that take seconds.
+
+        Args:
+            train: whether a stage will train a model.
+
+        Raises:
+            ConfigError: the Spark profile does not exist.
+        """
+
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. The log of the stage receives standard output and error.
 

@@ -1,11 +1,14 @@
 """The process of an application: runs the stages that its parent asks for, one after the other.
 
-    python -m jobs.stage_server PROFILE ANSWERS
+    python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
 
-PROFILE is the file of Spark's properties. Standard input has one line of JSON per stage, with the keys `job`
-and `arguments`. After each stage, one line of JSON with the keys `exit_code` and `summary` is written to the
-file descriptor ANSWERS. The process ends when standard input ends. If that happens while a stage is running,
-the parent has died: the process then ends its whole process group.
+PROFILE is the file of Spark's properties. The modules are imported by a thread while the first stage runs,
+because a later stage needs them and their import takes seconds.
+
+Standard input has one line of JSON per stage, with the keys `job` and `arguments`. After each stage, one line
+of JSON with the keys `exit_code` and `summary` is written to the file descriptor ANSWERS. The process ends
+when standard input ends. If that happens while a stage is running, the parent has died: the process then ends
+its whole process group.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import BinaryIO, TypedDict
@@ -42,6 +46,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     requests = _Requests()
     threading.Thread(target=_start_jvm, daemon=True).start()
+    threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True).start()
     shared = SharedSession()
     while (request := requests.next()) is not None:
         exit_code, summary = _run(request["job"], request["arguments"], shared)
@@ -78,6 +83,13 @@ def _start_jvm() -> None:
     """Starts the JVM while this process imports our packages. The first stage reports an error."""
     with suppress(Exception):
         SparkContext._ensure_initialized()
+
+
+def _import_modules(names: Sequence[str]) -> None:
+    """Imports some modules. The stage that needs a module reports an error of its import."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
 
 
 class _Requests:

@@ -17,9 +17,12 @@ def encoded_test_rows(
     """Returns the test split of the run date, encoded by the workflow with this version.
 
     If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
-    encoded again.
+    encoded again (etl.build.encode_split).
     """
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
-    workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
-    return encode_split(spark, context.config, context.lake, workflow, context.run_date, "test").persist()
+    config = context.config
+    workflow = load_workflow(
+        context.lake, workflow_version, config.output.broadcast_max_rows, config.workflow.engine
+    )
+    return encode_split(spark, config, context.lake, workflow, context.run_date, "test").persist()

@@ -6,17 +6,19 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
+from etl import build
 from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import load_workflow
 from storage.dataset import read_dataset, read_spec, split_files
-from storage.manifest import read_manifest
+from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
 
@@ -102,13 +104,50 @@ def test_cardinalities_are_those_of_the_oracle(builds: TwoBuilds) -> None:
     assert {f.name: f.cardinality for f in builds.first.workflow.spec.categorical}["C3"] == 3
 
 
-def test_both_engines_give_the_same_rows(spark: SparkSession, builds: TwoBuilds) -> None:
-    expected = oracle.encode(builds.config, builds.second_fit, builds.good[DAYS[3]])
-    for engine in ("sql", "arrow"):
-        workflow = load_workflow(builds.lake, builds.second.workflow.version, engine=engine)
+def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
+    spark: SparkSession, builds: TwoBuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first workflow has not encoded the test day of the second run date."""
+    version, day = builds.first.workflow.version, DAYS[3]
+    partition = builds.lake.features(version).partition(day)
+    expected = oracle.encode(builds.config, builds.first_fit, builds.good[day])
+
+    def encoded(engine: Literal["sql", "arrow"]) -> pd.DataFrame:
+        workflow = load_workflow(builds.lake, version, engine=engine)
         assert workflow.engine == engine
-        rows = encode_split(spark, builds.config, builds.lake, workflow, SECOND, "test").toPandas()
-        cases.assert_features_equal(rows, expected, workflow.spec)
+        return encode_split(spark, builds.config, builds.lake, workflow, SECOND, "test").toPandas()
+
+    cases.assert_features_equal(encoded("sql"), expected, builds.first.workflow.spec)
+    assert not is_published(partition)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "prepared_rows", None)  # Spark frames do not parse the log
+        cases.assert_features_equal(encoded("arrow"), expected, builds.first.workflow.spec)
+        published = read_manifest(partition)
+        assert (published.rows, published.rows_in) == (len(expected), len(builds.lines[day]))
+        for engine in ("sql", "arrow"):
+            cases.assert_features_equal(encoded(engine), expected, builds.first.workflow.spec)
+    assert read_manifest(partition).digest == published.digest
+
+
+def test_rows_of_a_day_are_computed_by_frames_if_its_log_has_changed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Only build_features scans a log: it publishes the quarantine, and checks its limits."""
+    config = cases.write_config(tmp_path)
+    for seed, day in enumerate(DAYS[:3]):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 30, seed))
+    built = cases.run_build(spark, config, FIRST)
+    partition = Lake(config.lake).features(built.workflow.version).partition(FIRST)
+    before, quarantined = (
+        read_manifest(partition),
+        read_manifest(Lake(config.lake).quarantine.partition(FIRST)),
+    )
+    (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
+    workflow = load_workflow(Lake(config.lake), built.workflow.version)
+    rows = encode_split(spark, config, Lake(config.lake), workflow, FIRST, "test")
+    assert rows.count() == before.rows + 9
+    assert read_manifest(partition).digest == before.digest
+    assert read_manifest(Lake(config.lake).quarantine.partition(FIRST)).digest == quarantined.digest
 
 
 def _vocabulary(builds: TwoBuilds, version: str) -> dict[str, dict[str, int]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conf.errors import EXIT_CONFIG, ConfigError
 from jobs import nightly
 from jobs.chain import application, submit
 from jobs.chain import isolated as isolated_stages
@@ -54,6 +55,8 @@ STUB_APPLICATION = """#!{python} -S
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 folder, profile, answers = Path({folder!r}), sys.argv[1], int(sys.argv[2])
+with open(folder / "starts.jsonl", "a") as starts:
+    starts.write(json.dumps({{"pid": os.getpid(), "modules": sys.argv[3:]}}) + "\\n")
 for line in sys.stdin:
     request = json.loads(line)
     job = request["job"]
@@ -99,6 +102,11 @@ class SparkSubmitStub:
     def calls(self) -> list[dict[str, Any]]:
         """The calls so far, in order."""
         return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The applications that were started so far, in order."""
+        started = self.folder / "starts.jsonl"
+        return list(map(json.loads, started.read_text().splitlines())) if started.exists() else []
 
     def arguments(self, *more: str) -> list[str]:
         """Arguments of nightly for this lake."""
@@ -359,6 +367,42 @@ def test_an_application_that_ends_between_stages_is_started_again(tmp_path: Path
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert first.summary == second.summary
     assert first.summary is not None
+
+
+@pytest.mark.parametrize("retrain", [False, True])
+def test_the_application_starts_before_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retrain: bool
+) -> None:
+    """While nightly checks the configuration, the JVM starts, and a training's imports begin."""
+    stub = SparkSubmitStub(tmp_path, isolate=False)
+    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+
+    def check_tables(*_: object) -> None:
+        _wait_for(lambda: len(stub.starts()) == 1)
+
+    monkeypatch.setattr(nightly, "check_tables", check_tables)
+    assert nightly.main(stub.arguments(*(["--retrain"] if retrain else []))) == 0
+    [started] = stub.starts()
+    assert started["modules"] == (["torch"] if retrain else [])
+    assert {call["pid"] for call in stub.calls()} == {started["pid"]}
+
+
+def test_a_check_that_fails_ends_the_application_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = SparkSubmitStub(tmp_path, isolate=False)
+    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+
+    def check_tables(*_: object) -> None:
+        _wait_for(lambda: len(stub.starts()) == 1)
+        raise ConfigError("this is wrong", "correct it")
+
+    monkeypatch.setattr(nightly, "check_tables", check_tables)
+    assert nightly.main(stub.arguments()) == EXIT_CONFIG
+    assert "this is wrong" in capsys.readouterr().err
+    [started] = stub.starts()
+    _wait_for(lambda: not _alive(started["pid"]))
+    assert not (stub.folder / "calls.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[3:6])
         return encoded
 
-    monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, __: version)
+    monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, *__: version)
     monkeypatch.setattr(encoded_test_rows, "encode_split", encode_split)
     for function in (features_before_test, rows_before_test):
         monkeypatch.setattr(
