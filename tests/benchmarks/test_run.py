@@ -45,7 +45,7 @@ def test_the_configuration_describes_the_frozen_work() -> None:
     assert (config.candidates.exclude_clicked, config.candidates.filters) == ([], [])
     assert (config.history, config.negatives, config.gate.lists_users) == (None, None, None)
     train = config.train
-    assert (train.epochs, train.global_batch_size, train.num_ranks, train.seed) == (1, 2048, 2, 0)
+    assert (train.epochs, train.global_batch_size, train.num_ranks, train.seed) == (1, 2048, "auto", 0)
     assert (train.learning_rate, train.embedding_learning_rate) == (3e-3, 0.15)
     assert (train.warmup_share, train.decay_start_share, train.decay_power) == (0.05, 0.6, 2.0)
     assert (train.precision, train.loss, train.baselines) == ("fp32", "bce", ["logistic_regression"])
