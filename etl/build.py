@@ -112,7 +112,8 @@ def encode_split(
 
     The features of a day that this workflow has already encoded are read. If Python workers can read the raw
     log (etl.text.two_passes), they encode the other days, and their features are published. Otherwise, Spark
-    frames compute the features of all days.
+    frames compute the features of all days, and the result is persisted, because to parse a log again costs
+    more.
     """
     days = raw_days(config, run_date, lake.recorder)[split]
     published = _encoded_days(spark, config, lake, workflow, days)
@@ -124,7 +125,7 @@ def encode_split(
     for raw in days:
         rows = prepared_rows(spark, config, lake, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
-    return reduce(DataFrame.unionByName, frames)
+    return reduce(DataFrame.unionByName, frames).persist()
 
 
 def _encoded_days(

@@ -25,4 +25,4 @@ def encoded_test_rows(
     workflow = load_workflow(
         context.lake, workflow_version, config.output.broadcast_max_rows, config.workflow.engine
     )
-    return encode_split(spark, config, context.lake, workflow, context.run_date, "test").persist()
+    return encode_split(spark, config, context.lake, workflow, context.run_date, "test")

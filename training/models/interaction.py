@@ -44,7 +44,7 @@ class PairDots(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns the dot products, (B, F (F - 1) / 2), of `vectors` (B, F, E)."""
         dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
-        return dots.flatten(1).index_select(1, self.pairs)
+        return dots.flatten(1).gather(1, self.pairs.expand(len(dots), -1))
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
@@ -117,7 +117,8 @@ def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> T
             torch.bmm(vectors, vectors.transpose(1, 2), out=dots)
             if width:
                 result[rows, :width] = vectors[:, 0]
-            result[rows, width:] = dots.flatten(1)[:, pairs]
+            # On CPUs, `gather` is faster than an index or `index_select` along the last dimension.
+            torch.gather(dots.flatten(1), 1, pairs.expand(len(vectors), -1), out=result[rows, width:])
     return result
 
 
@@ -130,15 +131,14 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
     width = bottom.shape[1]
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
+    # G + Gᵀ has the gradient of each pair twice, and zeros on its diagonal. `gather` needs an index there too.
     mirror = _mirror(tiles.num_vectors, embedded.device)
+    place = (width + mirror).clamp(max=max(gradient.shape[1] - 1, 0))
     with torch.autocast(embedded.device.type, enabled=False):
-        padded = gradient.new_zeros(
-            tiles.rows, gradient.shape[1] - width + 1
-        )  # the last column, of the diagonal, stays zero
         for rows, vectors, both, products in tiles:
-            pair_gradients = padded[: len(vectors)]
-            pair_gradients[:, :-1] = gradient[rows, width:]
-            torch.index_select(pair_gradients, 1, mirror, out=both.flatten(1))  # G + Gᵀ
+            if gradient.shape[1]:
+                torch.gather(gradient[rows], 1, place.expand(len(vectors), -1), out=both.flatten(1))
+            both.diagonal(dim1=1, dim2=2).zero_()
             torch.bmm(both, vectors, out=products)
             if width:
                 torch.add(products[:, 0], gradient[rows, :width], out=bottom_gradient[rows])
