@@ -89,9 +89,10 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
     from scoring.candidates.items import number_items
     from scoring.candidates.lists_in_spark import VectorStore
     from scoring.candidates.similar_items import latest_items
-    from spark.session import build_session, read_profile
+    from spark.properties import read_properties
+    from spark.session import build_session
 
-    spark = build_session("covisitation", read_profile(ROOT / "conf/spark/local.conf"))
+    spark = build_session("covisitation", read_properties(ROOT / "conf/spark/local.conf"))
     rows = spark.read.parquet(log).where(F.col("user_key") < f"u{users:07d}")
     items = number_items(spark.read.parquet(log).select("item_key").distinct()).persist()
     items.count()

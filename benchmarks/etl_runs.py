@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ours
 from benchmarks.agreement import Summary, summarise
 from benchmarks.contender import START_UP, WORK, Day, Outcome, Task
 from benchmarks.criteo_log import DayFile
@@ -33,18 +34,20 @@ class Contender:
 
     Attributes:
         name: name in the output.
-        module: the module to run (see benchmarks.contender).
+        module: the module to run (see benchmarks.contender); None for our job, which benchmarks.ours starts.
         settings: further settings, which only this contender has.
         python: the Python interpreter that runs the module.
         ties: True if the contender assigns ids to values of equal counts in the order of the values, as our
             job does.
+        submitted: whether our job is started with spark-submit.
     """
 
     name: str
-    module: str
+    module: str | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     ties: bool = True  # whether ids of equal counts are ordered by value
+    submitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class Run:
     """The result of one run of a contender.
 
     Attributes:
-        seconds: seconds of the work, without start-up.
-        cpu_s: CPU seconds of the work, without start-up.
-        start_up_s: seconds of the start-up.
+        seconds: seconds from the start of the command to its end.
+        cpu_s: CPU seconds of the process tree.
+        start_up_s: seconds of the start-up: the interpreter and imports, and in peers that use Spark also its
+            session. None for our job, whose processes start while others work.
         parts: maps the name of each part of the work to its seconds.
         measured: the resources that the process tree used, start-up included.
         outcome: the report of the contender.
@@ -64,7 +68,7 @@ class Run:
 
     seconds: float
     cpu_s: float
-    start_up_s: float
+    start_up_s: float | None
     parts: Mapping[str, float]
     measured: Measured
     outcome: Outcome
@@ -75,9 +79,7 @@ class Run:
         return {
             "seconds": round(self.seconds, 2),
             "cpu_s": round(self.cpu_s, 2),
-            "start_up_s": round(self.start_up_s, 2),
-            "process_s": round(self.measured.wall_s, 2),
-            "process_cpu_s": round(self.measured.cpu_s, 2),
+            "start_up_s": None if self.start_up_s is None else round(self.start_up_s, 2),
             "peak_rss_gib": round(self.measured.peak_rss_bytes / GIB, 2),
             "peak_pss_gib": round(self.measured.peak_pss_bytes / GIB, 2),
             "rows_per_s": round(rows / self.seconds),
@@ -101,10 +103,16 @@ def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
     return tuple(Day(file.dt, file.path, place < TRAIN_DAYS) for place, file in enumerate(log))
 
 
-def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
-    """Returns build_features as a contender on this log. `overrides` are values for its option --set."""
-    data = str(Path(log[0].path).parent.parent)
-    return Contender("ours", "benchmarks.ours", {"data": data, "overrides": list(overrides)})
+def job(log: Sequence[DayFile], overrides: Sequence[str], submitted: bool = False) -> Contender:
+    """Returns build_features as a contender on this log.
+
+    Args:
+        log: the days of the log.
+        overrides: values for the job's option --set.
+        submitted: whether spark-submit starts the job. Otherwise Python does.
+    """
+    settings = {"data": str(Path(log[0].path).parent.parent), "overrides": list(overrides)}
+    return Contender("ours_in_spark" if submitted else "ours", None, settings, submitted=submitted)
 
 
 def run_contender(
@@ -144,7 +152,9 @@ def run_contender(
         task.save(folder / "task.json")
         settle(task.files)
         measured = measure(
-            [contender.python, "-m", contender.module, str(folder / "task.json")],
+            [contender.python, "-m", contender.module, str(folder / "task.json")]
+            if contender.module
+            else ours.command(task, contender.python, contender.submitted),
             log=log,
             cores=cores,
             limit_s=limit_s,
@@ -153,23 +163,24 @@ def run_contender(
         )
         if measured.timed_out:
             raise ContenderFailed(f"{contender.name} did not end within {limit_s:.0f} s", limit_s)
-        if measured.returncode or not report.exists():
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        output = log.read_text(errors="replace")
+        if measured.returncode or (contender.module and not report.exists()):
+            tail = "\n".join(output.splitlines()[-25:])
             raise ContenderFailed(f"{contender.name} ended with exit code {measured.returncode}:\n{tail}")
-        return _read(json.loads(report.read_text()), measured, task, compared)
+        facts = json.loads(report.read_text()) if contender.module else ours.report(task, output)
+        return _read(facts, measured, task, compared)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(report: Mapping[str, Any], measured: Measured, task: Task, compared: bool) -> Run:
     spans = {name: (start, end) for name, (start, end) in report["spans"].items()}
-    start, end = spans[WORK]
-    outcome = Outcome(report["files"], report["normalised"], report["facts"])
     began = measured.samples[0][0]
+    outcome = Outcome(report["files"], report["normalised"], report["facts"])
     return Run(
-        seconds=end - start,
-        cpu_s=measured.cpu_between(start, end),
-        start_up_s=start - began,
+        seconds=measured.wall_s,
+        cpu_s=measured.cpu_s,
+        start_up_s=spans[WORK][0] - began if WORK in spans else None,
         parts={name: b - a for name, (a, b) in spans.items() if name not in (WORK, START_UP)},
         measured=measured,
         outcome=outcome,

@@ -1,10 +1,11 @@
-"""Our job build_features as a contender of the ETL benchmarks.
+"""Our job build_features as a contender of the ETL benchmarks: one command, from its start to its end.
 
-The module calls the function of the job in a Spark session with the local profile, and writes to a new folder
-of tables. The job does work that the peers do not do:
+`python jobs/build_features.py` runs its tasks in processes of this machine and starts no JVM. `spark-submit`
+starts a JVM, whose Python workers run the same tasks. The job does work that the peers do not do:
 
 * It assigns a line number to every line, and checks that the line can be parsed. It would quarantine malformed
   lines.
+* It makes a data report: profiles of all days, and a comparison of the last day with the days of the fit.
 * It computes exact means and standard deviations of the 13 integer columns, and uses them to normalise the
   columns.
 * It stores the counts of rare values, from which a later run can extend the vocabularies.
@@ -14,16 +15,17 @@ of tables. The job does work that the peers do not do:
 
 from __future__ import annotations
 
-import logging
-import sys
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks.contender import START_UP, WORK, Outcome, Task, Timing, run
+from benchmarks.contender import Outcome, Task
 from conf.load import load_config
-from etl.build import build
-from spark.session import build_session, read_profile
 from storage import file_io
-from storage.manifest import data_files
+from storage.dataset import read_dataset
+from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,14 +33,45 @@ CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
 PROFILE = ROOT / "conf/spark/local.conf"
 
 
-def build_features(task: Task, timing: Timing) -> Outcome:
-    """Runs the job build_features.
+def command(task: Task, python: str, submitted: bool) -> list[str]:
+    """Returns the command that runs the job: with spark-submit if `submitted`, and otherwise with Python."""
+    runner = [python]
+    if submitted:
+        properties = {"spark.local.dir": task.scratch, "spark.sql.warehouse.dir": f"{task.scratch}/warehouse"}
+        runner = [str(Path(python).with_name("spark-submit")), "--properties-file", str(PROFILE)]
+        runner += ["--master", f"local[{task.threads}]"]
+        for name, value in properties.items():
+            runner += ["--conf", f"{name}={value}"]
+    options = ["--config", str(CONFIG), "--run-date", max(day.dt for day in task.days)]
+    for override in _overrides(task):
+        options += ["--set", override]
+    return [*runner, str(ROOT / "jobs/build_features.py"), *options]
 
-    The task has two settings: `data` is the folder of the log, and `overrides` are values for the option
-    --set of the job.
+
+def report(task: Task, log: str) -> dict[str, Any]:
+    """Returns the report of the job (benchmarks.contender.run), from its tables and its log.
+
+    The spans are the phases of the job. They are numbers of seconds, one after the other from 0.
+    """
+    lake = Lake(load_config(str(CONFIG), _overrides(task)).lake)
+    dataset = read_dataset(lake, max(day.dt for day in task.days))
+    table = lake.features(dataset.workflow_version)
+    partitions = {day.dt: table.partition(day.dt) for day in task.days}
+    outcome = Outcome(
+        files={dt: data_files(partition, read_manifest(partition)) for dt, partition in partitions.items()},
+        normalised=_normalised(lake, dataset.workflow_version),
+        facts={"workflow": dataset.workflow_version},
+    )
+    return {"spans": _phases(log), **asdict(outcome)}
+
+
+def _overrides(task: Task) -> list[str]:
+    """Returns the values for the job's option --set.
+
+    The task has two settings: `data` is the folder of the log, and `overrides` are further values.
     """
     train = sum(day.train for day in task.days)
-    overrides = [
+    return [
         f"data={task.settings['data']}",
         f"lake={task.out}/lake",
         "split.by=day",
@@ -47,29 +80,16 @@ def build_features(task: Task, timing: Timing) -> Outcome:
         "split.test_days=1",
         *task.settings["overrides"],
     ]
-    config = load_config(str(CONFIG), overrides)
-    run_date = max(day.dt for day in task.days)
-    with timing.part(START_UP):
-        settings = read_profile(PROFILE) | {
-            "spark.master": f"local[{task.threads}]",
-            "spark.local.dir": task.scratch,
-            "spark.sql.warehouse.dir": f"{task.scratch}/warehouse",
-        }
-        spark = build_session("benchmark etl", settings)
-        spark.range(1000).count()
-        # Also start the Python workers, because a peer's interpreter is already running.
-        spark.range(task.threads).mapInArrow(lambda batches: batches, "id long").count()
-    lake = Lake(config.lake)
-    with timing.part(WORK):
-        built = build(spark, config, lake, run_date, None, timing.part)
-    spark.stop()
-    version = built.workflow.version
-    features = lake.features(version)
-    return Outcome(
-        files={dt: data_files(features.partition(dt), manifest) for dt, manifest in built.features.items()},
-        normalised=_normalised(lake, version),
-        facts={"workflow": version, "features": len(built.workflow.spec.features)},
-    )
+
+
+def _phases(log: str) -> Mapping[str, tuple[float, float]]:
+    lines = [line for line in log.splitlines() if line.startswith('{"job": "build_features"')]
+    spans, clock = {}, 0.0
+    for phase, seconds in json.loads(lines[-1])["seconds"].items():
+        if phase != "total":
+            spans[phase] = (clock, clock + seconds)
+            clock += seconds
+    return spans
 
 
 def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
@@ -84,9 +104,3 @@ def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
         for step in chain["steps"]
         if step["op"] == "normalize"
     }
-
-
-if __name__ == "__main__":
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    run(build_features)

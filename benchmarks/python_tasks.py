@@ -41,9 +41,10 @@ def rounds_of(daemon: str, tasks: int) -> list[float]:
 
     Returns one element per job: the milliseconds of CPU time per task.
     """
-    from spark.session import build_session, read_profile
+    from spark.properties import read_properties
+    from spark.session import build_session
 
-    settings = read_profile(ROOT / "conf/spark/local.conf")
+    settings = read_properties(ROOT / "conf/spark/local.conf")
     spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})
     times_ms = []
     for _ in range(ROUNDS + 1):  # the first round starts the workers and does not count

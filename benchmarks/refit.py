@@ -41,7 +41,8 @@ from jobs.stages.refit_model import run as refit_model
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
 from jobs.stages.train_model import run as train_model
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
@@ -105,7 +106,7 @@ class Jobs:
     ) -> JobSummary:
         """Runs one job with further settings."""
         if self._spark is None:
-            self._spark = build_session("refit", read_profile(ROOT / "conf/spark/local.conf"))
+            self._spark = build_session("refit", read_properties(ROOT / "conf/spark/local.conf"))
         name = body.__module__.rpartition(".")[2]
         print(f"refit: {name} {run_date} {' '.join(settings)} …", file=sys.stderr, flush=True)
         config = load_config(str(CONFIG), [*self._settings, *settings])

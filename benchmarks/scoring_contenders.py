@@ -22,7 +22,8 @@ from benchmarks.scoring_world import Data
 from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.rows.file_splits import divide_rows
 from scoring.spark.score_frames import score_lists, score_split
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from storage.feature_spec import FeatureSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +61,7 @@ def open_session(cores: int, folder: str) -> SparkSession:
     """
     # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    settings = read_profile(ROOT / "conf/spark/local.conf") | {
+    settings = read_properties(ROOT / "conf/spark/local.conf") | {
         "spark.master": f"local[{cores}]",
         "spark.python.daemon.module": "benchmarks.scoring_daemon",
         "spark.local.dir": folder,

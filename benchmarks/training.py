@@ -154,12 +154,13 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     """
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
-    from spark.session import build_session, read_profile
+    from spark.properties import read_properties
+    from spark.session import build_session
 
     cardinalities = capped(options.most_rows)
     rows = options.batch * 64
     files = write_files(CACHE / f"{rows}-{options.most_rows}", rows, 4, cardinalities)
-    settings = read_profile(ROOT / "conf/spark/local.conf")
+    settings = read_properties(ROOT / "conf/spark/local.conf")
     spark = build_session("benchmark", {**settings, "spark.master": f"local[{options.cores}]"})
     spark.sparkContext.setLogLevel("ERROR")
     runs = {"end_to_end": (1, options.cores)}

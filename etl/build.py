@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
@@ -30,6 +30,7 @@ from etl.split.time_split import SPLIT
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from spark.workers import Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
@@ -60,12 +61,12 @@ class BuildResult:
 
 
 def build(
-    spark: SparkSession, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
+    workers: Workers, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
 ) -> BuildResult:
     """Performs all work of build_features for a run date. The dataset is published last.
 
     Args:
-        spark: the session.
+        workers: run the tasks of the job.
         config: configuration of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
@@ -77,14 +78,14 @@ def build(
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
     """
-    checked = check_days(spark, config, lake, run_date, phase)
+    checked = check_days(workers, config, lake, run_date, phase)
     with phase("workflow"):
-        workflow, mode = _workflow(spark, config, lake, checked, parent_version)
+        workflow, mode = _workflow(workers, config, lake, checked, parent_version)
     with phase("features"):
-        features = _publish_features(spark, config, lake, workflow, checked)
+        features = _publish_features(workers, config, lake, workflow, checked)
     checked.rows_of.release()
     with phase("users and items"):
-        publish_latest(spark, config, lake, workflow, run_date, list(features.values()), checked.splits)
+        publish_latest(workers, config, lake, workflow, run_date, list(features.values()), checked.splits)
     split_in_rows = config.split.by != "day"
     clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
@@ -101,7 +102,7 @@ def build(
 
 
 def encode_split(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     lake: Lake,
     workflow: FittedWorkflow,
@@ -116,20 +117,20 @@ def encode_split(
     more.
     """
     days = raw_days(config, run_date, lake.recorder)[split]
-    published = _encoded_days(spark, config, lake, workflow, days)
+    published = _encoded_days(workers, config, lake, workflow, days)
     if published is not None:
         table = lake.features(workflow.version)
-        frames = [rows_of(spark, table.partition(dt), manifest) for dt, manifest in published.items()]
+        frames = [rows_of(workers.spark, table.partition(dt), manifest) for dt, manifest in published.items()]
         return reduce(DataFrame.unionByName, frames)
     frames = []
     for raw in days:
-        rows = prepared_rows(spark, config, lake, raw)
+        rows = prepared_rows(workers.spark, config, lake, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames).persist()
 
 
 def _encoded_days(
-    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
+    workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest] | None:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.
 
@@ -139,13 +140,13 @@ def _encoded_days(
     """
     if config.split.by != "day":
         return None
-    earlier = clicks_before(spark, config, lake)
+    earlier = clicks_before(workers.spark, config, lake) if config.history else None
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
     current = {raw.dt: current_manifest(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
-        passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
+        passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
         if passes is None or not passes.encodes(workflow) or not all(map(passes.is_scanned, missing)):
             return None
         counts = passes.scan_days(missing)
@@ -155,7 +156,7 @@ def _encoded_days(
 
 
 def _workflow(
-    spark: SparkSession, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
+    workers: Workers, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
     """Returns the workflow of the run, and the mode by which it was obtained.
 
@@ -174,7 +175,9 @@ def _workflow(
         mode = "extend" if parent_version else "fit"
     parent = None
     if parent_version and mode != "fit":
-        parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
+        parent = load_workflow(
+            lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine, workers
+        )
     if parent and mode == "apply":
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
@@ -182,7 +185,7 @@ def _workflow(
     require_labels(labels, only_clicks=config.train.only_positive_rows)
     counts_of = checked.passes.counts_of if checked.passes else None
     train = checked.splits["train"]
-    workflow = fit_workflow(spark, config, lake, train, checked.rows_of, parent, counts_of)
+    workflow = fit_workflow(workers, config, lake, train, checked.rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
 
@@ -207,13 +210,13 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 
 
 def _publish_features(
-    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
+    workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
     """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    earlier = clicks_before(spark, config, lake)
+    earlier = clicks_before(workers.spark, config, lake) if config.history else None
     for raw in checked.in_order:
         inputs = feature_inputs(config, raw, workflow.version, earlier)
         manifest = current_manifest(table.partition(raw.dt), inputs)

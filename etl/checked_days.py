@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-
 from conf.types import SPLITS, Config, Split
 from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
@@ -16,6 +14,7 @@ from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.split.window_days import plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
+from spark.workers import Workers
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
 
@@ -69,7 +68,7 @@ class CheckedDays:
     quality: DataReport
 
 
-def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
+def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
     """Publishes the quarantine of each day and the data report, and checks both against their limits.
 
     `build` calls this function first.
@@ -81,18 +80,18 @@ def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, p
     splits = raw_days(config, run_date, lake.recorder)
     by_date = {day.dt: day for days in splits.values() for day in days}
     in_order = [raw for _, raw in sorted(by_date.items())]
-    passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
+    passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
     with phase("quarantine"):
-        counts = quarantine_days(spark, config, lake, in_order, passes)
-    rows_of = PreparedRows(spark, config, lake)
+        counts = quarantine_days(workers, config, lake, in_order, passes)
+    rows_of = PreparedRows(workers, config, lake)
     with phase("quality"):
         counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
-        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
+        quality = report_quality(workers, config, lake, run_date, splits, rows_of, counted)
     return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
 
 
 def quarantine_days(
-    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
+    workers: Workers, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
 ) -> dict[str, DayCounts]:
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
@@ -100,7 +99,7 @@ def quarantine_days(
         DataError: a day has no row, or too many of its rows cannot be parsed.
     """
     if passes is None:
-        return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
+        return {raw.dt: quarantine_day(workers.spark, config, lake, raw) for raw in days}
     counts = passes.scan_days(days)
     for raw in days:
         check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.runner import run_job
-from jobs.stages.build_features import run
+from spark.fork_server import start_server_early
 
 DESCRIPTION = (
     "Builds features from the raw click log. Publishes the quarantine, the data report, the workflow, "
@@ -11,5 +10,14 @@ DESCRIPTION = (
 )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Runs the job. The processes that read the log start while the other modules are imported."""
+    start_server_early()
+    from jobs.runner import run_job
+    from jobs.stages.build_features import run
+
     run_job("build_features", DESCRIPTION, run)
+
+
+if __name__ == "__main__":
+    main()

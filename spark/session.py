@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
@@ -76,10 +75,3 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
         return settings.get
     submitted = SparkConf(_jvm=SparkContext._jvm)
     return lambda key: settings.get(key, submitted.get(key))
-
-
-def read_profile(path: Path) -> dict[str, str]:
-    """Reads the settings in a properties file, and parses it as spark-submit does."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
-    return {key: value.strip() for key, value in pairs}

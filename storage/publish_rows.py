@@ -42,7 +42,8 @@ def publish_rows(
         DataError: the written rows break a rule; the previous rows remain published.
     """
     if isinstance(rows, pa.Table):
-        files = _write_table(rows, partition, row_group_rows, sort_by)
+        in_order = rows.take(pc.sort_indices(rows, sort_keys=[(sort_by, "ascending")]))
+        files = write_table(in_order, partition, row_group_rows)
         return publish_files(
             partition,
             dict.fromkeys(files),
@@ -66,9 +67,11 @@ def publish_rows(
     return published
 
 
-def _write_table(rows: pa.Table, partition: Partition, row_group_rows: int, sort_by: str) -> list[str]:
-    """Writes files of at most `row_group_rows` rows, and returns their paths relative to the partition."""
-    rows = rows.take(pc.sort_indices(rows, sort_keys=[(sort_by, "ascending")]))
+def write_table(rows: pa.Table, partition: Partition, row_group_rows: int) -> list[str]:
+    """Writes the rows in order to files of at most `row_group_rows` rows, which are not published yet.
+
+    Returns the paths of the files relative to the partition. A table without rows makes one file.
+    """
     number = max(1, -(-len(rows) // row_group_rows))
     attempt, written = new_attempt(partition), []
     for index in range(number):

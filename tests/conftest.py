@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
@@ -101,7 +102,7 @@ def no_unmarked_spark(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2] with conf/spark/local.conf and INTERPRETED; warehouse and scratch in a temporary folder."""
     scratch = tmp_path_factory.mktemp("spark")
-    settings = read_profile(ROOT / "conf/spark/local.conf")
+    settings = read_properties(ROOT / "conf/spark/local.conf")
     settings |= {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
     settings["spark.ui.retainedStages"] = "100000"  # tests of monitoring compare sums over all stages
     settings |= INTERPRETED

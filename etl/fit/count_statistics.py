@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pyspark.sql import SparkSession
-
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import Statistics, Step
@@ -16,18 +14,19 @@ from etl.statistics.vocabulary import IdRule
 from etl.value_counts.fit_statistics import compute_statistics, moments_from
 from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
 from etl.value_counts.vocabularies import VocabularyFolders
+from spark.workers import Workers
 from storage.publish import new_attempt
 
 
 class CountStatistics:
     """A StatisticsSource that reads value counts. Steps must be countable (etl.fit.rounds.is_countable)."""
 
-    def __init__(self, spark: SparkSession, tables: VersionTables, counts: Counts) -> None:
+    def __init__(self, workers: Workers, tables: VersionTables, counts: Counts) -> None:
         """Creates a source of statistics that publishes vocabularies in `tables`.
 
         `counts` are the value counts of the training days.
         """
-        self._spark, self._tables, self._counts = spark, tables, counts
+        self._workers, self._tables, self._counts = workers, tables, counts
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
@@ -35,7 +34,7 @@ class CountStatistics:
         attempts = {name: new_attempt(self._tables.partition(name)) for name in (VOCABULARY, RARE)}
         known, rare = (self._tables.partition(name).file(attempt) for name, attempt in attempts.items())
         folders = VocabularyFolders(known, rare, self._tables.row_group_rows)
-        results = compute_statistics(self._spark, list(count_requests.values()), self._counts, folders)
+        results = compute_statistics(self._workers, list(count_requests.values()), self._counts, folders)
         vocabularies = sorted(
             key for key, request in count_requests.items() if request.statistic == "vocabulary"
         )

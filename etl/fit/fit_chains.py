@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import SparkSession
-
 from conf.types import Config
 from etl.fit.chain_progress import ChainProgress, StatisticsSource
 from etl.fit.count_statistics import CountStatistics
@@ -22,10 +20,11 @@ from etl.ops.keyed import KeyedFitted
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.unfitted_chains import Chain
+from spark.workers import Workers
 
 
 def fit_chains(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     chains: Sequence[Chain],
     training: TrainingDays,
@@ -35,7 +34,7 @@ def fit_chains(
     """Returns the fitted chains, in the order of `chains`.
 
     Args:
-        spark: the session.
+        workers: run the tasks of the fit.
         config: the configuration of the run.
         chains: the chains to fit.
         training: the training days that are read.
@@ -48,14 +47,14 @@ def fit_chains(
         DataError: the statistics of a column cannot be computed.
     """
     counts = training.value_counts
-    sources: dict[SourceName, StatisticsSource] = {"rows": RowStatistics(spark, config, tables, training)}
+    sources: dict[SourceName, StatisticsSource] = {"rows": RowStatistics(workers, config, tables, training)}
     if counts is not None:
-        sources["value_counts"] = CountStatistics(spark, tables, counts)
+        sources["value_counts"] = CountStatistics(workers, tables, counts)
     progress = [ChainProgress(index, chain) for index, chain in enumerate(chains)]
     for planned in plan_rounds(chains, extends=parent is not None, has_value_counts=counts is not None):
         for group in planned.ready:
             for step in group.steps:
-                _fit_ready(spark, progress[group.chain], step, parent, tables)
+                _fit_ready(workers, progress[group.chain], step, parent, tables)
         requests = [progress[group.chain].request(group.steps) for group in planned.measured]
         if requests:
             statistics = sources[planned.source].measure(requests)
@@ -66,7 +65,7 @@ def fit_chains(
 
 
 def _fit_ready(
-    spark: SparkSession,
+    workers: Workers,
     progress: ChainProgress,
     step: Step,
     parent: FittedWorkflow | None,
@@ -79,6 +78,6 @@ def _fit_ready(
         return
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
-        tables.copy_from_parent(spark, known.table)
+        tables.copy_from_parent(workers, known.table)
     # The vocabulary whose ids the step reads may have grown.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
@@ -29,6 +29,7 @@ from etl.workflow.fitted_workflow import (
     save_workflow,
     workflow_exists,
 )
+from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
 from storage.paths import Lake
 
@@ -36,7 +37,7 @@ log = logging.getLogger("nightrank.etl")
 
 
 def fit_workflow(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     lake: Lake,
     days: Sequence[RawFiles],
@@ -70,7 +71,7 @@ def fit_workflow(
     version = workflow_version(config, planned, parent, new_days)
     if workflow_exists(lake, version):
         log.info("workflow %s already exists", version)
-        return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
+        return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
     descriptions = [chain_description(chain) for chain in planned.chains]
     if parent:
         require_same_chains(descriptions, parent)
@@ -82,7 +83,7 @@ def fit_workflow(
         latest=latest,
     )
     tables = VersionTables(lake, version, parent.version if parent else None, config.output.row_group_rows)
-    chains = fit_chains(spark, config, planned.chains, training, parent, tables)
+    chains = fit_chains(workers, config, planned.chains, training, parent, tables)
     workflow = LocalWorkflow(
         version=version,
         parent=parent.version if parent else None,
@@ -94,7 +95,7 @@ def fit_workflow(
         local=LocalTables({}, latest),
     )
     save_workflow(lake, workflow, tables.rows)
-    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
+    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
 
 
 def training_rows(days: Sequence[DataFrame]) -> DataFrame:

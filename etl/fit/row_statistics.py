@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Config
@@ -23,6 +23,7 @@ from etl.split.time_split import DAY
 from etl.statistics.keyed_tables import keyed_tables
 from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
 from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
+from spark.workers import Workers
 
 _COUNTS = "column string, value string, count bigint, last_seen int"
 _ENTRIES = "column string, value string, id int, count bigint, last_seen int"
@@ -32,13 +33,13 @@ class RowStatistics:
     """A StatisticsSource that reads the training rows."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, tables: VersionTables, training: TrainingDays
+        self, workers: Workers, config: Config, tables: VersionTables, training: TrainingDays
     ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
         The tables that steps need are published in `tables`.
         """
-        self._spark, self._config, self._tables, self._training = spark, config, tables, training
+        self._workers, self._config, self._tables, self._training = workers, config, tables, training
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
@@ -60,7 +61,9 @@ class RowStatistics:
         If a fitted step reads a table, the columns of this table are joined to the rows.
         """
         rows, steps = self._training.rows(), []
-        tables = self._tables.open(self._spark, self._config.output.broadcast_max_rows, self._training.latest)
+        tables = self._tables.open(
+            self._workers.spark, self._config.output.broadcast_max_rows, self._training.latest
+        )
         for request in requests:
             rows, values = request.before.apply(rows, tables, f"_q{request.index}_")
             steps += [
@@ -80,7 +83,7 @@ class RowStatistics:
         operator = cast(JoinExternal, inputs.step.operator)
         source, key = operator.source(inputs.step)
         external = read_attributes(
-            self._spark, self._config, source, key, "join_external", self._training.days[-1]
+            self._workers.spark, self._config, source, key, "join_external", self._training.days[-1]
         )
         names = (F.col(name) for name in operator.columns)
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
@@ -138,12 +141,12 @@ class RowStatistics:
         new = (
             count_values(rows, values, day_number(F.col(DAY)))
             if values
-            else self._spark.createDataFrame([], _COUNTS)
+            else self._workers.spark.createDataFrame([], _COUNTS)
         )
         if self._tables.parent is None:
             return new.withColumn("id", no_id)
-        rare = self._tables.read_parent(self._spark, RARE).withColumn("id", no_id)
-        known = self._tables.read_parent(self._spark, VOCABULARY).unionByName(rare)
+        rare = self._tables.read_parent(self._workers.spark, RARE).withColumn("id", no_id)
+        known = self._tables.read_parent(self._workers.spark, VOCABULARY).unionByName(rare)
         names = [name for name, _, _ in values]
         return add_counts(known.where(F.col("column").isin(names)), new)
 
@@ -161,7 +164,7 @@ class RowStatistics:
         counts = counts.persist()
         assigned = assign_ids(counts, rules)
         if fixed:
-            assigned = assigned.unionByName(self._spark.createDataFrame(list(fixed), _ENTRIES))
+            assigned = assigned.unionByName(self._workers.spark.createDataFrame(list(fixed), _ENTRIES))
         assigned = assigned.persist()
         try:
             known = assigned.where(F.col("id").isNotNull())
@@ -175,4 +178,6 @@ class RowStatistics:
         finally:
             assigned.unpersist()
             counts.unpersist()
-        return vocabulary_facts(*(self._tables.read(self._spark, name) for name in (VOCABULARY, RARE)))
+        return vocabulary_facts(
+            *(self._tables.read(self._workers.spark, name) for name in (VOCABULARY, RARE))
+        )

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
 from etl.workflow.fitted_workflow import table_sizes
+from spark.workers import Workers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.publish import publish, publish_files, read_published
@@ -51,10 +52,10 @@ class VersionTables:
         )
         self.rows[name] = manifest.rows
 
-    def copy_from_parent(self, spark: SparkSession, name: str) -> None:
+    def copy_from_parent(self, workers: Workers, name: str) -> None:
         """Publishes a copy of the parent's table in the new version, unless it is already published there."""
         if name not in self.rows:
-            self.publish_frame(self.read_parent(spark, name), name)
+            self.publish_frame(self.read_parent(workers.spark, name), name)
 
     def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
         """Reads a table of the parent version as a frame."""

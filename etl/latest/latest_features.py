@@ -16,6 +16,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import frame_of
+from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import Lake
@@ -25,7 +26,7 @@ from storage.verify import FINITE
 
 
 def publish_latest(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     lake: Lake,
     workflow: FittedWorkflow,
@@ -44,7 +45,8 @@ def publish_latest(
     already exists for the same inputs is not written again.
 
     Args:
-        spark, config, lake: session, configuration and data lake of the run.
+        workers: run the tasks.
+        config, lake: configuration and data lake of the run.
         workflow: computes the features.
         run_date: the date of the published partitions.
         features: manifests of the feature partitions of all days of the run.
@@ -58,7 +60,7 @@ def publish_latest(
         return {}
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
-    histories = latest_histories(spark, config, lake, splits)
+    histories = latest_histories(workers.spark, config, lake, splits) if config.history else None
     published = {}
     for side, key, attributes, table in (
         ("user", USER_KEY, config.users, lake.users(workflow.version)),
@@ -79,15 +81,17 @@ def publish_latest(
             continue
         others = [column for column in columns if column not in of_history]
         if attributes:
-            rows: pa.Table | DataFrame = attribute_features(spark, config, workflow, run_date, side, others)
+            rows: pa.Table | DataFrame = attribute_features(
+                workers.spark, config, workflow, run_date, side, others
+            )
         else:
             days = [
                 PublishedRows(lake.features(workflow.version).partition(day.partition), day)
                 for day in features
             ]
-            rows = latest_published_rows(spark, days, key, others, workflow.spec, config.workflow.engine)
+            rows = latest_published_rows(workers, days, key, others, workflow.spec, config.workflow.engine)
         if histories and of_history:
-            known = frame_of(spark, rows)
+            known = frame_of(workers.spark, rows)
             rows = with_histories(known, workflow, histories, config, of_history).select(key, *columns)
         published[side] = publish_rows(
             rows,

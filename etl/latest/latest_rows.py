@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.latest.rows_in_files import latest_in_days, latest_in_file, latest_schema
+from etl.latest.rows_in_files import latest_in_days, latest_in_file, latest_of_days, latest_schema
 from etl.ops.choose_engine import choose_engine
-from spark.arrow_frames import spark_types
-from spark.tasks import run_tasks
+from spark.workers import Workers
 from storage.feature_spec import ROW_ID, FeatureSpec
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
@@ -53,7 +53,7 @@ class PublishedRows:
 
 
 def latest_published_rows(
-    spark: SparkSession,
+    workers: Workers,
     published: Sequence[PublishedRows],
     key: str,
     columns: Sequence[str],
@@ -63,7 +63,7 @@ def latest_published_rows(
     """Returns the latest row of each key: the row with the largest row_id on the latest day.
 
     Args:
-        spark: the session.
+        workers: run the tasks.
         published: the rows to search. The splits of one day may be given one by one.
         key: the column of the key, such as user_key.
         columns: the features of the result, in addition to `key`.
@@ -71,12 +71,15 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key if there are at most ROWS_IN_DRIVER rows, and otherwise a frame. If the
-        engine is `sql`, as on GPUs, the result is always a frame of Spark expressions.
+        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, as on GPUs, and
+        otherwise if Spark's workers have reduced more than ROWS_IN_DRIVER rows.
     """
-    if choose_engine(spark, engine) == "sql":
+    if choose_engine(workers.is_accelerated, engine) == "sql":
         return latest_rows(
-            [(day.partition.dt, rows_of(spark, day.partition, day.manifest, day.label)) for day in published],
+            [
+                (day.partition.dt, rows_of(workers.spark, day.partition, day.manifest, day.label))
+                for day in published
+            ],
             key,
             columns,
         )
@@ -86,8 +89,15 @@ def latest_published_rows(
         files.setdefault(day.partition.dt, []).extend(day.files)
     if sum(day.rows for day in published) <= ROWS_IN_DRIVER:
         return latest_in_days([files[day] for day in sorted(files)], key, schema).select([key, *columns])
-    of_files = [(day, path) for day in sorted(files) for path in files[day]]
-    return latest_rows([("", _latest_in_tasks(spark, of_files, key, schema))], key, columns)
+    of_files = tuple((day, path) for day in sorted(files) for path in files[day])
+    dated = schema.append(pa.field(_DAY, pa.string()))
+    rows = workers.run(len(of_files), partial(_latest_of, of_files, key, schema), dated)
+    if isinstance(rows, pa.Table):
+        of_days = [
+            rows.filter(pc.equal(rows[_DAY], day)).select(schema.names) for day in sorted(files, reverse=True)
+        ]
+        return latest_of_days(of_days, key, schema).select([key, *columns])
+    return latest_rows([("", rows)], key, columns)
 
 
 def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequence[str]) -> DataFrame:
@@ -108,26 +118,20 @@ def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequen
     return grouped.select(key, *(F.col(f"latest.{name}").alias(name) for name in columns))
 
 
-def _latest_in_tasks(
-    spark: SparkSession, of_files: Sequence[tuple[str, str]], key: str, schema: pa.Schema
-) -> DataFrame:
-    """Returns the latest row of each key in each file, with the column `_dt`. One task reads one file.
+def _latest_of(
+    of_files: tuple[tuple[str, str], ...], key: str, schema: pa.Schema, index: int
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: returns the latest row of each key in one file, with the column `_dt`.
 
-    Spark's workers reduce the rows of a file before Spark sees them. This is much faster than an aggregation
-    of all rows, because Spark sorts for an aggregation of structs.
+    The tasks reduce the rows of the files before an aggregation. In Spark, this is much faster than an
+    aggregation of all rows, because Spark sorts for an aggregation of structs.
 
     Args:
-        spark: the session.
         of_files: pairs of a date and the path of a file with rows of this date.
         key: the column of the key.
         schema: the result of `latest_schema`.
+        index: which file to read.
     """
-    sent = tuple(of_files)
-
-    def latest_of(index: int) -> Iterator[pa.RecordBatch]:
-        day, path = sent[index]
-        rows = latest_in_file(path, key, schema)
-        yield from rows.append_column(_DAY, pa.array([day] * len(rows), pa.string())).to_batches()
-
-    columns = spark_types(schema.append(pa.field(_DAY, pa.string())))
-    return run_tasks(spark, len(sent), latest_of, columns)
+    day, path = of_files[index]
+    rows = latest_in_file(path, key, schema)
+    yield from rows.append_column(_DAY, pa.array([day] * len(rows), pa.string())).to_batches()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,12 +36,28 @@ def latest_in_days(days: Sequence[Sequence[str]], key: str, schema: pa.Schema) -
         key: the column of the key.
         schema: the result of `latest_schema`.
     """
+    return latest_of_days(
+        (
+            pa.concat_tables([schema.empty_table(), *(latest_in_file(path, key, schema) for path in files)])
+            for files in reversed(days)
+        ),
+        key,
+        schema,
+    )
+
+
+def latest_of_days(latest_first: Iterable[pa.Table], key: str, schema: pa.Schema) -> pa.Table:
+    """Returns the latest row of each key, sorted by key.
+
+    Args:
+        latest_first: for each day, rows with the columns of `schema`, from the latest day to the earliest. A
+            key may have several rows on a day.
+        key: the column of the key.
+        schema: the result of `latest_schema`.
+    """
     found: list[pa.Table] = [schema.empty_table()]
-    for files in reversed(days):
-        of_day = [latest_in_file(path, key, schema) for path in files]
-        if not of_day:
-            continue
-        rows = _latest(pa.concat_tables(of_day), key) if len(of_day) > 1 else of_day[0]
+    for of_day in latest_first:
+        rows = _latest(of_day, key).cast(schema)
         known = pa.concat_tables(table.select([key]) for table in found)[key]
         found.append(rows.filter(pc.invert(pc.is_in(rows[key], value_set=known.combine_chunks()))))
     latest = pa.concat_tables(found).combine_chunks()

@@ -21,6 +21,12 @@ public:
         const uint8_t* end = data + offsets[count];
         constexpr int64_t kAhead = 16;  // number of lookups whose slots are prefetched
         Values::Key keys[kAhead];
+        size_t codes[kAhead];
+        if (last.empty()) {  // the strings are distinct
+            values.reserve(count, offsets[count] - offsets[0]);
+            last.reserve(count);
+            sums.reserve(count * sides_);
+        }
         for (int64_t done = 0; done < count; done += kAhead) {
             const int64_t ahead = std::min(count - done, kAhead);
             for (int64_t i = 0; i < ahead; ++i) {
@@ -29,14 +35,17 @@ public:
                 values.fetch_ahead(keys[i]);
             }
             for (int64_t i = 0; i < ahead; ++i) {
-                const size_t code = static_cast<size_t>(values.code_of(keys[i]));
-                const int32_t seen = days ? days[done + i] : day;
-                if (code == last.size()) {
-                    last.push_back(seen);
+                codes[i] = static_cast<size_t>(values.code_uncounted(keys[i]));
+                if (codes[i] == last.size()) {
+                    last.push_back(INT32_MIN);
                     sums.resize(sums.size() + sides_);
                 }
-                last[code] = std::max(last[code], seen);
-                sums[code * sides_ + side] += counts[done + i];
+                __builtin_prefetch(&last[codes[i]], 1);
+                __builtin_prefetch(&sums[codes[i] * sides_ + side], 1);
+            }
+            for (int64_t i = 0; i < ahead; ++i) {
+                last[codes[i]] = std::max(last[codes[i]], days ? days[done + i] : day);
+                sums[codes[i] * sides_ + side] += counts[done + i];
             }
         }
     }

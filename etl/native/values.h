@@ -79,16 +79,32 @@ public:
 
     const std::vector<Slot>& slots() const { return slots_; }
 
-    // The code of a value. A new value is added.
+    // Prepares an empty table for a number of values that have this number of bytes together.
+    void reserve(int64_t values, int64_t size) {
+        uint64_t slots = slots_.size();
+        while (slots < 2 * static_cast<uint64_t>(values)) slots *= 2;
+        slots_.assign(slots, Slot{0, 0, -1});
+        shift_ = shift_of(slots);
+        offsets.reserve(values + 1);
+        counts.reserve(values);
+        bytes.reserve(size);
+    }
+
+    // The code of a value. A new value is added. Counts the call.
     int32_t code_of(const Key& key) {
+        const size_t known = counts.size();
+        const int32_t code = code_uncounted(key);
+        counts[code] += static_cast<size_t>(code) < known;  // `add` has counted a new value
+        return code;
+    }
+
+    // The code of a value, without counting the call. A new value is added.
+    int32_t code_uncounted(const Key& key) {
         const uint64_t mask = slots_.size() - 1;
         for (uint64_t place = key.hash >> shift_;; place = (place + 1) & mask) {
             const Slot& slot = slots_[place];
             if (slot.code < 0) return add(key, place);
-            if (is(slot, key, offsets.data(), bytes.data())) {
-                ++counts[slot.code];
-                return slot.code;
-            }
+            if (is(slot, key, offsets.data(), bytes.data())) return slot.code;
         }
     }
 

@@ -37,15 +37,16 @@ _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Summaries and comparisons of days whose values were counted while the text of their log was read."""
+    """Figures of days whose values were counted while the text of their log was read."""
 
-    def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns, for each day, a dictionary that maps each column and the label to its summary."""
+    def figures_of(
+        self, days: Sequence[RawFiles], train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
+    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        """Returns summaries of days, and the comparison of one day with the train days.
 
-    def compared(
-        self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
-    ) -> dict[str, Values]:
-        """Returns, by column name, the comparison of each categorical column on a day with the train days."""
+        There is one dictionary for each of `days`, which maps each column and the label to its summary. The
+        comparisons of the categorical columns are by column name.
+        """
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def profiles_of(
     pieces: Sequence[Piece],
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
-) -> list[Profile]:
+) -> tuple[list[Profile], dict[str, Values] | None]:
     """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns them in order.
 
     A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
@@ -126,6 +127,10 @@ def profiles_of(
         rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
         counted: if this is not None, profiles are computed from these value counts and not from rows. Then
             the published partitions have facts but no rows.
+
+    Returns:
+        The profiles, and the comparison of the last test day with the train days (CountedDays.figures_of).
+        The comparison is None if no value counts were read.
     """
     columns = feature_columns(config)
     targets = [
@@ -134,17 +139,26 @@ def profiles_of(
     ]
     manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
     missing = [target for target in targets if manifests[target.partition] is None]
-    if missing:
-        manifests |= (
-            _publish_counted(missing, columns, counted)
-            if counted
-            else _publish(config, missing, columns, rows_of)
-        )
-    return [
+    compared = None
+    if missing and counted:
+        train, day = compared_days(pieces)
+        raw_of_missing = [target.piece.raw for target in missing]
+        summaries_of_days, compared = counted.figures_of(raw_of_missing, train, day, columns)
+        manifests |= _publish_counted(missing, columns, summaries_of_days)
+    elif missing:
+        manifests |= _publish(config, missing, columns, rows_of)
+    profiles = [
         _from_manifest(target.piece, target.partition, manifest)
         for target in targets
         if (manifest := manifests[target.partition]) is not None
     ]
+    return profiles, compared
+
+
+def compared_days(pieces: Sequence[Piece]) -> tuple[list[RawFiles], RawFiles]:
+    """Returns the raw files of the train days, and of the last test day, which is compared with them."""
+    train = [piece.raw for piece in pieces if piece.split == "train"]
+    return train, [piece.raw for piece in pieces if piece.split == "test"][-1]
 
 
 @dataclass(frozen=True)
@@ -179,11 +193,10 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bo
 
 
 def _publish_counted(
-    missing: Sequence[_Target], columns: Sequence[Column], counted: CountedDays
+    missing: Sequence[_Target], columns: Sequence[Column], summaries_of_days: Sequence[Mapping[str, Summary]]
 ) -> dict[Partition, Manifest]:
-    """Publishes profiles of days from their value counts."""
+    """Publishes profiles of days from the summaries of their columns."""
     kinds = {column.name: column.kind for column in columns}
-    summaries_of_days = counted.summaries_of([target.piece.raw for target in missing], columns)
     return {
         target.partition: publish_facts(
             target.partition, inputs=target.inputs, facts=_profile_facts(kinds, summaries)

@@ -12,16 +12,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from conf.types import SPLITS, Config, Split
 from etl.quality.checks import Finding, check_limits, require_no_stop
 from etl.quality.counts import feature_columns
 from etl.quality.new_values import Values, compare_values
-from etl.quality.profile import ColumnProfile, CountedDays, Piece, Profile, profiles_of, shortened
+from etl.quality.profile import (
+    ColumnProfile,
+    CountedDays,
+    Piece,
+    Profile,
+    compared_days,
+    profiles_of,
+    shortened,
+)
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from etl.raw.files import RawFiles
 from metrics.psi import bin_names, bin_numbers, drift_of
+from spark.workers import Workers
 from storage.manifest import combined_digest, is_published, read_manifest
 from storage.paths import Lake
 from storage.publish import publish_facts
@@ -48,7 +57,7 @@ class DataReport:
 
 
 def report_quality(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     lake: Lake,
     run_date: str,
@@ -75,7 +84,7 @@ def report_quality(
     cut = config.split.by != "day"
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]
     ordered = sorted(pieces, key=lambda piece: (piece.raw.dt, SPLITS.index(piece.split)))
-    profiles = profiles_of(config, lake, ordered, rows_of, counted)
+    profiles, new_values = profiles_of(config, lake, ordered, rows_of, counted)
     partition = lake.quality(config.name).partition(run_date)
     inputs = {
         "profiles": combined_digest((f"{p.piece.split} {p.manifest.digest}" for p in profiles), lake.recorder)
@@ -84,7 +93,7 @@ def report_quality(
     if known is not None and dict(known.inputs) == inputs:
         compared = Comparison.from_facts(known.facts)
     else:
-        compared = _compare(spark, config, profiles, counted)
+        compared = _compare(workers, config, profiles, counted, new_values)
     findings = check_limits(config.quality, config.split, compared)
     facts: dict[str, Any] = {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
     if known is None or dict(known.inputs) != inputs or known.facts != json.loads(json.dumps(facts)):
@@ -98,15 +107,23 @@ def report_quality(
 
 
 def _compare(
-    spark: SparkSession, config: Config, profiles: list[Profile], counted: CountedDays | None
+    workers: Workers,
+    config: Config,
+    profiles: list[Profile],
+    counted: CountedDays | None,
+    values: Mapping[str, Values] | None,
 ) -> Comparison:
+    """Compares the last test day with the train days.
+
+    `values` is the comparison of the text columns if it has been made with the profiles.
+    """
     train = [profile for profile in profiles if profile.piece.split == "train"]
     today = [profile for profile in profiles if profile.piece.split == "test"][-1]
-    values = (
-        counted.compared([profile.piece.raw for profile in train], today.piece.raw, feature_columns(config))
-        if counted
-        else compare_values(spark, [profile.partition for profile in train], today.partition)
-    )
+    if values is None and counted:
+        days = compared_days([profile.piece for profile in profiles])
+        _, values = counted.figures_of([], *days, feature_columns(config))
+    elif values is None:
+        values = compare_values(workers.spark, [profile.partition for profile in train], today.partition)
     columns = (
         _column_report(name, column, [profile.columns[name] for profile in train], values.get(name, Values()))
         for name, column in today.columns.items()

@@ -17,6 +17,7 @@ from etl.spark.read_log import good_rows, read_attributes, read_log
 from etl.split.negatives import DRAW, add_negatives
 from etl.split.time_split import CUT, DAY, assign_split
 from etl.workflow.feature_plan import plan
+from spark.workers import Workers
 from storage.manifest import digest_of
 from storage.paths import Lake
 
@@ -90,14 +91,14 @@ class PreparedRows:
     passes over the rows.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, lake: Lake) -> None:
-        self._spark, self._config, self._lake = spark, config, lake
+    def __init__(self, workers: Workers, config: Config, lake: Lake) -> None:
+        self._workers, self._config, self._lake = workers, config, lake
         self._of_day: dict[str, DataFrame] = {}
 
     def __call__(self, raw: RawFiles) -> DataFrame:
         """Returns the prepared rows of a day."""
         if raw.dt not in self._of_day:
-            rows = prepared_rows(self._spark, self._config, self._lake, raw)
+            rows = prepared_rows(self._workers.spark, self._config, self._lake, raw)
             self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()
         return self._of_day[raw.dt]
 

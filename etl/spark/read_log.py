@@ -18,6 +18,7 @@ from etl.raw import key_rule
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parquet_rows, read_text_rows
 from etl.workflow.feature_plan import plan
+from spark.spark_workers import is_accelerated
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -166,7 +167,9 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
                 first_rows.append(first)
                 first += pq.read_metadata(source).num_rows
         return read_parquet_rows(spark, table, raw.paths, first_rows)
-    return read_text_rows(spark, table, raw.paths, choose_engine(spark, config.workflow.engine))
+    return read_text_rows(
+        spark, table, raw.paths, choose_engine(is_accelerated(spark), config.workflow.engine)
+    )
 
 
 def _label(config: Config) -> tuple[Column, Column]:

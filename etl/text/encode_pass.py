@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks
@@ -17,7 +17,7 @@ from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, parse_block, unify
 from etl.text.scan_pass import columns_to_parse, starts_file
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
-from spark.tasks import collect_results
+from spark.workers import Workers
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.publish import own_path
@@ -70,14 +70,17 @@ class Encoding:
         )
 
 
-def encode_splits(spark: SparkSession, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
+def encode_splits(workers: Workers, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
     """Writes one Parquet file per task, and returns the paths of the files in the order of the tasks.
 
     The files are not published. Rows are distributed round-robin over the row groups of a file, so each group
     is a sample of the file.
     """
-    sent = tuple(tasks)
-    return collect_results(spark, len(sent), lambda index: encode_file_split(sent[index], encoding))
+    return workers.collect(len(tasks), partial(_encode_task, tuple(tasks), encoding))
+
+
+def _encode_task(tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) -> str:
+    return encode_file_split(tasks[index], encoding)
 
 
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
@@ -96,7 +99,14 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
     pending_bytes = 0
     with (
         files.open_output_stream(inner) as sink,
-        pq.ParquetWriter(sink, encoding.schema, compression="zstd") as writer,
+        pq.ParquetWriter(
+            sink,
+            encoding.schema,
+            compression="zstd",
+            # Every row_id is different, so a dictionary of them costs time; their differences are small.
+            use_dictionary=[path for path in _parquet_paths(encoding.schema) if path != ROW_ID],
+            column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
+        ) as writer,
     ):
         for first_row, parsed in _parsed_blocks(task, encoding.layout, needed):
             pending.append((first_row, parsed))
@@ -106,6 +116,11 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task.file_split.path)
     return path
+
+
+def _parquet_paths(schema: pa.Schema) -> list[str]:
+    """Returns the path of each column of a schema in a Parquet file."""
+    return [f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema]
 
 
 def _parsed_blocks(

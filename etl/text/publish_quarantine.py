@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
 
 from conf.types import Config
 from etl.text.scanned_day import ScannedDay
 from etl.workflow.feature_plan import plan
-from storage import file_io
 from storage.feature_spec import ROW_ID
 from storage.paths import Partition
-from storage.publish import new_attempt, publish, publish_files
+from storage.publish import publish, publish_files
+from storage.publish_rows import write_table
 
-_QUARANTINE_SCHEMA = pa.schema(
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_SCHEMA = pa.schema(
     [
         (ROW_ID, pa.int64()),
         ("source_file", pa.string()),
@@ -31,7 +32,11 @@ _QUARANTINE_SCHEMA = pa.schema(
 
 
 def publish_quarantine(
-    config: Config, partition: Partition, day: ScannedDay, scanned: DataFrame, inputs: Mapping[str, str]
+    config: Config,
+    partition: Partition,
+    day: ScannedDay,
+    scanned: pa.Table | DataFrame,
+    inputs: Mapping[str, str],
 ) -> None:
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
@@ -39,7 +44,7 @@ def publish_quarantine(
         config: the configuration of the run.
         partition: the day's partition of the quarantine table.
         day: the day to publish.
-        scanned: the frame that `scan_splits` returned.
+        scanned: the result of `scan_splits`.
         inputs: the inputs for the partition's manifest.
     """
     dropped: Counter[str] = Counter()
@@ -54,29 +59,49 @@ def publish_quarantine(
         "dropped": dict(sorted(dropped.items())),
         "grace_hours": config.output.grace_hours,
     }
-    if not bad:
-        name = f"{new_attempt(partition)}/part-00000.parquet"
-        _write_empty(partition, name)
-        publish_files(partition, {name: None}, **shared)
-        return
+    if not bad or isinstance(scanned, pa.Table):
+        rows = _numbered(day, scanned, filtered) if isinstance(scanned, pa.Table) else _SCHEMA.empty_table()
+        files = write_table(rows, partition, config.output.row_group_rows)
+        publish_files(partition, dict.fromkeys(files), **shared)
+    else:
+        rows_of_day = _numbered_frame(day, scanned, filtered)
+        group_rows = config.output.row_group_rows
+        publish(rows_of_day, partition, row_group_rows=group_rows, sort_by=[ROW_ID], **shared)
+
+
+def _numbered(day: ScannedDay, scanned: pa.Table, filtered: Sequence[str]) -> pa.Table:
+    """Returns the quarantined rows of a day, in the order of the log."""
+    parts = [_SCHEMA.empty_table()]
+    is_bad = pc.and_(
+        pc.is_valid(scanned["reason"]),
+        pc.invert(pc.is_in(scanned["reason"], pa.array(filtered, pa.string()))),
+    )
+    lines = scanned.filter(is_bad)
+    for task, path, first_row, first_line in day.first_lines():
+        of_task = lines.filter(pc.equal(lines["task"], task))
+        columns = [
+            pc.add(of_task["line"], first_row),
+            pa.array([path] * len(of_task), pa.string()),
+            pc.add(of_task["line"], first_line + 1),
+            of_task["reason"],
+            of_task["text"],
+        ]
+        parts.append(pa.Table.from_arrays(columns, schema=_SCHEMA))
+    return pa.concat_tables(parts)
+
+
+def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]) -> DataFrame:
+    """Returns the quarantined rows of a day. Only this function of the module needs pyspark."""
+    from pyspark.sql import functions as F
+
     first_lines = scanned.sparkSession.createDataFrame(
         day.first_lines(), "task int, source_file string, first_row long, first_line long"
     )
     lines = scanned.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*filtered))
-    rows = lines.join(F.broadcast(first_lines), "task").select(
+    return lines.join(F.broadcast(first_lines), "task").select(
         (F.col("first_row") + F.col("line")).alias(ROW_ID),
         "source_file",
         (F.col("first_line") + F.col("line") + 1).alias("line_number"),
         "reason",
         F.col("text").alias("line"),
     )
-    publish(rows, partition, row_group_rows=config.output.row_group_rows, sort_by=[ROW_ID], **shared)
-
-
-def _write_empty(partition: Partition, name: str) -> None:
-    path = partition.file(name)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
-        pq.write_table(_QUARANTINE_SCHEMA.empty_table(), sink)

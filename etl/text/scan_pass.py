@@ -10,10 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
 
 from etl.quality.counts import LABEL_CELLS
 from etl.raw.file_splits import FileSplit, read_blocks
@@ -22,8 +24,11 @@ from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, parse_block, unify
 from etl.value_counts.count_file_format import write_counts
-from spark.tasks import run_tasks
+from spark.workers import Workers
 from storage.feature_spec import LABEL
+
+if TYPE_CHECKING:  # workers do not import pyspark
+    from pyspark.sql import DataFrame
 
 # Number of blocks whose counts a task holds before it merges them. It limits the memory of a task.
 _MERGE_EVERY = 8
@@ -66,8 +71,7 @@ class SplitSummary:
     file: str
 
 
-_SCHEMA = "task int, summary string, line bigint, reason string, text string"
-_ARROW_SCHEMA = pa.schema(
+SCAN_SCHEMA = pa.schema(
     [
         ("task", pa.int32()),
         ("summary", pa.string()),
@@ -79,31 +83,46 @@ _ARROW_SCHEMA = pa.schema(
 
 
 def scan_splits(
-    spark: SparkSession, tasks: Sequence[ScanTask], layout: FileLayout, counted: Sequence[str]
-) -> DataFrame:
-    """Returns a frame with the results of all tasks.
+    workers: Workers, tasks: Sequence[ScanTask], layout: FileLayout, counted: Sequence[str]
+) -> pa.Table | DataFrame:
+    """Returns the results of all tasks: a persisted frame, or a table in the order of the tasks.
 
-    The frame has one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
-    Here `line` is the index of the line in its split. Each evaluation of the frame writes the files of value
-    counts again, under new names. So persist the frame before using it twice, and publish the files that the
-    summaries refer to.
+    It has one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
+    Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the files
+    of value counts again, under new names. So publish the files that the summaries refer to, and release the
+    frame after that.
 
     Args:
-        spark: the session.
+        workers: run the tasks.
         tasks: the file splits to scan.
         layout: the layout of the log.
         counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.
     """
-    sent, names = tuple(tasks), tuple(counted)
-    return run_tasks(
-        spark, len(sent), lambda index: scan_file_split(index, sent[index], layout, names), _SCHEMA
-    )
+    scanned = workers.run(len(tasks), partial(_scan_task, tuple(tasks), layout, tuple(counted)), SCAN_SCHEMA)
+    return scanned if isinstance(scanned, pa.Table) else scanned.persist()
 
 
-def collect_summaries(scanned: DataFrame) -> dict[int, SplitSummary]:
+def _scan_task(
+    tasks: tuple[ScanTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int
+) -> Iterator[pa.RecordBatch]:
+    return scan_file_split(index, tasks[index], layout, counted)
+
+
+def collect_summaries(scanned: pa.Table | DataFrame) -> dict[int, SplitSummary]:
     """Returns the summary of each file split, by the index of its task. Collects one row per task."""
-    rows = scanned.where("summary is not null").select("task", "summary").collect()
+    if isinstance(scanned, pa.Table):
+        rows = scanned.filter(pc.is_valid(scanned["summary"])).select(["task", "summary"]).to_pylist()
+    else:
+        rows = [
+            row.asDict() for row in scanned.where("summary is not null").select("task", "summary").collect()
+        ]
     return {row["task"]: SplitSummary(**json.loads(row["summary"])) for row in rows}
+
+
+def release(scanned: pa.Table | DataFrame) -> None:
+    """Unpersists the result of `scan_splits`."""
+    if not isinstance(scanned, pa.Table):
+        scanned.unpersist()
 
 
 def scan_file_split(
@@ -133,8 +152,8 @@ def scan_file_split(
     summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file})
     row = (index, summary, None, None, None)
     yield pa.RecordBatch.from_arrays(
-        [pa.array([value], field.type) for value, field in zip(row, _ARROW_SCHEMA, strict=True)],
-        schema=_ARROW_SCHEMA,
+        [pa.array([value], field.type) for value, field in zip(row, SCAN_SCHEMA, strict=True)],
+        schema=SCAN_SCHEMA,
     )
 
 
@@ -164,7 +183,7 @@ def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Itera
                 pa.array(reasons, pa.string()),
                 pa.array(texts, pa.string()),
             ],
-            schema=_ARROW_SCHEMA,
+            schema=SCAN_SCHEMA,
         )
 
 

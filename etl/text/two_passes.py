@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-
 from conf.dates import days_since_epoch
 from conf.names import scheme_of
 from conf.types import Config
@@ -29,13 +27,14 @@ from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, file_layout
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import file_name, publish_counts
-from etl.text.scan_pass import ScanTask, collect_summaries, scan_splits
+from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
-from etl.value_counts.report_statistics import compare_days, summarise_days
+from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
+from spark.workers import Workers
 from storage.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
 from storage.paths import Lake
 from storage.publish import Rules, new_attempt, publish_files
@@ -54,7 +53,7 @@ class _ScannedSplit:
     lines: int
 
 
-def text_passes_apply(spark: SparkSession, config: Config) -> bool:
+def text_passes_apply(workers: Workers, config: Config) -> bool:
     """Returns whether Python workers can read the raw log themselves, without Spark frames.
 
     They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
@@ -63,7 +62,7 @@ def text_passes_apply(spark: SparkSession, config: Config) -> bool:
     compiled scanner, all logs are read as frames.
     """
     applies = (
-        choose_engine(spark, config.workflow.engine) == "arrow"
+        choose_engine(workers.is_accelerated, config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
         and config.split.by == "day"
         and config.users is None
@@ -85,8 +84,8 @@ def text_passes_apply(spark: SparkSession, config: Config) -> bool:
 class TextPasses:
     """The two passes over the days of one run of build_features."""
 
-    def __init__(self, spark: SparkSession, config: Config, lake: Lake) -> None:
-        self._spark, self._config, self._lake = spark, config, lake
+    def __init__(self, workers: Workers, config: Config, lake: Lake) -> None:
+        self._workers, self._config, self._lake = workers, config, lake
         self._plan: Plan = plan(config)
         self._splits: dict[str, list[_ScannedSplit]] = {}
         self._scratch: dict[
@@ -96,7 +95,7 @@ class TextPasses:
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.
 
-        The days are scanned in one Spark job. Then their quarantine and their value counts are published.
+        The days are scanned together. Then their quarantine and their value counts are published.
         """
         missing = [raw for raw in days if not self.is_scanned(raw)]
         if missing:
@@ -131,15 +130,20 @@ class TextPasses:
         """Returns whether the values of all these columns are counted. `float` columns are never counted."""
         return {column.name for column in columns} <= set(self._counted_columns())
 
-    def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Returns, for each scanned day, a dictionary that maps each column and the label to its summary."""
-        return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
+    def figures_of(
+        self, days: Sequence[RawFiles], train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
+    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        """Returns summaries of `days`, and the comparison of `day` with the training days.
 
-    def compared(
-        self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
-    ) -> dict[str, Values]:
-        """Returns, by column name, the comparison of each text column on a day with the training days."""
-        return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
+        See etl.value_counts.report_statistics.summarise_and_compare.
+        """
+        return summarise_and_compare(
+            self._workers,
+            [self.counts_of(raw) for raw in days],
+            [self.counts_of(raw) for raw in train],
+            self.counts_of(day),
+            columns,
+        )
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Returns whether workers can compute all features.
@@ -181,7 +185,7 @@ class TextPasses:
             tables=workflow.local,
             row_group_rows=self._config.output.row_group_rows,
         )
-        written = encode_splits(self._spark, tasks, encoding)
+        written = encode_splits(self._workers, tasks, encoding)
         return {
             dt: publish_files(
                 table.partition(dt),
@@ -231,7 +235,7 @@ class TextPasses:
                 path = partition.file(f"{attempts[raw.dt]}/part-{index:05d}.parquet")
                 scratch = self._scratch[file_split] = f"{run_id}-{len(tasks)}"
                 tasks.append(ScanTask(file_split, path, buckets, scratch))
-        scanned = scan_splits(self._spark, tasks, self._layout(days), self._counted_columns()).persist()
+        scanned = scan_splits(self._workers, tasks, self._layout(days), self._counted_columns())
         try:
             summaries = collect_summaries(scanned)
             scanned_days = [ScannedDay(raw, splits_of_day[raw.dt], summaries) for raw in days]
@@ -244,4 +248,4 @@ class TextPasses:
                 partition = self._lake.value_counts.partition(day.raw.dt)
                 publish_counts(self._config, partition, day, attempts[day.raw.dt], self._inputs(day.raw)[1])
         finally:
-            scanned.unpersist()
+            release(scanned)

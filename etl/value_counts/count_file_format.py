@@ -86,7 +86,12 @@ def write_counts(
     with (
         files.open_output_stream(inner) as sink,
         pq.ParquetWriter(
-            sink, schema, compression="zstd", use_dictionary=["column"], column_encoding=_ENCODINGS
+            sink,
+            schema,
+            compression="zstd",
+            use_dictionary=["column"],
+            column_encoding=_ENCODINGS,
+            write_statistics=["column"],  # nobody searches for a value or a count
         ) as writer,
     ):
         for name, _, values, value_counts in groups:

@@ -8,12 +8,12 @@ itself. It sends the values that may get an id to one further task, which assign
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from etl.ops.base import Moments
 from etl.statistics.moments import ExactSums, sums_of_counts
@@ -21,12 +21,11 @@ from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
 from etl.value_counts.requests import CountRequest, Counts, derived_values
 from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary
-from spark.tasks import Batches, run_tasks
+from spark.workers import Workers
 
 # Each row that a task returns belongs to one request. The row is either a result as JSON, or an entry of a
 # vocabulary (value, id, count, last_seen).
-_SCHEMA = "request int, result string, value string, id int, count bigint, last_seen int"
-_ARROW = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("request", pa.int32()),
         ("result", pa.string()),
@@ -39,7 +38,7 @@ _ARROW = pa.schema(
 
 
 def compute_statistics(
-    spark: SparkSession, requests: Sequence[CountRequest], counts: Counts, folders: VocabularyFolders
+    workers: Workers, requests: Sequence[CountRequest], counts: Counts, folders: VocabularyFolders
 ) -> dict[str, dict[str, Any]]:
     """Returns a dictionary that maps the key of each request to its result.
 
@@ -51,13 +50,20 @@ def compute_statistics(
     """
     all_requests = tuple(requests)
     values = {index: _max_values(request, counts) for index, request in enumerate(all_requests)}
-    tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)
-    results = run_tasks(spark, len(tasks), _merge_buckets(tasks, all_requests, counts, folders), _SCHEMA)
-    if count_buckets(tasks) > len(all_requests):
-        by_request = results.repartition(len(tasks), "request")
-        results = by_request.mapInArrow(_combine_buckets(all_requests, folders), _SCHEMA)
-    rows = results.select("request", "result").collect()  # one row per request
-    return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}
+    tasks = assign_to_tasks(values, workers.parallelism)
+    merge = partial(_merge_buckets, tasks, all_requests, counts, folders)
+    results = workers.run(len(tasks), merge, _SCHEMA)
+    divided = count_buckets(tasks) > len(all_requests)
+    combine = partial(_combine_buckets, all_requests, folders)
+    if isinstance(results, pa.Table):
+        batches = list(combine(results.to_batches())) if divided else results.to_batches()
+        rows = pa.Table.from_batches(batches, _SCHEMA).select(["request", "result"]).to_pylist()
+    else:
+        if divided:
+            by_request = results.repartition(len(tasks), "request")
+            results = by_request.mapInArrow(combine, results.schema)
+        rows = [row.asDict() for row in results.select("request", "result").collect()]
+    return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}  # a row per request
 
 
 def moments_from(result: Mapping[str, Any]) -> Moments:
@@ -80,59 +86,50 @@ def _merge_buckets(
     requests: tuple[CountRequest, ...],
     counts: Counts,
     folders: VocabularyFolders,
-) -> Callable[[int], Iterator[pa.RecordBatch]]:
-    """Returns the function that each task runs. Its argument is the index of the task.
+    task: int,
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
-    If a request is not divided into buckets, the function yields the request's result. For one bucket of a
-    request, it yields the vocabulary entries that have or may get an id, and the facts of the rare values,
-    which get no id.
+    If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
+    the vocabulary entries that have or may get an id, and the facts of the rare values, which get no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).
+        task: index of the task to run.
     """
-
-    def run(task: int) -> Iterator[pa.RecordBatch]:
-        for index, bucket in tasks[task]:
-            request = requests[index]
-            if bucket.of == 1:
-                yield _result_batch(index, _compute(index, request, counts, folders))
-            else:
-                entries, facts = merge_bucket(index, request, counts, bucket, folders)
-                yield _result_batch(index, facts)
-                yield from _entry_batches(index, entries)
-
-    return run
+    for index, bucket in tasks[task]:
+        request = requests[index]
+        if bucket.of == 1:
+            yield _result_batch(index, _compute(index, request, counts, folders))
+        else:
+            entries, facts = merge_bucket(index, request, counts, bucket, folders)
+            yield _result_batch(index, facts)
+            yield from _entry_batches(index, entries)
 
 
 def _combine_buckets(
-    requests: tuple[CountRequest, ...], folders: VocabularyFolders
-) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that combines the results of each request divided into buckets.
+    requests: tuple[CountRequest, ...], folders: VocabularyFolders, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Combines the results of requests that are divided into buckets. Yields one result for each request.
 
-    All rows of a request must be in the same Spark partition.
+    `batches` contain all rows of a request, or none.
     """
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        results: dict[int, list[dict[str, Any]]] = {}
-        entries: dict[int, list[pa.Table]] = {}
-        for batch in batches:
-            table = pa.Table.from_batches([batch])
-            for index in np.unique(table["request"].to_numpy()).tolist():
-                rows = table.filter(pa.array(table["request"].to_numpy() == index))
-                texts = rows["result"].drop_null().to_pylist()
-                results.setdefault(index, []).extend(json.loads(text) for text in texts)
-                without_result = rows.filter(rows["result"].is_null())
-                entries.setdefault(index, []).append(
-                    without_result.select(["value", "id", "count", "last_seen"])
-                )
-        for index, parts in results.items():
-            if "rare" in parts[0]:
-                whole = pa.concat_tables(entries[index])
-                yield _result_batch(index, write_vocabulary(index, requests[index], whole, parts, folders))
-            else:
-                yield _result_batch(index, parts[0])
-
-    return run
+    results: dict[int, list[dict[str, Any]]] = {}
+    entries: dict[int, list[pa.Table]] = {}
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        for index in np.unique(table["request"].to_numpy()).tolist():
+            rows = table.filter(pa.array(table["request"].to_numpy() == index))
+            texts = rows["result"].drop_null().to_pylist()
+            results.setdefault(index, []).extend(json.loads(text) for text in texts)
+            without_result = rows.filter(rows["result"].is_null())
+            entries.setdefault(index, []).append(without_result.select(["value", "id", "count", "last_seen"]))
+    for index, parts in results.items():
+        if "rare" in parts[0]:
+            whole = pa.concat_tables(entries[index])
+            yield _result_batch(index, write_vocabulary(index, requests[index], whole, parts, folders))
+        else:
+            yield _result_batch(index, parts[0])
 
 
 def _compute(index: int, request: CountRequest, counts: Counts, folders: VocabularyFolders) -> dict[str, Any]:
@@ -171,7 +168,7 @@ def _median(files: Iterable[tuple[pa.Array, np.ndarray]]) -> float | None:
 def _result_batch(index: int, result: Mapping[str, Any]) -> pa.RecordBatch:
     arrays = [pa.array([index], pa.int32()), pa.array([json.dumps(result)])]
     return pa.RecordBatch.from_arrays(
-        [*arrays, *(pa.nulls(1, field.type) for field in list(_ARROW)[2:])], schema=_ARROW
+        [*arrays, *(pa.nulls(1, field.type) for field in list(_SCHEMA)[2:])], schema=_SCHEMA
     )
 
 
@@ -179,5 +176,5 @@ def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
     for batch in entries.combine_chunks().to_batches(max_chunksize=100_000):
         request = pa.array(np.full(len(batch), index, np.int32))
         yield pa.RecordBatch.from_arrays(
-            [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_ARROW
+            [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_SCHEMA
         )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from etl.native.count_sums import Sums
 from etl.quality.column_summary import Summary, summarise
@@ -22,68 +21,109 @@ from etl.quality.new_values import Values, values_of
 from etl.value_counts.count_file_format import Bucket, read_counts
 from etl.value_counts.merge_tasks import assign_to_tasks
 from etl.value_counts.requests import Counts
-from spark.tasks import run_tasks
+from spark.workers import Workers
+
+_SCHEMA = pa.schema([("name", pa.string()), ("bucket", pa.int32()), ("result", pa.string())])
 
 
-def summarise_days(
-    spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
-) -> list[dict[str, Summary]]:
-    """Returns, for each day, a dictionary that maps each column and the label to its summary.
+def summarise_and_compare(
+    workers: Workers,
+    days: Sequence[Counts],
+    train: Sequence[Counts],
+    day: Counts,
+    columns: Sequence[Column],
+) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+    """Returns summaries of days, and the comparison of a day with the training days. Reads all counts once.
 
-    The function runs one Spark job. The driver collects a few rows per column.
+    All tasks run at once. The driver collects a few rows per column.
+
+    Args:
+        workers: run the tasks.
+        days: the value counts of the days to summarise; may be empty.
+        train: the value counts of the training days.
+        day: the value counts of the day that is compared with the training days.
+        columns: the columns to summarise. Those that are not numeric are compared.
+
+    Returns:
+        For each of `days`, a dictionary that maps each column and the label to its summary; and the
+        comparison of each categorical column, by column name. A column that has no value on any compared day
+        has no comparison.
     """
     by_name = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
-
-    def summaries(name: str, bucket: Bucket) -> list[str]:
-        return [_summary(counts, by_name[name], bucket).to_json() for counts in days]
-
-    results = _run_by_bucket(spark, _max_values(list(by_name), days), summaries)
-    return [
+    compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
+    names = [name for name in by_name if days or compared.get(name)]
+    results = _run_by_bucket(
+        workers,
+        _max_values(names, list({counts.latest: counts for counts in [*days, *train, day]}.values())),
+        partial(_figures, by_name, tuple(days), tuple(train), day),
+    )
+    summaries = [
         {name: reduce(add, (Summary.from_json(part[index]) for part in results[name])) for name in by_name}
         for index in range(len(days))
     ]
-
-
-def compare_days(
-    spark: SparkSession, train: Sequence[Counts], day: Counts, columns: Sequence[Column]
-) -> dict[str, Values]:
-    """Returns, by column name, the comparison of each categorical column on a day with the training days.
-
-    The function runs one Spark job. A column that has no value on any of these days is not in the result.
-    """
-    names = [column.name for column in columns if not column.numeric]
-    sides = tuple((path, 0) for counts in train for path, _ in counts.files)
-    sides += tuple((path, 1) for path, _ in day.files)
-
-    def compare(name: str, bucket: Bucket) -> list[str]:
-        sums = Sums(sides=2)
-        for path, side in sides:
-            values, counts, _ = read_counts(path, name, bucket)
-            sums.add(values, counts, side)
-        values, summed, _ = sums.result()
-        key = pa.array([name]).take(pa.array(np.zeros(len(values), np.int64)))
-        counts_of_sides = [pa.array(np.ascontiguousarray(summed[:, side])) for side in (0, 1)]
-        batch = pa.RecordBatch.from_arrays(
-            [key, values, *counts_of_sides], ["column", "value", "train", "day"]
-        )
-        return [values_of(name, batch).to_json()]
-
-    results = _run_by_bucket(spark, _max_values(names, [*train, day]), compare)
-    compared = {
-        name: reduce(add, (Values.from_json(text) for [text] in parts)) for name, parts in results.items()
+    values = {
+        name: reduce(add, (Values.from_json(part[-1]) for part in results[name]))
+        for name in names
+        if compared.get(name)
     }
-    return {name: values for name, values in compared.items() if values.train_cells or values.day_cells}
+    return summaries, {
+        name: of_column for name, of_column in values.items() if of_column.train_cells or of_column.day_cells
+    }
 
 
-def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
-    """Returns the summary of the values of one column and bucket on one day."""
-    sums, nulls = Sums(), 0
-    for path, _ in counts.files:
-        values, times, missing = read_counts(path, column.name, bucket)
-        sums.add(values, times)
-        nulls += missing
+def _figures(
+    by_name: Mapping[str, Column],
+    days: tuple[Counts, ...],
+    train: tuple[Counts, ...],
+    day: Counts,
+    name: str,
+    bucket: Bucket,
+) -> list[str]:
+    """Returns the figures of one column and bucket, as JSON: a summary of each of `days`, and the comparison.
+
+    A column that is not compared has no comparison.
+    """
+    column = by_name[name]
+    compares = name != LABEL_CELLS and not column.numeric
+    summarised = [counts.latest for counts in days]
+    others = [counts for counts in (*train, day) if compares and counts.latest not in summarised]
+    # One sum for each summarised day, one for the other training days, and one for the compared day.
+    of_train = {counts.latest for counts in train}
+    side_of = {day_number: side for side, day_number in enumerate(summarised)}
+    side_of |= {counts.latest: len(days) + (counts.latest not in of_train) for counts in others}
+    sums, nulls = Sums(sides=len(days) + 2), dict.fromkeys(summarised, 0)
+    for counts in (*days, *others):
+        for path, _ in counts.files:
+            values, times, missing = read_counts(path, name, bucket)
+            sums.add(values, times, side_of[counts.latest])
+            if counts.latest in nulls:
+                nulls[counts.latest] += missing
     values, summed, _ = sums.result()
-    return summarise(values, pa.array(summed[:, 0]), column.kind) + Summary(nulls=nulls)
+    figures = [
+        (_summary(values, summed[:, side], column) + Summary(nulls=nulls[day_number])).to_json()
+        for side, day_number in enumerate(summarised)
+    ]
+    if not compares:
+        return figures
+    sides_of_train = sorted({side_of[number] for number in of_train})
+    in_train, on_day = summed[:, sides_of_train].sum(axis=1), summed[:, side_of[day.latest]]
+    # Values of days that are only summarised are left out.
+    places = np.flatnonzero((in_train > 0) | (on_day > 0))
+    texts = values if len(places) == len(values) else values.take(pa.array(places))
+    key = pa.array([name]).take(pa.array(np.zeros(len(places), np.int64)))
+    batch = pa.RecordBatch.from_arrays(
+        [key, texts, pa.array(in_train[places]), pa.array(on_day[places])],
+        ["column", "value", "train", "day"],
+    )
+    return [*figures, values_of(name, batch).to_json()]
+
+
+def _summary(values: pa.StringArray, times: np.ndarray, column: Column) -> Summary:
+    """Returns the summary of those of n values that occur; times[i] is how often values[i] does."""
+    places = np.flatnonzero(times)
+    if len(places) < len(values):
+        values, times = values.take(pa.array(places)), times[places]
+    return summarise(values, pa.array(np.ascontiguousarray(times)), column.kind)
 
 
 def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
@@ -92,31 +132,29 @@ def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
 
 
 def _run_by_bucket(
-    spark: SparkSession, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
+    workers: Workers, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
 ) -> Mapping[str, list[list[str]]]:
-    """Calls `function` in Spark workers for each column and hash bucket. Returns the results by column.
+    """Calls `function` in the workers for each column and hash bucket. Returns the results by column.
 
     The results of a column are in the order of its buckets. `values` maps each column to an upper bound for
     the number of its different values.
     """
     if not values:
         return {}
-    tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)
+    tasks = assign_to_tasks(values, workers.parallelism)
 
-    def run(task: int) -> Iterator[pa.RecordBatch]:
-        names, buckets = zip(*tasks[task], strict=True)
-        results = [json.dumps(function(name, bucket)) for name, bucket in tasks[task]]
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(names),
-                pa.array([bucket.index for bucket in buckets], pa.int32()),
-                pa.array(results),
-            ],
-            ["name", "bucket", "result"],
-        )
-
-    rows = run_tasks(spark, len(tasks), run, "name string, bucket int, result string").collect()
+    rows = workers.run(len(tasks), partial(_run_buckets, tasks, function), _SCHEMA)
+    collected = rows.to_pylist() if isinstance(rows, pa.Table) else rows.collect()
     results: dict[str, list[list[str]]] = {}
-    for row in sorted(rows, key=lambda row: int(row["bucket"])):
+    for row in sorted(collected, key=lambda row: int(row["bucket"])):
         results.setdefault(row["name"], []).append(json.loads(row["result"]))
     return results
+
+
+def _run_buckets(
+    tasks: Sequence[Sequence[tuple[str, Bucket]]], function: Callable[[str, Bucket], list[str]], task: int
+) -> Iterator[pa.RecordBatch]:
+    names, buckets = zip(*tasks[task], strict=True)
+    results = [json.dumps(function(name, bucket)) for name, bucket in tasks[task]]
+    indexes = pa.array([bucket.index for bucket in buckets], pa.int32())
+    yield pa.RecordBatch.from_arrays([pa.array(names), indexes, pa.array(results)], schema=_SCHEMA)

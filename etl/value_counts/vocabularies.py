@@ -186,8 +186,7 @@ def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
 def _write_rare(
     name: str, request: CountRequest, rare: pa.Table, folders: VocabularyFolders
 ) -> dict[str, Any]:
-    ordered = rare.drop_columns(["id"]).sort_by("value")
-    written = _write(name, folders.rare, request, ordered, RARE_SCHEMA, folders)
+    written = _write(name, folders.rare, request, rare.drop_columns(["id"]), RARE_SCHEMA, folders)
     return {"rare": written, "values": len(rare), "occurrences": pc.sum(rare["count"]).as_py() or 0}
 
 

@@ -5,8 +5,9 @@ The versions of a workflow are stored as JSON and Parquet, not as pickles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow.compute as pc
@@ -19,6 +20,8 @@ from etl.ops import OPERATORS
 from etl.ops.choose_engine import Engine, choose_engine
 from etl.ops.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
 from etl.workflow.fitted_chains import FittedChain, apply_chains, as_number, compute_features, one_row
+from spark.spark_workers import SparkWorkers
+from spark.workers import Workers
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, is_published, is_whole, read_manifest
@@ -132,12 +135,17 @@ class FittedWorkflow(LocalWorkflow):
     """A fitted workflow that computes the features of Spark frames.
 
     Attributes:
-        tables: the tables of this version as Spark frames.
+        open_frames: opens the tables of this version as Spark frames.
         engine: the engine that computes the features.
     """
 
-    tables: Tables
+    open_frames: Callable[[], Tables]
     engine: Engine
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Returns the tables of this version as Spark frames, opened at first use."""
+        return self.open_frames()
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
         """Returns a frame with the columns `spec.table_columns` and `keep`, one row per prepared row.
@@ -249,11 +257,15 @@ def load_local(lake: Lake, version: str) -> LocalWorkflow:
         DataError: the version does not exist, or its files are damaged.
     """
     stored = _read(lake, version)
+    return LocalWorkflow(**_parts(stored), local=_local_tables(lake, version, stored))
+
+
+def _local_tables(lake: Lake, version: str, stored: Mapping[str, Any]) -> LocalTables:
     files = {}
     for name in _table_names(stored):
         partition = workflow_table(lake, version, name)
         files[name] = tuple(data_files(partition, read_manifest(partition)))
-    return LocalWorkflow(**_parts(stored), local=LocalTables(files, stored["latest"]))
+    return LocalTables(files, stored["latest"])
 
 
 def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,21 +285,38 @@ def load_workflow(
     version: str,
     broadcast_max_rows: int = 2_000_000,
     engine: Literal["auto", "sql", "arrow"] = "auto",
+    workers: Workers | None = None,
 ) -> FittedWorkflow:
     """Loads a stored workflow version that can be applied to frames with Spark.
+
+    Args:
+        lake: the lake that has the version.
+        version: the workflow version.
+        broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
+        engine: `workflow.engine` of the configuration.
+        workers: their Spark session opens tables as frames, when frames need them. None for the session that
+            is running.
 
     Raises:
         DataError: the version does not exist, or its files are damaged.
     """
-    spark = SparkSession.getActiveSession()
-    if spark is None:
-        raise InfrastructureError(
-            "load_workflow needs a running Spark session", "create a session with the module spark.session"
-        )
+    if workers is None:
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            raise InfrastructureError(
+                "load_workflow needs a running Spark session",
+                "create a session with the module spark.session",
+            )
+        workers = SparkWorkers(spark)
     stored = _read(lake, version)
     names = _table_names(stored)
     sizes = table_sizes(stored["tables"], stored["vocabularies"])
-    tables = open_tables(spark, lake, version, names, sizes, broadcast_max_rows, stored["latest"])
+    latest = stored["latest"]
+
+    def open_frames() -> Tables:
+        return open_tables(workers.spark, lake, version, names, sizes, broadcast_max_rows, latest)
+
     in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
-    engine_used = choose_engine(spark, engine, in_memory)
-    return FittedWorkflow(**_parts(stored), local=tables.local, tables=tables, engine=engine_used)
+    engine_used = choose_engine(workers.is_accelerated, engine, in_memory)
+    local = _local_tables(lake, version, stored)
+    return FittedWorkflow(**_parts(stored), local=local, open_frames=open_frames, engine=engine_used)

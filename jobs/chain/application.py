@@ -37,7 +37,7 @@ from jobs.chain.submit import (
     environment,
     exit_code_of,
 )
-from spark.session import read_profile
+from spark.properties import read_properties
 from storage.job_summary import JobSummary
 
 _PROGRAM = (sys.executable, "-m", "jobs.stage_server")
@@ -70,7 +70,7 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
 def _is_local(submission: Submission) -> bool:
     """Returns whether the profile says that Spark runs in one process on this machine."""
     profile = Path(submission.profile)
-    master = read_profile(profile).get("spark.master", "") if profile.is_file() else ""
+    master = read_properties(profile).get("spark.master", "") if profile.is_file() else ""
     return _LOCAL_MASTER.fullmatch(master) is not None
 
 

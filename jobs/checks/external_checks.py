@@ -14,7 +14,7 @@ from etl.workflow.feature_plan import plan
 from scoring.delivery.secrets import read_credentials
 from scoring.rules.attributes import files_of
 from scoring.rules.request import AttributeTable
-from spark.session import read_profile
+from spark.properties import read_properties
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
@@ -49,7 +49,7 @@ def check_sinks(config: Config, profile: str) -> None:
     Raises:
         ConfigError: a user, a password or a driver is missing.
     """
-    settings = read_profile(Path(profile)) if Path(profile).is_file() else {}
+    settings = read_properties(Path(profile)) if Path(profile).is_file() else {}
     if settings.get("spark.submit.deployMode") == "cluster":
         return
     for sink in config.deliver.sinks:

@@ -31,6 +31,7 @@ from conf.errors import EXIT_OK
 from jobs.command_line import job_parser
 from jobs.runner import run_in_application
 from jobs.sessions import SharedSession
+from spark.fork_server import start_server_early
 
 
 class Request(TypedDict):
@@ -44,6 +45,7 @@ def main() -> int:
     """Runs the stages, and returns the exit code of the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
+    start_server_early()  # its workers read the log in the first stage
     requests = _Requests()
     threading.Thread(target=_start_jvm, daemon=True).start()
     threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True).start()

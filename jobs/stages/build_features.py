@@ -11,6 +11,7 @@ from collections import Counter
 from etl.build import build
 from etl.checked_days import raw_days
 from jobs.checks import check_training
+from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.registry.model_json import read_description
@@ -38,7 +39,8 @@ def run(context: RunContext) -> JobSummary:
         log.info("fitting a new workflow instead of extending that of champion %s: %s", champion, reason)
     elif champion:
         parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
-    built = build(context.spark, context.config, context.lake, context.run_date, parent, context.phase)
+    workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
+    built = build(workers, context.config, context.lake, context.run_date, parent, context.phase)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():
         dropped.update(counts.dropped)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from etl.checked_days import check_days, raw_days
+from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
@@ -18,7 +19,8 @@ def run(context: RunContext) -> JobSummary:
     raw_days(
         context.config, context.run_date, context.recorder
     )  # reject a bad window before a session starts
-    inspection = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
+    workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
+    inspection = check_days(workers, context.config, context.lake, context.run_date, context.phase)
     inspection.rows_of.release()
     dropped: Counter[str] = Counter()
     for counts in inspection.counts.values():

@@ -21,7 +21,7 @@ from storage.job_summary import JobSummary
 from storage.manifest import digest_of
 from storage.publish import publish_facts
 from storage.run_context import RunContext
-from training.launch import train_on_ranks
+from training.launch import train_plan
 from training.loop.experiment_plan import make_experiment_plan
 from training.loop.training_plan import TrainPlan
 from training.registry import mlflow_mirror
@@ -134,10 +134,9 @@ def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> Trainin
         description = read_description(plan.model_path)
     else:
         log.info("%s: model version %s", where, version)
-        spark = context.spark
         try:
             with context.phase("train"), TrainingBar() as bar:
-                description = train_on_ranks(spark, plan, bar.show)
+                description = train_plan(lambda: context.spark, plan, bar.show)
         except DataError as error:
             log.warning("%s is left out of the comparison because its training failed: %s", where, error)
             return TrainingOutcome(seed, version, str(error))

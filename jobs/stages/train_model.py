@@ -11,7 +11,7 @@ from reporting.terminal.training_bar import TrainingBar
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.launch import train_on_ranks
+from training.launch import train_plan
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry import mlflow_mirror
 from training.registry.model_json import is_complete, read_description
@@ -72,8 +72,7 @@ def execute(context: RunContext, plan: TrainPlan) -> dict[str, Any]:
         )
         description = read_description(plan.model_path)
     else:
-        spark = context.spark
         with context.phase("train"), TrainingBar() as bar:
-            description = train_on_ranks(spark, plan, bar.show)
+            description = train_plan(lambda: context.spark, plan, bar.show)
     context.recorder.record_write(plan.model_path, description["version"])
     return description

@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etl.build import encode_split
 from etl.workflow.fitted_workflow import load_workflow
 from scoring.inputs.feature_rows import read_split
+from spark.choose_workers import choose_workers
 from storage.dataset import Dataset
 from storage.run_context import RunContext
 
@@ -22,7 +23,9 @@ def encoded_test_rows(
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
     config = context.config
+    engine = config.workflow.engine
+    workers = choose_workers(engine, lambda: spark)
     workflow = load_workflow(
-        context.lake, workflow_version, config.output.broadcast_max_rows, config.workflow.engine
+        context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
     )
-    return encode_split(spark, config, context.lake, workflow, context.run_date, "test")
+    return encode_split(workers, config, context.lake, workflow, context.run_date, "test")

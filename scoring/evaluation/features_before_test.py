@@ -24,6 +24,7 @@ from etl.spark.prepared_rows import clicks_before, prepared_rows
 from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
+from spark.spark_workers import SparkWorkers
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import current_manifest
@@ -114,7 +115,9 @@ def _latest_published(
     spec: FeatureSpec,
 ) -> pa.Table | DataFrame:
     """Returns the latest row of each key in published rows (etl.latest.latest_rows)."""
-    return latest_published_rows(context.spark, published, key, columns, spec, context.config.workflow.engine)
+    return latest_published_rows(
+        SparkWorkers(context.spark), published, key, columns, spec, context.config.workflow.engine
+    )
 
 
 def _latest_of_workflow(

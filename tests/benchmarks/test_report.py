@@ -45,7 +45,7 @@ def test_columns_of_the_table_are_aligned() -> None:
     ],
 )
 def test_the_verdict_says_who_wins(ratio: float | None, facts: dict[str, object], words: list[str]) -> None:
-    message = verdict("nvidia_recipe", ratio, facts)
+    message = verdict("nvidia_recipe", ratio, facts, 6.0)
     assert all(word in message for word in words)
 
 

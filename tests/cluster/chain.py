@@ -12,7 +12,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from spark.session import read_profile
+from spark.properties import read_properties
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.etl.cases import read_rows
@@ -87,7 +87,7 @@ def write_profile(
     """Writes conf/spark's profile for a standalone cluster, with one executor of one core for each worker."""
     settings = {}
     for name in ("cpu", "on-standalone"):
-        settings |= read_profile(root / f"conf/spark/{name}.conf")
+        settings |= read_properties(root / f"conf/spark/{name}.conf")
     settings |= {
         "spark.master": cluster.master,
         "spark.pyspark.python": python,

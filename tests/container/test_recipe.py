@@ -18,7 +18,7 @@ import yaml
 
 from setup import jars, java_home
 from setup.install import ROOT
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.etl.lakes.servers import Unavailable, interpreter, missing
 
 pytestmark = pytest.mark.processes
@@ -163,7 +163,7 @@ def test_jars_are_those_of_the_lock() -> None:
     names = [jar.file_name for jar in jars.locked()]
     assert fnmatch.filter(names, pattern) == [jars.accelerator().file_name]
     for name in ("etl-gpu", "score-gpu"):
-        profile = read_profile(ROOT / f"conf/spark/{name}.conf")
+        profile = read_properties(ROOT / f"conf/spark/{name}.conf")
         assert profile["spark.driver.extraClassPath"] == "/opt/nightrank/rapids-4-spark.jar"
 
 
@@ -185,7 +185,7 @@ def test_nobody_is_root() -> None:
 
 
 def test_profiles_find_what_the_image_has() -> None:
-    profile = read_profile(ROOT / "conf/spark/on-kubernetes.conf")
+    profile = read_properties(ROOT / "conf/spark/on-kubernetes.conf")
     assert profile["spark.pyspark.python"] == f"{PLACE}/bin/python"
     version = re.search(r'^version = "([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert version is not None

@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult, build
+from spark.spark_workers import SparkWorkers
+from spark.workers import Workers
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -162,9 +164,12 @@ def write_day(folder: Path, lines: Sequence[str]) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> BuildResult:
+def run_build(
+    workers: SparkSession | Workers, config: Config, run_date: str, parent: str | None = None
+) -> BuildResult:
     """Builds the features of a run date without timing its phases."""
-    return build(spark, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
+    chosen = workers if isinstance(workers, Workers) else SparkWorkers(workers)
+    return build(chosen, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
 
 
 def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:

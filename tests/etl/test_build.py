@@ -17,6 +17,7 @@ from etl import build
 from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import load_workflow
+from spark.spark_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
@@ -115,7 +116,9 @@ def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
     def encoded(engine: Literal["sql", "arrow"]) -> pd.DataFrame:
         workflow = load_workflow(builds.lake, version, engine=engine)
         assert workflow.engine == engine
-        return encode_split(spark, builds.config, builds.lake, workflow, SECOND, "test").toPandas()
+        return encode_split(
+            SparkWorkers(spark), builds.config, builds.lake, workflow, SECOND, "test"
+        ).toPandas()
 
     cases.assert_features_equal(encoded("sql"), expected, builds.first.workflow.spec)
     assert not is_published(partition)
@@ -144,7 +147,7 @@ def test_rows_of_a_day_are_computed_by_frames_if_its_log_has_changed(
     )
     (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
     workflow = load_workflow(Lake(config.lake), built.workflow.version)
-    rows = encode_split(spark, config, Lake(config.lake), workflow, FIRST, "test")
+    rows = encode_split(SparkWorkers(spark), config, Lake(config.lake), workflow, FIRST, "test")
     assert rows.count() == before.rows + 9
     assert read_manifest(partition).digest == before.digest
     assert read_manifest(Lake(config.lake).quarantine.partition(FIRST)).digest == quarantined.digest

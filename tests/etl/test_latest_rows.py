@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etl.latest import latest_rows
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from spark.arrow_frames import frame_of
+from spark.spark_workers import SparkWorkers
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Partition, Table
@@ -66,7 +67,7 @@ def latest(
 ) -> pd.DataFrame:
     monkeypatch.setattr(latest_rows, "ROWS_IN_DRIVER", 10**9 if engine == "driver" else -1)
     chosen: Any = "sql" if engine == "sql" else "arrow"
-    rows = latest_published_rows(spark, published, KEY, COLUMNS, SPEC, chosen)
+    rows = latest_published_rows(SparkWorkers(spark), published, KEY, COLUMNS, SPEC, chosen)
     assert isinstance(rows, pa.Table) == (engine == "driver")
     return plain(rows.to_pandas() if isinstance(rows, pa.Table) else rows.toPandas())
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import NightrankError
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.paths import Lake
@@ -72,7 +73,7 @@ def main(lake: Lake, scratch: str, how: str) -> None:
         die_before_index(int(how))
         train_in_process(plan)
         return
-    settings = read_profile(Path(__file__).parents[2] / "conf/spark/local.conf")
+    settings = read_properties(Path(__file__).parents[2] / "conf/spark/local.conf")
     settings |= {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
     spark = build_session("dies", settings)
     try:

@@ -39,7 +39,7 @@ RUNS: list[dict[str, Any]] = [
     {"name": "linear", "set": {"model": {"architecture": "logistic_regression"}}},
 ]
 
-Train = Callable[[SparkSession, TrainPlan, object], dict[str, Any]]
+Train = Callable[[object, TrainPlan, object], dict[str, Any]]
 
 
 class Trainings:
@@ -48,9 +48,9 @@ class Trainings:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.versions: list[str] = []
         self.before: Callable[[int], None] = lambda number: None
-        monkeypatch.setattr(stage, "train_on_ranks", self.train)
+        monkeypatch.setattr(stage, "train_plan", self.train)
 
-    def train(self, spark: SparkSession, plan: TrainPlan, show: object) -> dict[str, Any]:
+    def train(self, _: object, plan: TrainPlan, show: object) -> dict[str, Any]:
         self.before(len(self.versions))
         self.versions.append(plan.description["version"])
         return train_in_process(plan)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from setup import jars
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.plans import runs
 from tests.plans.accelerator import Accelerator, loaded
 from tests.plans.recorder import Recorded, record
@@ -41,7 +41,7 @@ def jar() -> Path:
 @pytest.fixture(scope="session")
 def accelerator(jar: Path, spark: SparkSession) -> Iterator[Accelerator]:
     """The real accelerator under the settings that conf/spark/etl-gpu.conf gives its SQL part."""
-    profile = read_profile(ROOT / "conf/spark/etl-gpu.conf")
+    profile = read_properties(ROOT / "conf/spark/etl-gpu.conf")
     settings = {key: value for key, value in profile.items() if key.startswith("spark.rapids.sql.")}
     with loaded(spark, jar, settings) as plugin:
         yield plugin

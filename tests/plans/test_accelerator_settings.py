@@ -12,7 +12,7 @@ import pytest
 from conf.errors import EXIT_CONFIG, ConfigError
 from setup import jars
 from spark.accelerator import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.processes import ROOT
 
 PACKAGE = "com.nvidia.spark.rapids"
@@ -80,7 +80,7 @@ def test_the_locked_release_gets_its_newest_shim_of_this_line(
 
 @pytest.mark.parametrize("name", ["etl-gpu", "score-gpu"])
 def test_what_the_profiles_leave_out_is_found_in_the_locked_jar(name: str, jar: Path) -> None:
-    profile = read_profile(ROOT / f"conf/spark/{name}.conf") | {"spark.driver.extraClassPath": str(jar)}
+    profile = read_properties(ROOT / f"conf/spark/{name}.conf") | {"spark.driver.extraClassPath": str(jar)}
     settings = accelerator_settings(profile.get, pyspark.__version__)
     assert SHUFFLE_MANAGER in settings
     assert settings.keys() & profile.keys() == set()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import EXIT_CONFIG
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.processes import ROOT, die_with_parent, environment, kill_tree, wait_for
 from tests.standalone import Cluster, standalone_cluster
 
@@ -63,7 +63,7 @@ def submitted(name: str, jar: Path, machine: Cluster) -> list[str]:
     """Returns a spark-submit command under a profile. It changes only the memory and the jar's path, for this
     machine.
     """
-    profile = read_profile(ROOT / f"conf/spark/{name}.conf")
+    profile = read_properties(ROOT / f"conf/spark/{name}.conf")
     scratch = machine.folder / "tmp"
     scratch.mkdir(exist_ok=True)
     changed = {

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from tests.plans.recorder import Frame, Recorded, record
 from tests.plans.runs import RUNS
 
@@ -39,7 +40,7 @@ def test_every_golden_file_has_its_run() -> None:
 
 def write_golden(names: Sequence[str]) -> None:
     """Writes the files of these runs, in a session like that of the tests."""
-    settings = read_profile(ROOT / "conf/spark/local.conf")
+    settings = read_properties(ROOT / "conf/spark/local.conf")
     with tempfile.TemporaryDirectory() as scratch:
         settings |= {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
         spark = build_session("golden plans", settings)

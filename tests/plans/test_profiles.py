@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.plans.accelerator import Accelerator
 
 PROFILES = sorted((Path(__file__).parents[2] / "conf/spark").glob("*.conf"))
@@ -87,12 +87,12 @@ def unexplained(text: str) -> list[str]:
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
 def test_spark_takes_every_setting(profile: Path, spark: SparkSession) -> None:
-    assert rejected_by_spark(spark, read_profile(profile)) == {}
+    assert rejected_by_spark(spark, read_properties(profile)) == {}
 
 
 @pytest.mark.parametrize("profile", ON_GPU, ids=lambda path: path.stem)
 def test_the_accelerator_takes_every_setting(profile: Path, accelerator: Accelerator) -> None:
-    assert accelerator.rejected(read_profile(profile)) == {}
+    assert accelerator.rejected(read_properties(profile)) == {}
 
 
 def test_what_is_wrong_is_found(spark: SparkSession, accelerator: Accelerator) -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_set_twice(profile: Path) -> None:
 @pytest.mark.parametrize("what", WHAT, ids=lambda path: path.stem)
 def test_what_and_where_say_nothing_twice(what: Path, where: Path) -> None:
     """So that one may be appended to the other."""
-    assert read_profile(what).keys() & read_profile(where).keys() == set()
+    assert read_properties(what).keys() & read_properties(where).keys() == set()
     assert what.read_text(encoding="utf-8").endswith("\n")
 
 
@@ -149,7 +149,7 @@ def test_volumes_that_spark_would_not_make_are_found(spark: SparkSession) -> Non
 
 
 def _settings(name: str) -> dict[str, str]:
-    return read_profile(next(path for path in ON_CLUSTERS if path.stem == name))
+    return read_properties(next(path for path in ON_CLUSTERS if path.stem == name))
 
 
 def test_training_leaves_the_gpu_to_torch() -> None:

@@ -75,11 +75,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark.session import build_session, read_profile
+from spark.properties import read_properties
+from spark.session import build_session
 from spark.tasks import collect_results, run_tasks
 
 folder = Path(sys.argv[1])
-settings = read_profile(Path("conf/spark/local.conf"))
+settings = read_properties(Path("conf/spark/local.conf"))
 spark = build_session("retries", {**settings, "spark.master": "local[2,3]", "spark.local.dir": sys.argv[2]})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from spark.session import read_profile
+from spark.properties import read_properties
 from tests.processes import ROOT, environment, kill_tree, wait_for
 from training.loop.training_plan import TrainPlan
 
@@ -90,7 +90,7 @@ def running_driver(
     workers: list[int] | None = None,
 ) -> Iterator[Driver]:
     """Trains these plans one after the other. At the end the driver and its children are gone in any case."""
-    profile = read_profile(ROOT / "conf/spark/local.conf")
+    profile = read_properties(ROOT / "conf/spark/local.conf")
     scratch = {
         "spark.local.dir": str(folder / "scratch"),
         "spark.driver.memory": "1g",

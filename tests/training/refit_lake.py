@@ -57,7 +57,7 @@ def config_of(lake: Lake, **train: Any) -> Config:
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Trainings run in this process, and MLflow is not updated."""
-    patch.setattr(train_model, "train_on_ranks", lambda _, plan, __: train_in_process(plan))
+    patch.setattr(train_model, "train_plan", lambda _, plan, __: train_in_process(plan))
     for name in ("prepare", "track_training", "set_aliases"):
         patch.setattr(mlflow_mirror, name, lambda *_: None)
 

@@ -205,7 +205,7 @@ def test_a_rerun_trains_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(train_model, "train_on_ranks", fails)
+    monkeypatch.setattr(train_model, "train_plan", fails)
     record = Path(runs.lake.models(NAME)) / f"refits/dt={SECOND}.json"
     before = record.read_text()
     assert refit(runs.config, SECOND).facts["version"] == runs.refits[1]

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import zipfile
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +25,7 @@ from training.distributed.progress import Channel, Listener, Report
 from training.launch.horovod_calls import elastic_interpreter, no_fork
 from training.launch.outcome import Outcome
 from training.launch.signals import signals_end_ranks
-from training.launch.slots import cores, is_local, largest_number, ranks_to_start
+from training.launch.slots import cores, cores_of_driver, is_local, largest_number, ranks_to_start
 from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.launch")
@@ -36,6 +37,28 @@ _ONE_AT_A_TIME = threading.Lock()
 # was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too short for this.
 _COLLECTIVE_TIMEOUT_S = 60
 _LOOPBACK = "127.0.0.1"
+
+
+def train_plan(
+    open_session: Callable[[], SparkSession], plan: TrainPlan, show: Report | None = None
+) -> dict[str, Any]:
+    """Trains as `train_on_ranks` does. Opens no session if one rank on this machine needs none.
+
+    Args:
+        open_session: returns the session whose tasks run the ranks.
+        plan, show: as for `train_on_ranks`.
+    """
+    usable = cores_of_driver(plan.train)
+    if usable is None:
+        return train_on_ranks(open_session(), plan, show)
+    with _ONE_AT_A_TIME:
+        return _train_here(plan, usable, show)
+
+
+def _train_here(plan: TrainPlan, usable: int, show: Report | None) -> dict[str, Any]:
+    from training.launch.in_process import train_in_driver  # other drivers do not import torch
+
+    return train_in_driver(plan, usable, show)
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
@@ -62,9 +85,7 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
         if ranks == 1 and is_local(spark) and plan.train.elastic is None:
-            from training.launch.in_process import train_in_driver  # other drivers do not import torch
-
-            return train_in_driver(plan, cores(spark), show)
+            return _train_here(plan, cores(spark), show)
         with signals_end_ranks() as received, no_fork(), _listening(spark, show) as channel:
             try:
                 outcomes = _run(spark, plan, ranks, channel)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.types import Train
+from spark.choose_workers import cores_without_jvm
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
@@ -58,6 +59,19 @@ def largest_number(spark: SparkSession, train: Train) -> int:
         return train.num_ranks
     places = _local_gpus(train) if is_local(spark) and train.elastic is None else _slots(spark)
     return max(ranks for ranks in range(1, max(places, 1) + 1) if train.num_shards % ranks == 0)
+
+
+def cores_of_driver(train: Train) -> int | None:
+    """Returns with how many cores one rank trains in this process, if that is known without a session.
+
+    The result is None if a session must be opened to know it, or if there is more than one rank.
+    """
+    if train.elastic is not None or train.num_ranks not in ("auto", 1):
+        return None
+    usable = cores_without_jvm()
+    if usable is None or (train.num_ranks == "auto" and _local_gpus(train) > 1):
+        return None
+    return usable
 
 
 def cores(spark: SparkSession) -> int:

@@ -16,6 +16,7 @@ from etl.ops.base import Type
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.workflow.fitted_workflow import FittedWorkflow
+from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
 from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
 
@@ -106,7 +107,9 @@ def fit_rows(
 ) -> FittedWorkflow:
     """The workflow fitted on frames by day, through the public door of etl.fit.fit_workflow."""
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in frames]
-    return fit_workflow(spark, config, Lake(config.lake), raw, lambda raw_day: frames[raw_day.dt], parent)
+    return fit_workflow(
+        SparkWorkers(spark), config, Lake(config.lake), raw, lambda raw_day: frames[raw_day.dt], parent
+    )
 
 
 def by_day(spark: SparkSession, rows: Sequence[Row]) -> dict[str, DataFrame]:

@@ -32,6 +32,7 @@ from etl.spark.prepared_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan
+from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
@@ -56,7 +57,7 @@ class Rows:
 def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:
     splits = raw_days(config, run_date)
     rows = rows or Rows(spark, config)
-    return report_quality(spark, config, Lake(config.lake), run_date, splits, rows)
+    return report_quality(SparkWorkers(spark), config, Lake(config.lake), run_date, splits, rows)
 
 
 @contextmanager
@@ -97,12 +98,12 @@ def test_days_whose_values_are_counted_have_the_same_report(
     ]
     config = cases.write_config(tmp_path, {"features": features})
     config = config.model_copy(update={"data": rows_config.data})
-    flow = TextPasses(spark, config, Lake(config.lake))
+    flow = TextPasses(SparkWorkers(spark), config, Lake(config.lake))
     splits = raw_days(config, RUN_DATE)
     flow.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     assert flow.has_counts_of(feature_columns(config))
     counted_report = report_quality(
-        spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow
+        SparkWorkers(spark), config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow
     )
     expected = {column.name: column for column in known.compared.columns if column.name != "X"}
     assert {column.name: column for column in counted_report.compared.columns} == expected

@@ -12,9 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
+from etl.latest import latest_rows
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.text import two_passes
 from etl.value_counts import merge_tasks
+from spark.local_workers import LocalWorkers
+from spark.workers import Workers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -37,7 +40,7 @@ GROUPS = {
 Tables = dict[str, Any]
 
 
-def _build(spark: SparkSession, folder: Path) -> tuple[Config, BuildResult, BuildResult]:
+def _build(spark: SparkSession | Workers, folder: Path) -> tuple[Config, BuildResult, BuildResult]:
     """A fit on the first day, and its extension by the second."""
     config = cases.write_config(folder, GROUPS)
     for seed, day in enumerate(DAYS):
@@ -54,6 +57,13 @@ def _rows(partition: Partition, *order: str) -> list[dict[str, Any]]:
     return list(pa.concat_tables(tables).sort_by([(name, "ascending") for name in order]).to_pylist())
 
 
+def _in_order(partition: Partition) -> list[dict[str, Any]]:
+    """The rows in the order of the files, without the folder of the raw log."""
+    paths = data_files(partition, read_manifest(partition))
+    rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths]).to_pylist()
+    return [{**row, "source_file": str(row.get("source_file")).rsplit("/", 1)[-1]} for row in rows]
+
+
 def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
     lake = Lake(config.lake)
     tables: Tables = {}
@@ -67,6 +77,11 @@ def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
             partition = lake.features(version).partition(dt)
             tables[f"{name} features {dt}"] = _rows(partition, "row_id")
     [path, *_] = data_files(partition, read_manifest(partition))
+    for dt in DAYS:
+        tables[f"quarantine {dt}"] = _in_order(lake.quarantine.partition(dt))
+        tables[f"value counts {dt}"] = _rows(lake.value_counts.partition(dt), "column", "value", "count")
+    for name, side in (("users", lake.users(version)), ("items", lake.items(version))):
+        tables[name] = _in_order(side.partition(DAYS[3]))
     tables["nullable"] = {field.name: field.nullable for field in pq.read_schema(path)}
     [quality] = file_io.list_files(f"{config.lake}/quality/hard/dt={DAYS[3]}")
     tables["quality"] = {
@@ -78,6 +93,29 @@ def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return _tables(*_build(spark, tmp_path_factory.mktemp("expected")))
+
+
+@pytest.mark.parametrize("values_of_task", [5, 8_000_000])
+@pytest.mark.parametrize("rows_in_driver", [0, 10_000_000])
+def test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publish(
+    values_of_task: int,
+    rows_in_driver: int,
+    tmp_path: Path,
+    expected: Tables,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fit and its extension need no session."""
+    monkeypatch.setattr(two_passes, "BUCKET_BYTES", 500 * values_of_task)
+    monkeypatch.setattr(merge_tasks, "MERGE_VALUES", values_of_task)
+    monkeypatch.setattr(latest_rows, "ROWS_IN_DRIVER", rows_in_driver)
+
+    def no_session() -> SparkSession:
+        raise AssertionError("the build needs no Spark session")
+
+    tables = _tables(*_build(LocalWorkers(2, no_session), tmp_path))
+    assert tables.keys() == expected.keys()
+    for name, table in tables.items():
+        assert table == expected[name], name
 
 
 class _RemoteScratch(dict[Any, Any]):

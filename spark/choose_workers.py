@@ -1,0 +1,93 @@
+"""Decides whether tasks run in Spark's Python workers or in processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
+from spark.properties import read_properties
+from spark.workers import Workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DEFAULT_MASTER = "local[*]"
+
+
+def choose_workers(
+    engine: Literal["auto", "sql", "arrow"], open_session: Callable[[], SparkSession]
+) -> Workers:
+    """Returns processes of this machine if Spark runs on this machine only, and otherwise Spark's workers.
+
+    Spark's workers are also used
+
+    * if `engine` (`workflow.engine`) is not `auto`;
+    * if spark-submit or a notebook has started this process, because the JVM is already running then;
+    * if Spark has a plugin, such as the RAPIDS Accelerator.
+
+    Args:
+        engine: `workflow.engine` of the configuration.
+        open_session: returns the Spark session. It is called at once for Spark's workers, and for processes
+            of this machine only if a stage needs frames.
+    """
+    settings = launch_settings(os.environ)
+    processes = cores_without_jvm(settings)
+    if engine != "auto" or processes is None:
+        from spark.spark_workers import SparkWorkers  # imports pyspark, which the other case does without
+
+        return SparkWorkers(open_session())
+    folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")
+    return LocalWorkers(processes, open_session, folders.split(",")[0] if folders else None)
+
+
+def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
+    """Returns the number of cores that Spark would use on this machine, if work here can do without a JVM.
+
+    The result is None if spark-submit or a notebook has started a JVM for this process, if Spark would run
+    tasks on other machines, or if it would have a plugin, such as the RAPIDS Accelerator.
+
+    Args:
+        settings: the result of `launch_settings`; None for those of this process.
+    """
+    known = launch_settings(os.environ) if settings is None else settings
+    if "PYSPARK_GATEWAY_PORT" in os.environ or "spark.plugins" in known:
+        return None
+    return local_cores(known.get("spark.master", _DEFAULT_MASTER))
+
+
+def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the properties with which a Spark session of this process would start, before a JVM runs.
+
+    They are in `spark-defaults.conf` or in the file of the option `--properties-file`, and in the options
+    `--master` and `--conf` of PYSPARK_SUBMIT_ARGS.
+    """
+    words = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
+    options = list(pairwise(words))
+    named = [value for option, value in options if option == "--properties-file"]
+    folder = environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME', '')}/conf"
+    file = Path(named[-1]) if named else Path(folder) / "spark-defaults.conf"
+    settings = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
+    if file.is_file():
+        settings |= read_properties(file)
+    for option, value in options:
+        if option == "--conf" and "=" in value:
+            name, _, text = value.partition("=")
+            settings[name] = text
+        elif option == "--master":
+            settings["spark.master"] = value
+    return settings
+
+
+def local_cores(master: str) -> int | None:
+    """Returns how many tasks Spark runs at the same time on a `local` master; None for any other master."""
+    if master == "local":
+        return 1
+    if not master.startswith("local[") or not master.endswith("]"):
+        return None
+    cores = master[len("local[") : -1].split(",")[0]
+    return len(os.sched_getaffinity(0)) if cores == "*" else int(cores)

@@ -1,0 +1,41 @@
+"""The server process that forks the workers of spark.local_workers (forkserver of multiprocessing).
+
+This module imports nothing that takes time, so that a job can start the server before its own imports.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from types import ModuleType
+
+
+def start_server() -> None:
+    """Starts the server if it does not run yet. It imports modules while the caller goes on."""
+    multiprocessing.set_forkserver_preload(["spark.forked_modules"])
+    forkserver.ensure_running()
+
+
+def start_server_early() -> None:
+    """Starts the server, unless spark-submit has started this process, whose workers then are Spark's."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        start_server()
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Hides the main module while processes are started.
+
+    Otherwise multiprocessing runs the file of the main module in each new process, and that imports all
+    modules of the job. Our workers only run functions of other modules.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,21 @@
+"""The server process of spark.local_workers imports this module before it forks workers.
+
+It imports the modules that the tasks of build_features run. The garbage collector then ignores their objects,
+so it does not copy the memory that workers share with the server.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+for _module in (
+    "etl.latest.rows_in_files",
+    "etl.text.encode_pass",
+    "etl.text.scan_pass",
+    "etl.value_counts.fit_statistics",
+    "etl.value_counts.report_statistics",
+):
+    import_module(_module)
+gc.collect()
+gc.freeze()

@@ -1,0 +1,164 @@
+"""Runs Python functions in processes of this machine, without a JVM.
+
+The processes are forked from a server process (forkserver of multiprocessing), which has imported their
+modules and has no threads. Each call of `run` or `collect` starts new processes, so the memory of one kind of
+work is free for the next.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from conf.errors import InfrastructureError
+from spark.fork_server import start_server, without_main_module
+from spark.scratch_folder import ScratchFolder
+from spark.workers import Workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The environment variable that names the folders for temporary files of a worker, in Spark and here.
+LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
+
+
+class LocalWorkers(Workers):
+    """Processes of this machine."""
+
+    def __init__(
+        self, processes: int, open_session: Callable[[], SparkSession], folder: str | None = None
+    ) -> None:
+        """Creates workers; processes start with the first task.
+
+        Args:
+            processes: how many tasks run at the same time.
+            open_session: returns the Spark session, which is started at its first call.
+            folder: where to write temporary files; None for the system's folder of temporary files.
+
+        Raises:
+            ConfigError, InfrastructureError: the folder for temporary files cannot be used.
+        """
+        self._processes, self._open_session = processes, open_session
+        self._scratch = ScratchFolder(folder)
+        start_server()
+
+    @property
+    def spark(self) -> SparkSession:
+        """Returns the session. The first call starts the JVM."""
+        return self._open_session()
+
+    @property
+    def parallelism(self) -> int:
+        """Returns the number of processes."""
+        return self._processes
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Returns False: these workers are used only where Spark has no accelerator."""
+        return False
+
+    def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
+        """Returns a table with the batches of all tasks, in the order of the tasks.
+
+        Each task writes its batches to a file of the folder for temporary files, so a large result does not
+        need memory. The files are deleted at once; the table keeps the memory mapping.
+
+        Raises:
+            InfrastructureError: a worker was killed.
+        """
+        paths = self._map(tasks, _WriteBatches(run, schema, self._scratch.new_name()))
+        tables = [schema.empty_table()]
+        for path in map(Path, paths):
+            with pa.memory_map(str(path)) as source:
+                tables.append(pa.ipc.open_file(source).read_all())
+            path.unlink()
+        return pa.concat_tables(tables)
+
+    def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
+        """Returns the texts in the order of the tasks.
+
+        Raises:
+            InfrastructureError: a worker was killed.
+        """
+        return self._map(tasks, run)
+
+    def _map(self, tasks: int, function: Callable[[int], str]) -> list[str]:
+        if not tasks:
+            return []
+        with ProcessPoolExecutor(
+            min(self._processes, tasks),
+            multiprocessing.get_context("forkserver"),
+            initializer=_begin,
+            initargs=(pickle.dumps(function), str(self._scratch.path)),
+        ) as pool:
+            with without_main_module():
+                results = [pool.submit(_run_task, index) for index in range(tasks)]
+            try:
+                return _results(results)
+            except BrokenProcessPool as error:
+                raise InfrastructureError(
+                    "a worker process of this machine was killed while it ran a task",
+                    "look for a message of the kernel about memory (`dmesg`), and run the job again; "
+                    "fewer processes at a time need less memory (spark.master=local[1] in the Spark profile)",
+                ) from error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _results(futures: Sequence[Future[str]]) -> list[str]:
+    """Returns the results in order, or raises the error of a task as soon as one fails."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in done:
+        if error := future.exception():
+            raise error
+    return [future.result() for future in futures]
+
+
+class _WriteBatches:
+    """A function for a worker: writes the batches of one task to a file, and returns the path."""
+
+    def __init__(self, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema, path: str) -> None:
+        self._run, self._schema, self._path = run, schema, path
+
+    def __call__(self, index: int) -> str:
+        path = f"{self._path}-{index}.arrow"
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, self._schema) as writer:
+            for batch in self._run(index):
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+        return path
+
+
+_function: Any = None  # the function of this worker
+
+
+def _begin(function: bytes, folder: str) -> None:
+    """Prepares a worker: it ignores Ctrl-C, which its parent handles, and ends if its parent ends."""
+    global _function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ[LOCAL_FOLDERS] = folder
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # As many workers as cores run at a time, so each uses one thread.
+    pa.set_cpu_count(1)
+    _function = pickle.loads(function)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run_task(index: int) -> str:
+    result: str = _function(index)
+    return result

@@ -1,0 +1,56 @@
+"""Where Python functions run in parallel: in Spark's Python workers, or in processes of this machine.
+
+Code that gets `Workers` runs its tasks in either place with the same results. Spark's workers are necessary
+on clusters. On one machine, processes of its own (spark/local_workers.py) need no JVM.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:  # a process that starts no JVM does not import pyspark here
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Workers(ABC):
+    """Runs functions in parallel, and has the Spark session for work that needs frames."""
+
+    @property
+    @abstractmethod
+    def spark(self) -> SparkSession:
+        """Returns the Spark session. It may be started at first use, so use it only for frames."""
+
+    @property
+    @abstractmethod
+    def parallelism(self) -> int:
+        """Returns how many tasks can run at the same time."""
+
+    @property
+    @abstractmethod
+    def is_accelerated(self) -> bool:
+        """Returns whether Spark expressions run on GPUs."""
+
+    @abstractmethod
+    def run(
+        self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema
+    ) -> pa.Table | DataFrame:
+        """Runs `run(index)` for each index below `tasks`, and returns the batches of all tasks.
+
+        Args:
+            tasks: number of tasks. With 0 tasks the result is empty.
+            run: called once per task, in another process. It is pickled. If it writes files, it must use new
+                file names in each attempt, and return these names.
+            schema: the schema of the batches.
+
+        Returns:
+            In Spark, a lazy frame (spark.tasks.run_tasks). In processes of this machine, a table with the
+            rows in the order of the tasks, mapped from files.
+        """
+
+    @abstractmethod
+    def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
+        """Runs `run(index)` for each index below `tasks`, and returns the texts in the order of the tasks."""
