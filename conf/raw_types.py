@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -138,6 +139,15 @@ class RawTable(Strict):
     def names(self) -> list[str]:
         """Returns the names of the columns."""
         return [column.name for column in self.columns]
+
+    def require_types(self, where: str, names: Sequence[str], types: Sequence[str]) -> None:
+        """Raises ValueError if a column that the key `where` names has another type than `types`."""
+        for column in self.columns:
+            if column.name in names and column.type not in types:
+                raise ValueError(
+                    f"{where} names the column {column.name!r}, which has the type {column.type}: give it "
+                    f"the type {' or '.join(types)} in log.columns"
+                )
 
 
 class Label(Strict):

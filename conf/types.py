@@ -216,8 +216,10 @@ class Config(Strict):
         reject_unknown("log.label", [self.log.label.column], set(self.log.names))
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
+            self.log.require_types("log.event_time", [self.log.event_time.column], ("int",))
         if self.keys:
             reject_unknown("keys", self.keys.columns, set(self.log.names))
+            self.log.require_types("keys", self.keys.columns, ("int", "string"))
         elif (
             any((self.users, self.items, self.negatives, self.history, self.deliver.sinks))
             or self.split.by == "leave_last_out"

@@ -10,7 +10,7 @@ from etl.fit.version_tables import VersionTables
 from etl.ops.base import Statistics, Step
 from etl.ops.categorify import Categorify
 from etl.ops.tables import RARE, VOCABULARY
-from etl.statistics.vocabulary import IdRule
+from etl.statistics.id_rule import IdRule
 from etl.value_counts.fit_statistics import compute_statistics, moments_from
 from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
 from etl.value_counts.vocabularies import VocabularyFolders

@@ -20,9 +20,10 @@ from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.value_text import text_column
 from etl.spark.read_log import read_attributes
 from etl.split.time_split import DAY
+from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.keyed_tables import keyed_tables
 from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
-from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
+from etl.statistics.vocabulary import add_counts, count_values, vocabulary_facts
 from spark.workers import Workers
 
 _COUNTS = "column string, value string, count bigint, last_seen int"

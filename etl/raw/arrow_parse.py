@@ -15,12 +15,7 @@ from pyspark.sql import types as T
 
 from conf.raw_types import Column, RawTable
 from etl.raw import quotes
-from storage.feature_spec import FLOAT32_MAX
-
-# Integers of up to 18 digits fit into 64 bits. Longer integers are rare and are converted one by one.
-_SHORT_INTEGER = r"^-?[0-9]{1,18}$"
-_LONG_INTEGER = r"^[+-]?[0-9]{1,19}$"
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+from etl.raw.number_text import integers, numbers
 
 _SPARK_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "string": T.StringType()}
 
@@ -108,30 +103,9 @@ def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
     text = pc.if_else(pc.equal(raw, ""), null, raw)
     if column.type == "string":
         return text, None
-    values = _integers(text) if column.type == "int" else floats(text)
+    values = integers(text) if column.type == "int" else numbers(text)
     bad = pc.and_(pc.is_valid(text), pc.is_null(values))
     if not pc.any(bad).as_py():
         return values, None
     kind = "integer" if column.type == "int" else "number"
     return values, pc.if_else(bad, f"{kind}:{column.name}", null)
-
-
-def _integers(text: pa.Array) -> pa.Array:
-    short = pc.fill_null(pc.match_substring_regex(text, _SHORT_INTEGER), False)
-    values = pc.if_else(short, text, pa.scalar(None, pa.string())).cast(pa.int64())
-    long = pc.and_(pc.invert(short), pc.fill_null(pc.match_substring_regex(text, _LONG_INTEGER), False))
-    if not pc.any(long).as_py():
-        return values
-    converted = [
-        int(t) if is_long and -(2**63) <= int(t) < 2**63 else v
-        for t, is_long, v in zip(text.to_pylist(), long.to_pylist(), values.to_pylist(), strict=True)
-    ]
-    return pa.array(converted, pa.int64())
-
-
-def floats(text: pa.Array) -> pa.Array:
-    """Converts texts to doubles; null if the text is not a number within the range of float32."""
-    is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
-    plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
-    values = plain.cast(pa.float64())
-    return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))

@@ -17,14 +17,10 @@ from conf.types import RawTable
 from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
 from etl.raw.compressed import first_bytes
+from etl.raw.number_text import integer_of, number_of
 from etl.raw.row_ids import number_lines, paths_by_spark_name
 from etl.raw.value_text import literal_pattern
 from storage.feature_spec import FLOAT32_MAX
-
-_INTEGER = r"^[+-]?[0-9]{1,19}$"
-# A cast alone would also accept "1d", "1f" and surrounding blanks.
-# [.] instead of \., because the accelerator does not support a repeated escaped character.
-_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 
 _LONGEST_HEADER_BYTES = 1 << 20
 _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
@@ -171,7 +167,7 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
     for column in table.columns:
         raw = values[column.name]
         if column.type == "int":
-            columns[column.name] = F.when(raw.rlike(_INTEGER), raw.cast("bigint"))
+            columns[column.name] = integer_of(raw)
             reasons.append(
                 F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
             )
@@ -183,12 +179,6 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
         else:
             columns[column.name] = raw
     return _evaluated_once(fields, columns, reasons)
-
-
-def number_of(text: Column) -> Column:
-    """Converts a text to a double; null if the text is not a number within the range of float32."""
-    number = F.when(text.rlike(_NUMBER), text.cast("double"))
-    return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
 
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:

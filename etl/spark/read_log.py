@@ -16,14 +16,13 @@ from etl.ops.base import Type
 from etl.ops.choose_engine import choose_engine
 from etl.raw import key_rule
 from etl.raw.files import RawFiles, require_raw
-from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parquet_rows, read_text_rows
+from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
+from etl.raw.row_rules import Check, bad_key, row_rules
 from etl.workflow.feature_plan import plan
 from spark.spark_workers import is_accelerated
 from storage import file_io
-from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
+from storage.feature_spec import ROW_ID
 from storage.lineage import NOT_RECORDED, LineageRecorder
-
-_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
@@ -41,35 +40,19 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
     rows = _rows(spark, config, config.log, raw)
-    label, label_ok = _label(config)
-    columns: dict[str, Column] = {LABEL: label}
-    reasons = [F.col(REASON), F.when(~label_ok, F.lit(f"label:{config.log.label.column}"))]
-    for key, name in raw_keys(config.keys).items():
-        columns[key] = F.col(name).cast("string")
-        reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
-        reasons.append(_bad_key(config.log, name))
-    if config.log.event_time:
-        time = config.log.event_time
-        instant, scale = F.col(time.column).cast("bigint"), _MICROSECONDS[time.unit]
-        columns[EVENT_TIME] = instant * scale
-        reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
-        last = (2**63 - 1) // scale  # a larger product would overflow 64 bits
-        reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    rules = row_rules(types, config.log.label, config.keys, config.log.event_time)
+    columns = {rule.output: rule.in_spark(F.col(rule.column)) for rule in rules}
+    reasons = [F.col(REASON)]
+    reasons += [_reason(check, F.col(rule.column)) for rule in rules for check in rule.checks]
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
     # Reasons are computed first: they read raw columns, which derived columns may replace.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 
 
-def _bad_key(table: RawTable, name: str) -> Column:
-    """Returns an expression: the reason to reject a row if its id in the column `name` is not valid, or null.
-
-    etl/raw/key_rule.py describes the rule for ids.
-    """
-    kinds = {column.name: column.type for column in table.columns}
-    if kinds[name] != "string":
-        return F.lit(None).cast("string")
-    return F.when(key_rule.is_bad_key(F.col(name)), F.lit(key_rule.reason(name)))
+def _reason(check: Check, raw: Column) -> Column:
+    """Returns an expression: the reason of a check if it rejects the row, and otherwise null."""
+    return F.when(check.in_spark(raw), F.lit(check.reason))
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
@@ -121,8 +104,9 @@ def read_attributes(
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
-    if id_column is not None:
-        rows = rows.withColumn(REASON, F.coalesce(REASON, _bad_key(table, id_column)))
+    types = {column.name: column.type for column in table.columns}
+    if id_column is not None and types[id_column] == "string":
+        rows = rows.withColumn(REASON, F.coalesce(REASON, _reason(bad_key(id_column), F.col(id_column))))
     keys = [key] if isinstance(key, str) else list(key)
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
@@ -170,14 +154,3 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
     return read_text_rows(
         spark, table, raw.paths, choose_engine(is_accelerated(spark), config.workflow.engine)
     )
-
-
-def _label(config: Config) -> tuple[Column, Column]:
-    """Returns two expressions: the label of a row, and whether this label is valid."""
-    raw = F.col(config.log.label.column)
-    kinds = {column.name: column.type for column in config.log.columns}
-    value = number_of(raw) if kinds[config.log.label.column] == "string" else raw.cast("double")
-    threshold = config.log.label.positive_at_least
-    if threshold is None:
-        return value.cast("float"), F.coalesce(value.isin(0.0, 1.0), F.lit(False))
-    return (value >= threshold).cast("float"), value.isNotNull()

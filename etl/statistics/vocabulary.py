@@ -5,29 +5,13 @@ When a vocabulary is extended, new values get ids, and existing ids never change
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from etl.raw.value_text import text_column
-
-
-@dataclass(frozen=True)
-class IdRule:
-    """The rule that decides which values of a vocabulary get an id.
-
-    Attributes:
-        min_count: a value gets an id only if it occurs at least this often.
-        first_id: the lowest id.
-        max_size: maximum number of values with an id; None for no limit.
-    """
-
-    min_count: int
-    first_id: int
-    max_size: int | None = None
 
 
 def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
@@ -87,60 +71,6 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
         .groupBy("column", "value")
         .agg(F.max("id").alias("id"), F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"))
     )
-
-
-def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
-    """Assigns ids to frequent values that have none.
-
-    Returns a frame with the columns of `counts` and the new ids. New ids continue after the highest id of the
-    column, or start at the rule's first id. They are assigned by descending count; values with equal counts
-    are sorted by their UTF-8 bytes. Values with fewer than `min_count` occurrences, and values beyond
-    `max_size`, keep a null id. When the vocabulary is extended later, new occurrences are added to the counts
-    of these values.
-
-    Args:
-        counts: a frame with the columns column, value, id, count, last_seen. The id is null for values
-            without an id.
-        rules: maps each column to its rule.
-    """
-    marked = counts.withColumn(
-        "is_new",
-        F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
-    )
-    by_column = Window.partitionBy("column")
-    # Only values that may get a new id are ranked, so that no window partition has to hold all values.
-    ranked = (
-        marked.where("is_new")
-        .withColumn("rank", F.row_number().over(by_column.orderBy(F.desc("count"), F.asc("value"))))
-        .drop("id", "is_new")
-    )
-    highest = counts.groupBy("column").agg(
-        F.coalesce(F.max("id"), _by_column(rules, lambda rule: rule.first_id - 1)).alias("highest"),
-        F.count("id").alias("entries"),
-    )
-    max_size = _by_column(rules, lambda rule: 2**31 if rule.max_size is None else rule.max_size)
-    fits = F.col("entries") + F.col("rank") <= max_size
-    numbered = ranked.join(F.broadcast(highest), "column").select(
-        "column",
-        "value",
-        F.when(fits, F.col("highest") + F.col("rank")).cast("int").alias("id"),
-        "count",
-        "last_seen",
-    )
-    columns = ["column", "value", "id", "count", "last_seen"]
-    return marked.where(~F.col("is_new")).select(*columns).unionByName(numbered)
-
-
-def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
-    """Returns an expression for one parameter of a rule.
-
-    In each row, the rule is that of the column named in the row's field `column`. Columns with equal
-    parameters share a branch of the expression.
-    """
-    branches: dict[Any, list[str]] = {}
-    for name, rule in rules.items():
-        branches.setdefault(value(rule), []).append(name)
-    return F.coalesce(*(F.when(F.col("column").isin(*names), F.lit(key)) for key, names in branches.items()))
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:

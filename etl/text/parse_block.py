@@ -14,13 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.native.scan import scan
-from etl.raw import key_rule
-from etl.raw.arrow_parse import floats, split_fields, typed_column
-from etl.raw.value_text import text_array
+from etl.raw.arrow_parse import split_fields, typed_column
+from etl.raw.row_rules import row_rules
 from etl.text.file_layout import FileLayout
-from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
-
-_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True)
@@ -161,58 +157,31 @@ def _nulls(array: pa.Array) -> np.ndarray:
     return array.is_null().to_numpy(zero_copy_only=False)
 
 
-def _by_row(encoded: pa.DictionaryArray, by_code: pa.Array) -> pa.Array:
-    """Converts results per distinct value to results per row."""
-    return by_code.take(encoded.indices)
-
-
 def _derived_columns(
     columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
 ) -> dict[str, pa.Array]:
-    """Computes label, keys and event_time. A row for which one of these cannot be computed gets a reason."""
-    derived = {LABEL: _label(columns, layout, reasons)}
-    for key, column in raw_keys(layout.keys).items():
-        encoded = columns[column]
-        texts = text_array(encoded.dictionary)
-        derived[key] = pa.DictionaryArray.from_arrays(encoded.indices, texts)
-        reasons.add(np.flatnonzero(_nulls(encoded)), f"missing_key:{column}")
-        if pa.types.is_string(encoded.dictionary.type):  # numbers always obey the rule of ids
-            bad = np.flatnonzero(np.asarray(key_rule.are_bad_keys(texts)))
-            reasons.add(_rows_with(encoded, bad), key_rule.reason(column))
-    if layout.event_time:
-        derived[EVENT_TIME] = _event_time(
-            columns, layout.event_time.column, _MICROSECONDS[layout.event_time.unit], reasons
+    """Computes label, keys and event_time (etl/raw/row_rules.py). A row that a check rejects gets a reason.
+
+    Rules are applied to distinct values. Keys remain dictionary arrays, the others are plain arrays.
+    """
+    derived = {}
+    for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time):
+        encoded = columns[rule.column]
+        distinct = encoded.dictionary
+        values = rule.in_arrow(distinct)
+        is_key = pa.types.is_string(values.type)
+        derived[rule.output] = (
+            pa.DictionaryArray.from_arrays(encoded.indices, values)
+            if is_key
+            else values.take(encoded.indices)
         )
+        with_null = pa.concat_arrays([distinct, pa.nulls(1, distinct.type)])
+        for check in rule.checks:
+            rejected = pc.fill_null(check.in_arrow(with_null), False).to_numpy(zero_copy_only=False)
+            if rejected[:-1].any() or (rejected[-1] and encoded.indices.null_count):
+                codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+                reasons.add(np.flatnonzero(rejected[codes]), check.reason)
     return derived
-
-
-def _label(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons) -> pa.Array:
-    name, threshold = layout.label.column, layout.label.positive_at_least
-    encoded = columns[name]
-    values = encoded.dictionary
-    # If the text of a label is not a number, the label is null.
-    numbers = floats(values) if pa.types.is_string(values.type) else values.cast(pa.float64(), safe=False)
-    valid = pc.is_in(numbers, value_set=pa.array([0.0, 1.0])) if threshold is None else numbers.is_valid()
-    positive = pc.greater_equal(numbers, 1.0 if threshold is None else float(threshold))
-    good = pc.fill_null(_by_row(encoded, valid), False).to_numpy(zero_copy_only=False)
-    reasons.add(np.flatnonzero(~good), f"label:{name}")
-    return _by_row(encoded, positive.cast(pa.float32()))
-
-
-def _event_time(
-    columns: Mapping[str, pa.Array], column: str, microseconds: int, reasons: _RowReasons
-) -> pa.Array:
-    """Returns the (n,) event times in µs, as int64. A time that does not fit into 64 bits is null."""
-    encoded = columns[column]
-    instants = encoded.dictionary.cast(pa.int64(), safe=False)
-    last = (2**63 - 1) // microseconds
-    in_range = pc.and_(pc.less_equal(instants, last), pc.greater_equal(instants, -last))
-    scaled = pc.multiply(pc.if_else(in_range, instants, pa.scalar(None, pa.int64())), microseconds)
-    missing = _nulls(encoded)
-    reasons.add(np.flatnonzero(missing), f"missing_time:{column}")
-    beyond = ~pc.fill_null(_by_row(encoded, in_range), True).to_numpy(zero_copy_only=False)
-    reasons.add(np.flatnonzero(beyond & ~missing), f"time_range:{column}")
-    return _by_row(encoded, scaled)
 
 
 def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons) -> None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import text_array
-from etl.statistics.vocabulary import IdRule
+from etl.statistics.id_rule import IdRule
 from etl.value_counts.count_file_format import ALL, Bucket, read_counts
 from etl.workflow.fitted_chains import FittedChain
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from etl.native.count_sums import Sums
-from etl.statistics.vocabulary import IdRule
+from etl.statistics.id_rule import IdRule, assign_ids_of_column
 from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.requests import CountRequest, Counts, derived_texts
 from storage import file_io
@@ -112,7 +112,7 @@ def write_vocabulary(
         entries: all entries that have an id or may get one.
         rare: facts of the rare values that other tasks have written, one per bucket.
     """
-    whole = entries if request.fixed_values is not None else _with_ids(entries, _rule(request))
+    whole = entries if request.fixed_values is not None else assign_ids_of_column(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])
     known = whole.filter(has_id).sort_by("id")
     file_name = f"part-{index:05d}.parquet"
@@ -163,24 +163,6 @@ def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> It
                     in_bucket = bucket.holds(entries["value"].combine_chunks())
                     entries = entries.filter(pa.array(in_bucket))
                 yield entries
-
-
-def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
-    """Assigns ids to entries that have none, by the same rule as etl.statistics.vocabulary.assign_ids."""
-    ids = entries["id"].combine_chunks()
-    counts = entries["count"].to_numpy()
-    is_new = ids.is_null().to_numpy(zero_copy_only=False) & (counts >= rule.min_count)
-    positions = np.flatnonzero(is_new)
-    if not len(positions):
-        return entries
-    new_entries = entries.take(pa.array(positions))
-    order = pc.sort_indices(new_entries, [("count", "descending"), ("value", "ascending")]).to_numpy()
-    known = len(ids) - ids.null_count
-    room = len(order) if rule.max_size is None else max(0, rule.max_size - known)
-    highest = pc.max(ids).as_py() if known else rule.first_id - 1
-    new_ids = ids.fill_null(-1).to_numpy(zero_copy_only=False).copy()
-    new_ids[positions[order[:room]]] = highest + 1 + np.arange(min(room, len(order)), dtype=np.int32)
-    return entries.set_column(1, "id", pa.array(new_ids, mask=new_ids < 0))
 
 
 def _write_rare(

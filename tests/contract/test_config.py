@@ -444,6 +444,19 @@ def test_the_event_time_may_be_named_so(tmp_path: Path) -> None:
     assert plan(config).features == ("I1", "I2", "I3")
 
 
+@pytest.mark.parametrize("kind", ["float", "string"])
+def test_ids_and_times_have_types_whose_texts_are_unique(tmp_path: Path, kind: str) -> None:
+    columns = [{"name": "label", "type": "int"}, *({"name": name, "type": kind} for name in ("I1", "user"))]
+    log = {**SMALL["log"], "columns": [*columns, {"name": "item", "type": "string"}]}
+    small = {**SMALL, "features": [{"columns": ["item"], "kind": "categorical", "ops": ["categorify"]}]}
+    if kind == "float":
+        with pytest.raises(ConfigError, match="keys names the column 'user', which has the type float"):
+            load_config(_write(tmp_path, {**small, "log": log}))
+    timed = {**small, "log": {**log, "event_time": {"column": "I1"}}, "keys": None}
+    with pytest.raises(ConfigError, match=f"event_time names .* has the type {kind}: give it the type int"):
+        load_config(_write(tmp_path, timed))
+
+
 @pytest.mark.parametrize("name", ["label", "user_key", "row_id", "event_time", "split", "_day", "a.b"])
 def test_features_named_like_our_columns_are_refused(tmp_path: Path, name: str) -> None:
     ops = [{"rename": {"names": {"I1": name}}}]

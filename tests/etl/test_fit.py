@@ -19,8 +19,9 @@ from conf.types import SPLITS, SplitConfig
 from etl.ops import Statistics, operator_from_config
 from etl.split.time_split import assign_split
 from etl.split.window_days import plan_days
+from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.moments import ExactSums, measure_moments, sums_of_counts
-from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values
+from etl.statistics.vocabulary import add_counts, count_values
 from tests.etl import oracle
 
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)

@@ -19,7 +19,7 @@ import pytest
 from etl.ops.fill import FittedFill
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import split_files
-from etl.statistics.vocabulary import IdRule
+from etl.statistics.id_rule import IdRule
 from etl.text import encode_pass, scan_pass
 from etl.text.file_layout import file_layout
 from etl.value_counts import vocabularies

@@ -1,0 +1,53 @@
+"""Converts texts to numbers by one rule, in Arrow arrays and with Spark expressions.
+
+An integer has at most 64 bits. A number is a decimal number within the range of float32; a cast alone would
+also accept "1d", "1f", "NaN" and surrounding blanks. All other texts become null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from storage.feature_spec import FLOAT32_MAX
+
+_INTEGER = r"^[+-]?[0-9]{1,19}$"
+# [.] instead of \., because the accelerator does not support a repeated escaped character.
+_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
+# Integers of up to 18 digits fit into 64 bits. Arrow converts longer ones one by one, because they are rare.
+_SHORT_INTEGER = r"^-?[0-9]{1,18}$"
+
+
+def integer_of(text: Column) -> Column:
+    """Converts a text to a bigint."""
+    return F.when(text.rlike(_INTEGER), text.cast("bigint"))
+
+
+def number_of(text: Column) -> Column:
+    """Converts a text to a double."""
+    number = F.when(text.rlike(_NUMBER), text.cast("double"))
+    return F.when(F.abs(number) <= FLOAT32_MAX, number)
+
+
+def integers(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts to int64."""
+    short = pc.fill_null(pc.match_substring_regex(text, _SHORT_INTEGER), False)
+    values = pc.if_else(short, text, pa.scalar(None, pa.string())).cast(pa.int64())
+    long = pc.and_(pc.invert(short), pc.fill_null(pc.match_substring_regex(text, _INTEGER), False))
+    if not pc.any(long).as_py():
+        return values
+    converted = [
+        int(t) if is_long and -(2**63) <= int(t) < 2**63 else v
+        for t, is_long, v in zip(text.to_pylist(), long.to_pylist(), values.to_pylist(), strict=True)
+    ]
+    return pa.array(converted, pa.int64())
+
+
+def numbers(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts to doubles."""
+    is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
+    plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
+    values = plain.cast(pa.float64())
+    return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))

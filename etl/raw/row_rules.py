@@ -1,0 +1,163 @@
+"""The rules of a row: which columns are computed from raw columns, and for what reasons a row is rejected.
+
+Each rule stands here once, with its two forms side by side: for Spark expressions (etl/spark/read_log.py) and
+for Arrow arrays (etl/text/parse_block.py). A rule computes the label, the id of a user, item or group, or the
+time. `row_rules` returns them in the order in which rows are checked: the first reason counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.raw_types import EventTime, Label
+from conf.types import Keys
+from etl.raw import key_rule
+from etl.raw.number_text import number_of, numbers
+from etl.raw.value_text import text_array
+from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
+
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition that rejects a row.
+
+    Attributes:
+        reason: the reason in the quarantine.
+        in_spark: returns an expression for the raw column: whether the row is rejected. Null means no.
+        in_arrow: returns the same for an array of n values, some of them null.
+    """
+
+    reason: str
+    in_spark: Callable[[Column], Column]
+    in_arrow: Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """A column that is computed from one raw column.
+
+    Attributes:
+        output: the name of the computed column.
+        column: the raw column.
+        checks: the conditions that reject a row, in order.
+        in_spark: returns the expression of the computed column.
+        in_arrow: returns the computed values of an array of n raw values.
+    """
+
+    output: str
+    column: str
+    checks: tuple[Check, ...]
+    in_spark: Callable[[Column], Column]
+    in_arrow: Callable[[pa.Array], pa.Array]
+
+
+def row_rules(
+    types: Mapping[str, str], label: Label, keys: Keys | None, event_time: EventTime | None
+) -> tuple[RowRule, ...]:
+    """Returns the rules of a log, in the order of their checks.
+
+    Args:
+        types: maps each raw column to its type: int, float or string.
+        label, keys, event_time: sections of the configuration.
+    """
+    rules = [_label(label, is_text=types[label.column] == "string")]
+    rules += [
+        _key(output, column, is_text=types[column] == "string") for output, column in raw_keys(keys).items()
+    ]
+    return (*rules, *([_time(event_time)] if event_time else []))
+
+
+def bad_key(column: str) -> Check:
+    """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
+    return Check(key_rule.reason(column), key_rule.is_bad_key, key_rule.are_bad_keys)
+
+
+def _label(label: Label, is_text: bool) -> RowRule:
+    """Returns the rule of the label: 0 or 1, or whether a number reaches `positive_at_least`."""
+    threshold = label.positive_at_least
+
+    def number(raw: Column) -> Column:
+        return number_of(raw) if is_text else raw.cast("double")
+
+    def array(values: pa.Array) -> pa.Array:
+        return numbers(values) if is_text else values.cast(pa.float64(), safe=False)
+
+    if threshold is None:
+        return RowRule(
+            LABEL,
+            label.column,
+            (
+                Check(
+                    f"label:{label.column}",
+                    lambda raw: ~F.coalesce(number(raw).isin(0.0, 1.0), F.lit(False)),
+                    # Not is_in, for which -0.0 is not 0.0.
+                    lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
+                ),
+            ),
+            lambda raw: number(raw).cast("float"),
+            lambda values: array(values).cast(pa.float32(), safe=False),
+        )
+    return RowRule(
+        LABEL,
+        label.column,
+        (
+            Check(
+                f"label:{label.column}",
+                lambda raw: number(raw).isNull(),
+                lambda values: array(values).is_null(),
+            ),
+        ),
+        lambda raw: (number(raw) >= threshold).cast("float"),
+        lambda values: pc.greater_equal(array(values), float(threshold)).cast(pa.float32()),
+    )
+
+
+def _is_zero_or_one(values: pa.Array) -> pa.Array:
+    return pc.or_(pc.equal(values, 0.0), pc.equal(values, 1.0))
+
+
+def _key(output: str, column: str, is_text: bool) -> RowRule:
+    """Returns the rule of an id (an integer or a text): its text, which must obey etl/raw/key_rule.py."""
+    missing = Check(f"missing_key:{column}", lambda raw: raw.isNull(), lambda values: values.is_null())
+    checks = (missing, bad_key(column)) if is_text else (missing,)
+    return RowRule(output, column, checks, lambda raw: raw.cast("string"), text_array)
+
+
+def _time(event_time: EventTime) -> RowRule:
+    """Returns the rule of the event time: µs since 1970-01-01 in 64 bits."""
+    column, scale = event_time.column, _MICROSECONDS[event_time.unit]
+    last = _LARGEST // scale  # a larger product would overflow 64 bits
+
+    def beyond(values: pa.Array) -> pa.Array:
+        instants = values.cast(pa.int64(), safe=False)
+        return pc.or_(pc.greater(instants, last), pc.less(instants, -last))
+
+    def microseconds(values: pa.Array) -> pa.Array:
+        instants = pc.if_else(
+            beyond(values), pa.scalar(None, pa.int64()), values.cast(pa.int64(), safe=False)
+        )
+        return pc.multiply(instants, scale)
+
+    return RowRule(
+        EVENT_TIME,
+        column,
+        (
+            Check(f"missing_time:{column}", lambda raw: raw.isNull(), lambda values: values.is_null()),
+            Check(
+                f"time_range:{column}",
+                lambda raw: ~raw.cast("bigint").between(-last, last),
+                beyond,
+            ),
+        ),
+        lambda raw: raw.cast("bigint") * scale,
+        microseconds,
+    )
