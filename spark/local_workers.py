@@ -103,6 +103,7 @@ class LocalWorkers(Workers):
         ) as pool:
             with without_main_module():
                 results = [pool.submit(_run_task, index) for index in range(tasks)]
+            pa.array([0])  # pyarrow imports pandas at its first conversion; better while the workers run
             try:
                 return _results(results)
             except BrokenProcessPool as error:

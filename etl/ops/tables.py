@@ -131,7 +131,8 @@ def _read(files: tuple[str, ...]) -> pa.Table:
     tables = []
     for path in files:
         filesystem, inner = file_io.filesystem(path)
-        tables.append(pq.read_table(inner, filesystem=filesystem, partitioning=None))
+        with filesystem.open_input_file(inner) as source:
+            tables.append(pq.ParquetFile(source).read(use_threads=False))
     return pa.concat_tables(tables).combine_chunks()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
@@ -251,7 +251,7 @@ def _rows(piece: Piece, rows_of: Callable[[RawFiles], DataFrame]) -> DataFrame:
 
 
 def _facts(kind: str, summary: Summary) -> dict[str, Any]:
-    return asdict(
+    return vars(
         ColumnProfile(
             kind=kind,
             nulls=summary.nulls,

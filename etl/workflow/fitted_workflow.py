@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -100,6 +99,8 @@ class LocalWorkflow:
         selected &= pc.field("id").isin(sorted(set().union(*ids_of.values())))
         for path in self.local.files.get(VOCABULARY, ()) if ids_of else ():
             source, inner = file_io.filesystem(path)
+            from pyarrow import dataset as ds  # its import takes 0.3 s, because it imports pandas
+
             entries = ds.dataset(inner, format="parquet", filesystem=source)
             for entry in entries.to_table(columns=["column", "id", "value"], filter=selected).to_pylist():
                 for feature, vocabulary in vocabularies.items():
