@@ -52,8 +52,9 @@ class WorkflowConfig(Strict):
         "run on a GPU. `arrow` parses lines and looks up ids in Python workers on Arrow batches, which is "
         "faster on CPUs. `auto` is `sql` if the Spark profile has the RAPIDS plugin, and for looking up ids "
         "also if the vocabularies together have more than `output.broadcast_max_rows` rows. Otherwise `auto` "
-        "is `arrow`. Both engines give the same rows. With `auto`, a job that Python and not spark-submit has "
-        "started on one machine reads text in processes of its own, and starts a JVM only for what needs it. "
+        "is `arrow`. Both engines give the same rows. With `auto`, a job that Python and not spark-submit "
+        "has started on one machine reads text in processes of its own, and starts a JVM only for what needs "
+        "it. "
         "`arrow` reads text in the Python workers of Spark in any case.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
