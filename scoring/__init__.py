@@ -6,3 +6,7 @@ Notation in docstrings: P is the number of pairs (or rows) that are scored toget
 features, C the number of categorical features, U the number of users, and N the number of items. W is the
 length of the longest candidate list among users who are scored together.
 """
+
+from conf.waiting_threads import limit_spinning
+
+limit_spinning()

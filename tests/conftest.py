@@ -12,10 +12,13 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from conf.waiting_threads import limit_spinning
 from spark.properties import read_properties
 from spark.session import build_session
 from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
+
+limit_spinning()  # test files import torch before our packages
 
 ROOT = Path(__file__).parent.parent
 
