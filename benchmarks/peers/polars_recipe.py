@@ -4,7 +4,8 @@ The file of each day is read once. For each of the 26 categorical columns, the v
 counted, and the frequent ones get an id. `replace_strict` replaces values by ids, which took less CPU time
 than left joins. The streaming engine writes the result as Parquet. Rows stay in memory between the fit and
 the encoding. This is faster than reading the text twice, but it raises the peak memory, which is printed next
-to the time.
+to the time. With the setting `streaming`, for logs that are larger than the memory, the streaming engine reads
+the text twice instead: for the counts, and for the encoding.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ def recipe(task: Task, timing: Timing) -> Outcome:
     schema = {LABEL: pl.Float32, **dict.fromkeys(DENSE, pl.Int32), **dict.fromkeys(CATEGORICAL, pl.String)}
     written: dict[str, list[str]] = {}
     with timing.part(WORK):
+        streaming = task.settings.get("streaming", False)
         with timing.part("read"):
-            days = {
-                day.dt: pl.read_csv(
+            lazy_days = {
+                day.dt: pl.scan_csv(
                     day.file, separator="\t", has_header=False, schema=schema, quote_char=None
                 )
                 for day in task.days
             }
+            days = {dt: lines if streaming else lines.collect().lazy() for dt, lines in lazy_days.items()}
+            del lazy_days
         with timing.part("vocabularies"):
             train = pl.concat([days[day.dt] for day in task.days if day.train])
             lazy = [
-                train.lazy()
-                .select(name)
+                train.select(name)
                 .drop_nulls()
                 .group_by(name)
                 .len("count")
@@ -54,7 +57,7 @@ def recipe(task: Task, timing: Timing) -> Outcome:
                 .select(name, pl.int_range(FIRST_ID, FIRST_ID + pl.len(), dtype=pl.Int32).alias("id"))
                 for name in CATEGORICAL
             ]
-            vocabularies = pl.collect_all(lazy)
+            vocabularies = pl.collect_all(lazy, engine="streaming" if streaming else "auto")
             del train
         with timing.part("encode and write"):
             dense = [pl.col(name).fill_null(0).clip(0).log1p().cast(pl.Float32) for name in DENSE]
@@ -71,7 +74,7 @@ def recipe(task: Task, timing: Timing) -> Outcome:
             ]
             for day in task.days:
                 path = str(Path(task.out) / f"{day.dt}.parquet")
-                days.pop(day.dt).lazy().select(LABEL, *dense, *ids).sink_parquet(path, compression="zstd")
+                days.pop(day.dt).select(LABEL, *dense, *ids).sink_parquet(path, compression="zstd")
                 written[day.dt] = [path]
     return Outcome(written)
 

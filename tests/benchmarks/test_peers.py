@@ -58,10 +58,12 @@ def by_pandas(days: tuple[Day, ...], folder: Path) -> Outcome:
     return Outcome(files)
 
 
-@pytest.mark.parametrize("name", ["polars", "duckdb"])
+@pytest.mark.parametrize("name", ["polars", "polars_streaming", "duckdb"])
 def test_a_peer_makes_the_table_that_pandas_makes(name: str, days: tuple[Day, ...], tmp_path: Path) -> None:
     expected = summarise(days, by_pandas(days, tmp_path))
-    run = run_contender(Contender(name, f"benchmarks.peers.{name}_recipe"), days, cores=2, limit_s=120)
+    module = f"benchmarks.peers.{name.split('_')[0]}_recipe"
+    peer = Contender(name, module, {"streaming": name.endswith("_streaming")})
+    run = run_contender(peer, days, cores=2, limit_s=120)
     assert run.summary is not None
     compare(expected, run.summary, name)
     assert run.start_up_s is not None
