@@ -1,11 +1,11 @@
-"""Converts small Arrow tables to Spark frames."""
+"""Converts small Arrow tables to Spark frames, and small frames to tables."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 
 def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
@@ -20,6 +20,16 @@ def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
     if isinstance(rows, DataFrame):
         return rows
     return spark.createDataFrame(rows.to_pandas(), spark_types(rows.schema))
+
+
+def table_of(rows: DataFrame) -> pa.Table:
+    """Returns the rows of a small Spark frame as an Arrow table, in the order of the frame.
+
+    Args:
+        rows: numbers that are never null, and strings.
+    """
+    schema = to_arrow_schema(rows.schema)
+    return pa.Table.from_pandas(rows.toPandas(), schema, preserve_index=False)
 
 
 def spark_types(schema: pa.Schema) -> T.StructType:

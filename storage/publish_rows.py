@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,9 @@ def publish_rows(
     *,
     inputs: Mapping[str, str],
     row_group_rows: int,
-    sort_by: str,
+    sort_by: str | Sequence[str],
+    expected_rows: int | None = None,
+    facts: Mapping[str, Any] | None = None,
     rules: Rules | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
@@ -35,35 +38,41 @@ def publish_rows(
         partition: where to publish the rows.
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         row_group_rows: largest number of rows of a file.
-        sort_by: the column to sort by.
-        rules, grace_hours: as in storage.publish.publish.
+        sort_by: the column or columns to sort by.
+        expected_rows: the number of rows of a frame, if the caller knows it. Otherwise the frame is persisted
+            and counted.
+        facts, rules, grace_hours: as in storage.publish.publish.
 
     Raises:
         DataError: the written rows break a rule; the previous rows remain published.
     """
+    order = [sort_by] if isinstance(sort_by, str) else list(sort_by)
     if isinstance(rows, pa.Table):
-        in_order = rows.take(pc.sort_indices(rows, sort_keys=[(sort_by, "ascending")]))
+        in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in order]))
         files = write_table(in_order, partition, row_group_rows)
         return publish_files(
             partition,
             dict.fromkeys(files),
             inputs=inputs,
             expected_rows=len(rows),
+            facts=facts,
             rules=rules,
             grace_hours=grace_hours,
         )
-    kept = rows.persist()
+    kept = rows.persist() if expected_rows is None else rows
     published = publish(
         kept,
         partition,
         inputs=inputs,
         row_group_rows=row_group_rows,
-        expected_rows=kept.count(),
+        expected_rows=kept.count() if expected_rows is None else expected_rows,
+        facts=facts,
         rules=rules,
-        sort_by=[sort_by],
+        sort_by=order,
         grace_hours=grace_hours,
     )
-    kept.unpersist()
+    if expected_rows is None:
+        kept.unpersist()
     return published
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES
-from storage import file_io
 from storage.feature_spec import ROW_ID, FeatureSpec
+from storage.parquet_files import read_file
 
 
 def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Schema:
@@ -66,9 +65,7 @@ def latest_of_days(latest_first: Iterable[pa.Table], key: str, schema: pa.Schema
 
 def latest_in_file(path: str, key: str, schema: pa.Schema) -> pa.Table:
     """Returns the row with the largest row_id of each key in a Parquet file, with the columns of `schema`."""
-    files, inner = file_io.filesystem(path)
-    with files.open_input_file(inner) as source:
-        rows = pq.ParquetFile(source).read(columns=schema.names)
+    rows = read_file(path, schema.names)
     return _latest(rows.select(schema.names), key).cast(schema)
 
 

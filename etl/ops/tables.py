@@ -8,14 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.native.lookup import Lookup
 from etl.native.mapped_vocabulary import open_vocabulary
-from storage import file_io
 from storage.manifest import data_files, read_manifest
+from storage.parquet_files import read_file
 from storage.paths import Lake, Partition
 from storage.publish import rows_of
 
@@ -128,12 +127,7 @@ def open_tables(
 
 
 def _read(files: tuple[str, ...]) -> pa.Table:
-    tables = []
-    for path in files:
-        filesystem, inner = file_io.filesystem(path)
-        with filesystem.open_input_file(inner) as source:
-            tables.append(pq.ParquetFile(source).read(use_threads=False))
-    return pa.concat_tables(tables).combine_chunks()
+    return pa.concat_tables(read_file(path) for path in files).combine_chunks()
 
 
 @lru_cache(maxsize=32)

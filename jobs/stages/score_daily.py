@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -20,16 +23,20 @@ from scoring.ranking.list_summary import summarize_lists
 from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
+from spark.arrow_frames import table_of
 from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.publish import Rules, publish, rows_of
+from storage.publish import Rules, rows_of
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
 
 # Largest number of users per scoring task. It limits the work to repeat if a task is lost.
 USERS_PER_TASK = 50_000
+# Lists of at most this number of entries are collected to the driver: some 100 MB.
+ENTRIES_IN_DRIVER = 2_000_000
 _REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 
 
@@ -53,7 +60,9 @@ def run(context: RunContext) -> JobSummary:
             measured = {"int8": change_of_lists(known, model.spec, request)}
     with context.phase("score"):
         scored = candidate_users(spark, context, dataset, users, candidates)
-        lists = score_lists(scored, model.spec, request).persist()
+        frame = score_lists(scored, model.spec, request)
+        # Small lists are one query and then Arrow, because planning queries takes longer than the work.
+        lists = table_of(frame) if users.rows * score.k <= ENTRIES_IN_DRIVER else frame.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
@@ -65,8 +74,8 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("publish"):
         versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
         refit = {"refit_of": model.refit_of} if model.refit_of else {}
-        published = publish(
-            lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
+        published = publish_rows(
+            _with_versions(lists, versions),
             context.lake.recommendations.partition(context.run_date),
             inputs={**inputs, "config": config_digest(context.config, "score")},
             row_group_rows=context.config.output.row_group_rows,
@@ -100,6 +109,15 @@ def run(context: RunContext) -> JobSummary:
             "churn": changes.get("churn"),
         },
     )
+
+
+def _with_versions(lists: pa.Table | DataFrame, versions: Mapping[str, str]) -> pa.Table | DataFrame:
+    """Adds a column with the same text in all rows for each of `versions`."""
+    if not isinstance(lists, pa.Table):
+        return lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items()))
+    for name, value in versions.items():
+        lists = lists.append_column(name, pa.array(np.full(len(lists), value, object), pa.string()))
+    return lists
 
 
 def list_request(

@@ -10,19 +10,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.load import config_digest
 from conf.types import Stop
+from etl.latest.latest_rows import ROWS_IN_DRIVER
 from metrics.psi import bin_numbers, drift_of
 from scoring.inputs.feature_rows import read_split
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
+from spark.arrow_frames import frame_of, table_of
 from storage import file_io
-from storage.dataset import Dataset
+from storage.dataset import Dataset, split_files, split_partitions
 from storage.feature_spec import ITEM_KEY, LABEL
-from storage.manifest import Manifest, is_published, read_manifest
+from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.parquet_files import read_file
 from storage.paths import Lake, Partition
 from storage.publish import publish_facts, rows_of
 from storage.run_context import RunContext
@@ -63,7 +68,7 @@ _LIMITS = {
 def publish_changes(
     context: RunContext,
     dataset: Dataset,
-    lists: DataFrame,
+    lists: pa.Table | DataFrame,
     facts: Mapping[str, Any],
     rows: int,
     made_of: Mapping[str, str],
@@ -73,7 +78,7 @@ def publish_changes(
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        lists: the new lists, with user_id, item_id and score.
+        lists: the new lists, with user_id, item_id and score: a table, or a frame for large lists.
         facts: the facts of the new lists, as summarize_lists returns them. Their `coverage` is copied.
         rows: number of entries of the new lists.
         made_of: maps the name of each input of the lists to the digest (hash) of the input.
@@ -84,12 +89,9 @@ def publish_changes(
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
-    clicks = read_split(context.spark, context.lake, dataset, ["train"], (ITEM_KEY, LABEL)).where(
-        F.col(LABEL) == 1
-    )
     changes: dict[str, Any] = {
         "coverage": facts["coverage"],
-        "cold_share": cold_entries(lists, clicks) / rows if rows else 0.0,
+        "cold_share": cold_entries(lists, _clicked(context, dataset, lists)) / rows if rows else 0.0,
         "before": None,
         **(_against(context, lists, before, earlier) if before and earlier else {}),
     }
@@ -143,9 +145,33 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
     return excesses
 
 
-def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
+def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame) -> pa.Array | DataFrame:
+    """Returns the items that were clicked in the train split, in the form that `cold_entries` needs."""
+    files = split_files(context.lake, dataset, "train")
+    rows = sum(manifest.rows for _, manifest, _ in split_partitions(context.lake, dataset, "train"))
+    if isinstance(lists, pa.Table) and rows <= ROWS_IN_DRIVER:
+        found = pa.array([], pa.string())
+        for path in files:
+            part = read_file(path, [ITEM_KEY, LABEL])
+            clicked = part.filter(pc.equal(part[LABEL], 1.0))[ITEM_KEY].combine_chunks()
+            found = pc.unique(pa.concat_arrays([found, clicked]))
+        return found
+    clicks = read_split(context.spark, context.lake, dataset, ["train"], (ITEM_KEY, LABEL))
+    items = clicks.where(F.col(LABEL) == 1).select(ITEM_KEY)
+    return table_of(items.distinct())[ITEM_KEY].combine_chunks() if isinstance(lists, pa.Table) else items
+
+
+def _against(
+    context: RunContext, lists: pa.Table | DataFrame, before: Partition, manifest: Manifest
+) -> dict[str, Any]:
     """Computes the figures that compare the new lists with the earlier lists in the partition `before`."""
-    earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
+    columns = ["user_id", "item_id", "score"]
+    if isinstance(lists, pa.Table) and manifest.rows <= ROWS_IN_DRIVER:
+        files = data_files(before, manifest)
+        earlier: pa.Table | DataFrame = pa.concat_tables(read_file(path, columns) for path in files)
+    else:
+        lists = frame_of(context.spark, lists)
+        earlier = rows_of(context.spark, before, manifest, columns=columns)
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))
     return {

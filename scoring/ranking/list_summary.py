@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -25,12 +28,12 @@ def histogram_bin(probability: Column) -> Column:
     )
 
 
-def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[str, Any]:
+def summarize_lists(lists: pa.Table | DataFrame, k: int, users: int, items: int) -> dict[str, Any]:
     """Computes facts of top-k lists, in one pass over the list entries.
 
     Args:
-        lists: a frame with the columns user_id, position, item_id and score, as score_lists returns it. It
-            has one row per list entry.
+        lists: a table or a frame with the columns user_id, position, item_id and score, as score_lists
+            returns it. It has one row per list entry.
         k: length of a full list.
         users: number of users, including users without candidates.
         items: number of items that could be recommended.
@@ -45,15 +48,7 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
         - `coverage`: items_recommended / items
         - `score_histogram`: the dictionary {edges, counts}
     """
-    bin_ = histogram_bin(F.col("score"))
-    counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]
-    totals = lists.agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.count(F.when(F.col("position") == 1, 1)).alias("with_any"),
-        F.count(F.when(F.col("position") == k, 1)).alias("with_all"),
-        F.countDistinct("item_id").alias("items"),
-        *counts,
-    ).collect()[0]
+    totals = _totals_of_table(lists, k) if isinstance(lists, pa.Table) else _totals_of_frame(lists, k)
     return {
         "rows": totals["rows"],
         "k": k,
@@ -67,4 +62,30 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
             "edges": histogram_edges(),
             "counts": [totals[f"bin_{number}"] for number in range(HISTOGRAM_BINS)],
         },
+    }
+
+
+def _totals_of_frame(lists: DataFrame, k: int) -> dict[str, int]:
+    bin_ = histogram_bin(F.col("score"))
+    counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]
+    totals = lists.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(F.when(F.col("position") == 1, 1)).alias("with_any"),
+        F.count(F.when(F.col("position") == k, 1)).alias("with_all"),
+        F.countDistinct("item_id").alias("items"),
+        *counts,
+    ).collect()[0]
+    return totals.asDict()
+
+
+def _totals_of_table(lists: pa.Table, k: int) -> dict[str, int]:
+    position = lists["position"].to_numpy()
+    bins = np.floor(lists["score"].to_numpy().astype(np.float64) * HISTOGRAM_BINS).astype(np.int64)
+    counts = np.bincount(np.minimum(bins, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS)
+    return {
+        "rows": len(lists),
+        "with_any": int((position == 1).sum()),
+        "with_all": int((position == k).sum()),
+        "items": pc.count_distinct(lists["item_id"]).as_py(),
+        **{f"bin_{number}": int(count) for number, count in enumerate(counts)},
     }

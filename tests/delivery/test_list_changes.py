@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Stop
+from jobs.stages import score_daily as score_stage
 from jobs.stages.score_daily import run as score_daily
 from metrics.psi import bin_numbers, drift_of
+from scoring.delivery import publish_limits
 from scoring.delivery.publish_limits import find_excesses, last_published
-from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
+from scoring.ranking.list_changes import ListChanges, cold_entries, compare_lists, score_bins
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
 from tests.delivery.conftest import PublishedRuns, score_section
@@ -33,14 +37,24 @@ def draw_lists(seed: int, users: list[str], k: int = 6) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["user_id", "item_id", "score"])
 
 
-def test_changes_equal_sets_of_python(spark: SparkSession) -> None:
+@pytest.fixture(params=["table", "frame"])
+def form(request: pytest.FixtureRequest, spark: SparkSession) -> Callable[[pd.DataFrame], Any]:
+    """Converts rows to the form of small lists, and to that of large ones."""
+
+    def table(rows: pd.DataFrame) -> pa.Table:
+        return pa.Table.from_pandas(rows, preserve_index=False)
+
+    return table if request.param == "table" else spark.createDataFrame
+
+
+def test_changes_equal_sets_of_python(form: Callable[[pd.DataFrame], Any]) -> None:
     users = [f"u{number:02d}" for number in range(60)]
     today, before = draw_lists(1, users[5:]), draw_lists(2, users[:-9])
     same = today.user_id.isin(users[20:25])
     before = pd.concat([before[~before.user_id.isin(users[20:25])], today[same]], ignore_index=True)
     sets = [rows.groupby("user_id").item_id.agg(set).to_dict() for rows in (today, before)]
     both = sorted(set(sets[0]) & set(sets[1]))
-    actual = compare_lists(spark.createDataFrame(today), spark.createDataFrame(before))
+    actual = compare_lists(form(today), form(before))
     assert (actual.users_in_both, actual.users_lost, actual.users_gained) == (len(both), 5, 9) == (46, 5, 9)
     churn = np.mean([len(sets[0][user] - sets[1][user]) / len(sets[0][user]) for user in both])
     jaccard = np.mean(
@@ -50,18 +64,24 @@ def test_changes_equal_sets_of_python(spark: SparkSession) -> None:
     assert actual.jaccard == pytest.approx(jaccard, abs=1e-12)
     assert actual.users_lost_share == 5 / 51
     clicked = [f"i{item:02d}" for item in range(0, 30, 2)] * 2
-    cold = cold_entries(
-        spark.createDataFrame(today), spark.createDataFrame([(item,) for item in clicked], "item_key string")
-    )
+    items = form(pd.DataFrame({"item_key": clicked}))
+    items = items["item_key"].combine_chunks() if isinstance(items, pa.Table) else items
+    cold = cold_entries(form(today), items)
     assert cold == sum(int(item[1:]) % 2 for item in today.item_id) > 0
-    assert sum(score_bins(spark.createDataFrame(today)).values()) == len(today)
+    assert score_bins(form(today)) == _bins(today)
+    entries = form(today)
+    empty = entries.slice(0, 0) if isinstance(entries, pa.Table) else entries.limit(0)
+    assert (cold_entries(empty, items), score_bins(empty)) == (0, Counter())
+    assert compare_lists(empty, empty) == ListChanges(0, 0, 0, None, None)
 
 
-def test_equal_lists_did_not_change_and_strangers_share_nothing(spark: SparkSession) -> None:
-    lists = spark.createDataFrame(draw_lists(3, ["a", "b", "c"]))
+def test_equal_lists_did_not_change_and_strangers_share_nothing(
+    form: Callable[[pd.DataFrame], Any],
+) -> None:
+    lists = form(draw_lists(3, ["a", "b", "c"]))
     same = compare_lists(lists, lists)
     assert (same.churn, same.jaccard, same.users_lost, same.users_gained) == (0.0, 1.0, 0, 0)
-    others = spark.createDataFrame(draw_lists(3, ["d", "e"]))
+    others = form(draw_lists(3, ["d", "e"]))
     apart = compare_lists(lists, others)
     assert (apart.churn, apart.jaccard, apart.users_in_both, apart.users_lost_share) == (None, None, 0, 1.0)
 
@@ -113,6 +133,26 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(runs: Publishe
         score_daily(runs.job(DAY_AFTER, score=strict))
     assert read_manifest(partition).digest == digest
     assert read_manifest(changes).facts["held_back"] is True
+
+
+def test_small_and_large_lists_are_published_alike(
+    runs: PublishedRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Arrow in the driver, with Spark for what is large, and by Spark alone."""
+    lake, section = runs.lake, score_section(stop={"max_cold_share": 1.0})
+    partition, changes = lake.recommendations.partition(DAY_AFTER), lake.list_changes.partition(DAY_AFTER)
+    published = []
+    for entries, rows in ((10**9, 10**9), (10**9, -1), (-1, -1)):
+        monkeypatch.setattr(score_stage, "ENTRIES_IN_DRIVER", entries)
+        monkeypatch.setattr(publish_limits, "ROWS_IN_DRIVER", rows)
+        score_daily(runs.job(DAY_AFTER, score=section))
+        manifest, compared = read_manifest(partition), read_manifest(changes).facts
+        facts = {name: value for name, value in manifest.facts.items() if name != "scored_at"}
+        exact = {name: value for name, value in compared.items() if name not in ("churn", "jaccard")}
+        rounded = [round(compared[name], 12) for name in ("churn", "jaccard")]
+        published.append((runs.rows(partition).values.tolist(), manifest.schema, facts, exact, rounded))
+    assert published[0] == published[1] == published[2]
+    assert len(published[0][0]) > 100
 
 
 def _bins(lists: pd.DataFrame) -> Counter[int]:

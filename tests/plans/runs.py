@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
+from jobs.stages import score_daily as score_stage
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from jobs.stages.evaluate_model import run as evaluate_model
@@ -198,6 +199,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+        patch.setattr(score_stage, "ENTRIES_IN_DRIVER", -1)  # the plans of lists that are large
         for body, run_config, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from conf.errors import DataError, raised_in
 from scoring.ranking.list_summary import summarize_lists
 from scoring.spark.score_frames import score_lists, score_rows
+from spark.arrow_frames import table_of
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores
 
 K = 5
@@ -66,6 +67,8 @@ def test_users_without_candidates_have_no_rows_and_are_counted(
     candidates: list[list[int] | None] = [[], [7], [3, 4, 5], *([None] * 34)]
     lists = score_lists(users_frame(spark, reference, candidates), SPEC, reference.request)
     facts = summarize_lists(lists, K, users=len(reference.users), items=len(reference.items))
+    small = summarize_lists(table_of(lists), K, users=len(reference.users), items=len(reference.items))
+    assert small == facts
     actual = sorted_lists(lists)
     assert facts["rows"] == len(actual) == 0 + 1 + 3 + 34 * K
     assert (facts["users"], facts["users_without"], facts["users_with_fewer"]) == (37, 1, 3)
