@@ -8,22 +8,42 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from types import ModuleType
 
+_LONGEST_FOLDER = 70  # bytes
+
 
 def start_server() -> None:
     """Starts the server if it does not run yet. It imports modules while the caller goes on."""
     multiprocessing.set_forkserver_preload(["spark.forked_modules"])
-    forkserver.ensure_running()
+    with _short_folder():
+        forkserver.ensure_running()
 
 
 def start_server_early() -> None:
     """Starts the server, unless spark-submit has started this process, whose workers then are Spark's."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         start_server()
+
+
+@contextmanager
+def _short_folder() -> Iterator[None]:
+    """Lets multiprocessing create its socket in /tmp if the folder of temporary files has a long path.
+
+    The path of a Unix socket has at most 107 bytes, and multiprocessing adds two names to the folder's path.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
+        yield
+        return
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager
