@@ -1,6 +1,6 @@
 """Compares two ways of parsing text inside Spark frames: Arrow in Python workers, and Spark expressions.
 
-    .venv/bin/python benchmarks/parsing.py [--quick] [--repeats N]
+    .venv/bin/python benchmarks/parsing.py [--quick] [--rows N] [--repeats N]
 
 Logs with histories, sampled negatives or tables of attributes are read as Spark frames. `workflow.engine: arrow`
 then parses the lines in Python workers (etl/raw/arrow_parse.py), and `sql` with Spark expressions
@@ -45,9 +45,10 @@ READ = {"all_columns": None, "four_columns": ("row_id", "label", "C1", "C2")}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS // DAYS:,} rows in a day")
+    parser.add_argument("--rows", type=int, help=f"rows of the four days of the log (default {ROWS:,})")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each engine that count (default 3)")
     options = parser.parse_args(arguments)
-    rows = QUICK_ROWS if options.quick else ROWS
+    rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
     log = make_log(CACHE, rows, DAYS)
     spark = build_session("benchmark parsing", read_properties(PROFILE))
     spark.sparkContext.setLogLevel("ERROR")
