@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -233,3 +234,18 @@ def test_processes_are_used_on_one_machine(monkeypatch: pytest.MonkeyPatch, tmp_
     assert isinstance(chosen, LocalWorkers)
     assert (chosen.parallelism, chosen.is_accelerated) == (5, False)
     assert [path.name for path in tmp_path.iterdir()] == [f"nightrank-{os.getuid()}"]
+
+
+def has_pandas(index: int) -> str:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        return "none"
+    return pandas.__name__
+
+
+def test_only_our_workers_have_no_pandas(workers: LocalWorkers) -> None:
+    """Other users of multiprocessing share the server process, and see nothing of that."""
+    assert workers.collect(1, has_pandas) == ["none"]
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        assert pool.map(has_pandas, [0]) == ["pandas"]
