@@ -149,16 +149,18 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
     """Returns the items that were clicked in the train split, in the form that `cold_entries` needs."""
     files = split_files(context.lake, dataset, "train")
     rows = sum(manifest.rows for _, manifest, _ in split_partitions(context.lake, dataset, "train"))
-    if isinstance(lists, pa.Table) and rows <= ROWS_IN_DRIVER:
-        found = pa.array([], pa.string())
+    if isinstance(lists, pa.Table) and files and rows <= ROWS_IN_DRIVER:  # without files, read_split fails
+        items = pa.array([], pa.string())
         for path in files:
             part = read_file(path, [ITEM_KEY, LABEL])
             clicked = part.filter(pc.equal(part[LABEL], 1.0))[ITEM_KEY].combine_chunks()
-            found = pc.unique(pa.concat_arrays([found, clicked]))
-        return found
+            items = pc.unique(pa.concat_arrays([items, clicked]))
+        return items
     clicks = read_split(context.spark, context.lake, dataset, ["train"], (ITEM_KEY, LABEL))
-    items = clicks.where(F.col(LABEL) == 1).select(ITEM_KEY)
-    return table_of(items.distinct())[ITEM_KEY].combine_chunks() if isinstance(lists, pa.Table) else items
+    clicked_items = clicks.where(F.col(LABEL) == 1).select(ITEM_KEY)
+    if isinstance(lists, pa.Table):
+        return table_of(clicked_items.distinct())[ITEM_KEY].combine_chunks()
+    return clicked_items
 
 
 def _against(

@@ -94,8 +94,8 @@ def test_it_ends_well_where_a_jvm_cannot_start(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_a_log_that_needs_frames_starts_a_jvm(tmp_path: Path) -> None:
-    """So this job fails where the other one ends well."""
+def test_the_engine_arrow_starts_a_jvm(tmp_path: Path) -> None:
+    """So this job fails where the job above ends well."""
     write_log(tmp_path, 30, {"workflow": {"engine": "arrow"}})
     run = subprocess.run(
         command(tmp_path), env=without_java(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False
