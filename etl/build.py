@@ -7,11 +7,12 @@ tables of users and items, and the dataset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -30,12 +31,13 @@ from etl.split.time_split import SPLIT
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from spark.rows import union_all
 from spark.workers import Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
-from storage.publish import Rules, publish, rows_of
+from storage.publish import Rules, publish
 from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
@@ -108,20 +110,20 @@ def encode_split(
     workflow: FittedWorkflow,
     run_date: str,
     split: Split,
-) -> DataFrame:
+    read: Callable[[Partition, Manifest], pa.Table | DataFrame],
+) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
     The features of a day that this workflow has already encoded are read. If Python workers can read the raw
     log (etl.text.two_passes), they encode the other days, and their features are published. Otherwise, Spark
     frames compute the features of all days, and the result is persisted, because to parse a log again costs
-    more.
+    more. `read` reads published features.
     """
     days = raw_days(config, run_date, lake.recorder)[split]
     published = _encoded_days(workers, config, lake, workflow, days)
     if published is not None:
         table = lake.features(workflow.version)
-        frames = [rows_of(workers.spark, table.partition(dt), manifest) for dt, manifest in published.items()]
-        return reduce(DataFrame.unionByName, frames)
+        return union_all([read(table.partition(dt), manifest) for dt, manifest in published.items()])
     frames = []
     for raw in days:
         rows = prepared_rows(workers.spark, config, lake, raw)

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Literal
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
 from spark.properties import read_properties
 from spark.workers import Workers
+from storage.run_context import RunContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A stage of scoring or evaluation that reads more rows uses Spark. A row of features takes some 200 bytes.
+ROWS_IN_PROCESS = 10_000_000
 _DEFAULT_MASTER = "local[*]"
 
 
@@ -43,6 +46,29 @@ def choose_workers(
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")
     return LocalWorkers(processes, open_session, folders.split(",")[0] if folders else None)
+
+
+def stay_in_process(context: RunContext, rows: int) -> None:
+    """Lets a stage keep its rows in this process if they are few, and if work here can do without a JVM.
+
+    The job must have no session yet, `workflow.engine` must be `auto`, and cores_without_jvm() must return a
+    number. `context.in_process` says what was decided.
+
+    Args:
+        context: the context of the stage.
+        rows: the number of rows that the stage reads.
+    """
+    wanted = context.started_spark is None and context.config.workflow.engine == "auto"
+    context.in_process = wanted and rows <= ROWS_IN_PROCESS and cores_without_jvm() is not None
+
+
+def workers_of(context: RunContext) -> Workers:
+    """Returns the workers of a stage: processes of this machine if its rows stay in this process."""
+    if context.in_process:
+        return choose_workers("auto", lambda: context.spark)
+    from spark.spark_workers import SparkWorkers
+
+    return SparkWorkers(context.spark)
 
 
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:

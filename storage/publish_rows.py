@@ -22,8 +22,10 @@ def publish_rows(
     *,
     inputs: Mapping[str, str],
     row_group_rows: int,
-    sort_by: str | Sequence[str],
+    sort_by: str | Sequence[str] = (),
     expected_rows: int | None = None,
+    rows_in: int | None = None,
+    dropped: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
     rules: Rules | None = None,
     grace_hours: float = 24.0,
@@ -38,23 +40,26 @@ def publish_rows(
         partition: where to publish the rows.
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         row_group_rows: largest number of rows of a file.
-        sort_by: the column or columns to sort by.
-        expected_rows: the number of rows of a frame, if the caller knows it. Otherwise the frame is persisted
-            and counted.
-        facts, rules, grace_hours: as in storage.publish.publish.
+        sort_by: the column or columns to sort by. Without any, rows keep their order.
+        expected_rows: the required number of rows, if the caller knows it. Otherwise a frame is persisted and
+            counted.
+        rows_in, dropped, facts, rules, grace_hours: as in storage.publish.publish.
 
     Raises:
         DataError: the written rows break a rule; the previous rows remain published.
     """
     order = [sort_by] if isinstance(sort_by, str) else list(sort_by)
     if isinstance(rows, pa.Table):
-        in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in order]))
+        keys = [(name, "ascending") for name in order]
+        in_order = rows.take(pc.sort_indices(rows, sort_keys=keys)) if keys else rows
         files = write_table(in_order, partition, row_group_rows)
         return publish_files(
             partition,
             dict.fromkeys(files),
             inputs=inputs,
-            expected_rows=len(rows),
+            expected_rows=len(rows) if expected_rows is None else expected_rows,
+            rows_in=rows_in,
+            dropped=dropped,
             facts=facts,
             rules=rules,
             grace_hours=grace_hours,
@@ -66,6 +71,8 @@ def publish_rows(
         inputs=inputs,
         row_group_rows=row_group_rows,
         expected_rows=kept.count() if expected_rows is None else expected_rows,
+        rows_in=rows_in,
+        dropped=dropped,
         facts=facts,
         rules=rules,
         sort_by=order,

@@ -36,6 +36,8 @@ class RunContext:
             with bad input fails before executors start.
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
             of the run. In notebooks and tests nothing is recorded.
+        in_process: whether scoring and evaluation keep their rows as Arrow tables in this process, instead of
+            Spark frames. A stage that can do so decides (spark.choose_workers.stay_in_process).
     """
 
     name: str
@@ -44,6 +46,7 @@ class RunContext:
     phases: dict[str, float] = field(default_factory=dict)
     open_session: Callable[[RunContext], SparkSession] = _no_session
     recorder: LineageRecorder = NOT_RECORDED
+    in_process: bool = False
     _spark: SparkSession | None = None
 
     @property

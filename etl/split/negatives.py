@@ -82,9 +82,9 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
     return logged.unionByName(negatives.select(*rows.columns))
 
 
-def is_drawn(config: Negatives) -> Column:
-    """Returns a condition that is true for drawn negatives in a feature table, and false for log rows."""
-    return F.pmod(F.col(ROW_ID), F.lit(config.per_positive + 1).cast("bigint")) != 0
+def drawn_rows(config: Negatives) -> str:
+    """Returns a condition of SQL that is true for drawn negatives in a feature table, else false."""
+    return f"{ROW_ID} % {config.per_positive + 1} <> 0"
 
 
 def _split_number(rows: DataFrame) -> Column:

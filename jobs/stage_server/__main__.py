@@ -31,6 +31,7 @@ from conf.errors import EXIT_OK
 from jobs.command_line import job_parser
 from jobs.runner import run_in_application
 from jobs.sessions import SharedSession
+from spark.choose_workers import cores_without_jvm
 from spark.fork_server import start_server_early
 
 
@@ -47,7 +48,8 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     start_server_early()  # its workers read the log in the first stage
     requests = _Requests()
-    threading.Thread(target=_start_jvm, daemon=True).start()
+    if cores_without_jvm() is None:  # otherwise a small run does without a JVM
+        threading.Thread(target=_start_jvm, daemon=True).start()
     threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True).start()
     shared = SharedSession()
     while (request := requests.next()) is not None:

@@ -8,6 +8,7 @@ from scoring.candidates.candidate_tables import (
     CandidateTables,
     candidate_rows,
     exclusions,
+    frames_needed,
     read_candidate_tables,
     table_digests,
 )
@@ -16,12 +17,16 @@ from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.retrieved import retrieve
 from scoring.candidates.vector_tables import delete_checkpoints, vector_store
+from scoring.inputs.feature_rows import count_rows
 from scoring.inputs.requests import ITEM_INDEX
+from spark.choose_workers import stay_in_process
+from spark.rows import read_rows
 from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
-from storage.publish import Rules, publish, rows_of
+from storage.publish import Rules
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
 
 
@@ -29,6 +34,8 @@ def run(context: RunContext) -> JobSummary:
     """Assigns indices to the items of the run date, and publishes one list of candidates per user."""
     require(context.config, "keys")
     dataset = read_dataset(context.lake, context.run_date)
+    if not frames_needed(context.config.candidates):
+        stay_in_process(context, count_rows(context.lake, dataset))
     with context.phase("tables"):
         tables = read_candidate_tables(context, dataset.workflow_version)
     with context.phase("candidate_items"):
@@ -57,14 +64,14 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
     seen = None
     if config.active_days is not None:
         seen = within(candidate_rows(context, dataset, config.splits), config.active_days, context.run_date)
-    items, dropped = available_items(rows_of(context.spark, source, known), seen, tables.out_of_stock)
+    items, dropped = available_items(read_rows(context, source, known), seen, tables.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
         "dataset": dataset.digest,
         "config": config_digest(context.config, "candidates"),
         **table_digests(context),
     }
-    return publish(
+    return publish_rows(
         number_items(items),
         context.lake.candidate_items(dataset.workflow_version).partition(context.run_date),
         inputs={"items": known.digest, **(chosen_by if dropped else {})},
@@ -93,7 +100,7 @@ def publish_candidates(
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     with_scores = context.config.score.blend == "auto"
     published = lake.candidate_items(version).partition(context.run_date)
-    items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+    items = read_rows(context, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
     retrieved = retrieve(context, version, tables, numbered, excluding, store)
     sources = SourceTables(
@@ -105,8 +112,9 @@ def publish_candidates(
         retrieved.lists if retrieved else None,
         store,
     )
-    return publish(
-        make_candidates(config, sources, with_scores=with_scores),
+    candidates = make_candidates(config, sources, with_scores=with_scores)
+    return publish_rows(
+        candidates,
         lake.candidates(version).partition(context.run_date),
         inputs={
             **tables.inputs(context, dataset),
@@ -121,5 +129,6 @@ def publish_candidates(
             **({"retrieval_search": retrieved.search} if retrieved else {}),
         },
         rules=Rules(not_null=[USER_KEY]),
+        sort_by=[USER_KEY] if context.in_process else (),
         grace_hours=context.config.output.grace_hours,
     )

@@ -12,7 +12,9 @@ from typing import Any
 from conf.load import config_digest
 from scoring.evaluation.gate import Verdict
 from scoring.evaluation.gate_run import run_gate
+from scoring.inputs.feature_rows import count_rows
 from scoring.model.model_info import read_model_info
+from spark.choose_workers import stay_in_process
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.publish import publish_facts
@@ -34,6 +36,7 @@ def run(context: RunContext) -> JobSummary:
     before = champion_state.champion
     champion = read_model_info(model_path(lake, name, before), lake.recorder) if before else None
     dataset = read_dataset(lake, run_date)
+    stay_in_process(context, count_rows(lake, dataset))
     barred_because = reason_against_promotion(lake, name, challenger.version, champion_state)
     evaluation = run_gate(context, dataset, challenger, champion, barred_because)
     verdict = evaluation.verdict

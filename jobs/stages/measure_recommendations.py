@@ -13,13 +13,10 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from conf.errors import DataError
 from conf.load import config_digest
 from etl.synthetic.truth import generated_days
-from scoring.candidates.candidate_tables import exclusions, read_candidate_tables
+from scoring.candidates.candidate_tables import exclusions, frames_needed, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
@@ -29,13 +26,15 @@ from scoring.evaluation.list_facts import POPULAR, PUBLISHED, relevance_facts, s
 from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
 from scoring.evaluation.rows_of_day import rows_of_day
 from scoring.evaluation.true_lists import true_lists
-from scoring.inputs.feature_rows import read_split
+from scoring.inputs.feature_rows import count_rows, read_split
 from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from spark.choose_workers import stay_in_process, workers_of
+from spark.rows import Rows, count, list_entries, persist, query, read_rows, union_all, with_value
 from storage.dataset import Dataset, read_dataset, with_present_rows
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import ITEM_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
-from storage.publish import publish_facts, rows_of
+from storage.publish import publish_facts
 from storage.run_context import RunContext, require
 
 log = logging.getLogger("nightrank.measure")
@@ -57,20 +56,22 @@ def run(context: RunContext) -> JobSummary:
             run_date,
         )
     k = published.facts["k"]
-    train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
-    warm = train.select(USER_KEY).distinct().persist()
+    if not frames_needed(context.config.candidates):
+        stay_in_process(context, count_rows(lake, dataset) + published.rows)
+    train = read_split(context, dataset, ["train"], CLICK_COLUMNS)
+    warm = persist(query("SELECT DISTINCT user_key FROM {train}", train=train))
     with context.phase("positives"):
-        clicked = positives(context, dataset).persist()
-        num_clicked = clicked.count()
+        clicked = persist(positives(context, dataset))
+        num_clicked = count(clicked)
     if not num_clicked:
         raise DataError(
             f"there are no clicks to compare the lists of {run_date} with ({against})",
             "measure another date, or change measure.against",
         )
     with context.phase("lists"):
-        kinds = all_kinds(context, dataset, published, train).persist()
+        kinds = persist(all_kinds(context, dataset, published, train))
         users, items = users_and_items(context, published.facts["workflow_version"], train)
-        items = items.persist()
+        items = persist(items)
         measured = measure_kinds(kinds, clicked, warm, users, items, k)
     with context.phase("items"):
         counts = count_items(kinds, clicked, items)
@@ -105,7 +106,7 @@ def require_no_refit(published: Manifest) -> None:
         )
 
 
-def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train: DataFrame) -> DataFrame:
+def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train: Rows) -> Rows:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
@@ -113,11 +114,14 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     """
     k = published.facts["k"]
     items, excluding = candidates_of(context, dataset, published)
-    kinds = recommended(context, published).withColumn(KIND, F.lit(PUBLISHED))
-    popular = most_popular(excluding, items, train, k)
-    kinds = kinds.unionByName(popular.withColumn(KIND, F.lit(POPULAR)))
+    kinds = [
+        with_value(recommended(context, published), KIND, PUBLISHED),
+        with_value(most_popular(excluding, items, train, k), KIND, POPULAR),
+    ]
     generated = generated_days(context.lake, context.config.keys, measured_days(context, dataset))
-    return kinds if generated is None else kinds.unionByName(true_lists(excluding, items, generated, k))
+    if generated is not None:
+        kinds.append(true_lists(workers_of(context), excluding, items, generated, k))
+    return union_all(kinds)
 
 
 def measured_days(context: RunContext, dataset: Dataset) -> list[str]:
@@ -135,7 +139,7 @@ def _day_after(day: str) -> str:
     return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
 
 
-def positives(context: RunContext, dataset: Dataset) -> DataFrame:
+def positives(context: RunContext, dataset: Dataset) -> Rows:
     """Returns the clicks of the day after the run date, or of the test split, as (user_key, item_key).
 
     Each pair occurs once.
@@ -144,34 +148,44 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
         DataError: the day after the lists has no raw log.
     """
     if context.config.measure.against == "test_split":
-        rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
+        rows = read_split(context, dataset, ["test"], CLICK_COLUMNS)
     else:
         rows = rows_of_day(context, _day_after(context.run_date))
-    return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
+    return query("SELECT DISTINCT user_key, item_key FROM {rows} WHERE label = 1", rows=rows)
 
 
-def recommended(context: RunContext, published: Manifest) -> DataFrame:
+def recommended(context: RunContext, published: Manifest) -> Rows:
     """Returns the published lists with the columns user_key, position and item_key."""
-    lists = rows_of(context.spark, context.lake.recommendations.partition(context.run_date), published)
-    return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
+    partition, columns = (
+        context.lake.recommendations.partition(context.run_date),
+        ["user_id", "position", "item_id"],
+    )
+    lists = read_rows(context, partition, published, columns=columns)
+    return query("SELECT user_id AS user_key, position, item_id AS item_key FROM {lists}", lists=lists)
 
 
-def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) -> tuple[DataFrame, Exclusions]:
+def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) -> tuple[Rows, Exclusions]:
     """Returns the items that could be recommended, and the excluded items of each user of the lists."""
     version = published.facts["workflow_version"]
     items = candidate_items(context, version, numbered_items(context, version))
     return items, exclusions(context, dataset, version, items, read_candidate_tables(context, version))
 
 
-def most_popular(excluding: Exclusions, items: DataFrame, train: DataFrame, k: int) -> DataFrame:
+def most_popular(excluding: Exclusions, items: Rows, train: Rows, k: int) -> Rows:
     """Returns lists of the k items with the most clicks in the train split.
 
     The columns are user_key, position and item_key. The lists are for the same users as the published
     lists, are made from the same items, and leave out the same excluded (user, item) pairs.
     """
     lists = popular_items(excluding, popularity(train, items), k)
-    entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
-    return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
+    return query(
+        """
+        SELECT user_key, position, item_key
+        FROM {entries} AS entries JOIN {items} AS items ON items.item_index = entries.item_index
+        """,
+        entries=list_entries(lists, CANDIDATES, ITEM_INDEX),
+        items=items,
+    )
 
 
 def numbered_items(context: RunContext, version: str) -> Manifest:
@@ -179,14 +193,14 @@ def numbered_items(context: RunContext, version: str) -> Manifest:
     return read_manifest(context.lake.candidate_items(version).partition(context.run_date))
 
 
-def candidate_items(context: RunContext, version: str, numbered: Manifest) -> DataFrame:
+def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Rows:
     """Returns the items that could be recommended, with the columns item_index and item_key."""
     partition = context.lake.candidate_items(version).partition(context.run_date)
-    return rows_of(context.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+    return read_rows(context, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
 
 
 def candidate_recall(
-    context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
+    context: RunContext, clicked: Rows, warm: Rows, published: Manifest
 ) -> dict[str, Any] | None:
     """Returns the recall of the candidates, in total and by source, for users with rows in the train split.
 
@@ -211,5 +225,5 @@ def candidate_recall(
             f"run build_candidates for {context.run_date} again",
         )
     items = candidate_items(context, version, numbered)
-    recall = measure_recall(rows_of(context.spark, partition, candidates), items, clicked, warm, sources)
+    recall = measure_recall(read_rows(context, partition, candidates), items, clicked, warm, sources)
     return {**asdict(recall[True]), "cold_users": asdict(recall[False]) if recall[False].users else None}

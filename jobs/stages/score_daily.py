@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from conf.errors import DataError
 from conf.load import config_digest
@@ -24,6 +21,8 @@ from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
 from spark.arrow_frames import table_of
+from spark.choose_workers import stay_in_process
+from spark.rows import Rows, query, read_rows, spread, with_value
 from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
@@ -46,23 +45,26 @@ def run(context: RunContext) -> JobSummary:
     model, dataset = serving_model_and_dataset(context)
     require_listable(model.spec)
     users, items, candidates = read_inputs(context, dataset)
+    if users.rows * context.config.score.k <= ENTRIES_IN_DRIVER:
+        stay_in_process(context, users.rows)
     request, rule_digests = list_request(context, model, items)
     blend = served_blend(context, candidates)
     if blend is not None:
         request = replace(request, blend=blend_request(blend, candidates))
-    spark, score = context.spark, context.config.score
+    score = context.config.score
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
         with context.phase("int8"):
             known = rows_of(
-                spark, context.lake.users(dataset.workflow_version).partition(context.run_date), users
+                context.spark, context.lake.users(dataset.workflow_version).partition(context.run_date), users
             )
             measured = {"int8": change_of_lists(known, model.spec, request)}
     with context.phase("score"):
-        scored = candidate_users(spark, context, dataset, users, candidates)
-        frame = score_lists(scored, model.spec, request)
-        # Small lists are one query and then Arrow, because planning queries takes longer than the work.
-        lists = table_of(frame) if users.rows * score.k <= ENTRIES_IN_DRIVER else frame.persist()
+        scored = candidate_users(context, dataset, users, candidates)
+        lists = score_lists(scored, model.spec, request)
+        if isinstance(lists, DataFrame):
+            # Small lists are one query and then Arrow, because planning queries takes longer than the work.
+            lists = table_of(lists) if users.rows * score.k <= ENTRIES_IN_DRIVER else lists.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
@@ -111,12 +113,10 @@ def run(context: RunContext) -> JobSummary:
     )
 
 
-def _with_versions(lists: pa.Table | DataFrame, versions: Mapping[str, str]) -> pa.Table | DataFrame:
+def _with_versions(lists: Rows, versions: Mapping[str, str]) -> Rows:
     """Adds a column with the same text in all rows for each of `versions`."""
-    if not isinstance(lists, pa.Table):
-        return lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items()))
     for name, value in versions.items():
-        lists = lists.append_column(name, pa.array(np.full(len(lists), value, object), pa.string()))
+        lists = with_value(lists, name, value)
     return lists
 
 
@@ -157,15 +157,15 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
     return users, items, candidates
 
 
-def candidate_users(
-    spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
-) -> DataFrame:
-    """Returns the rows of users with their candidates, in enough Spark partitions for all cores.
+def candidate_users(context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest) -> Rows:
+    """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
 
     The rows are read from the files that the two manifests name, even if the tables are replaced meanwhile.
     """
     lake, version = context.lake, dataset.workflow_version
-    user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)
-    candidate_lists = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)
-    tasks = max(spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
-    return user_rows.join(candidate_lists, USER_KEY).repartition(tasks, USER_KEY)
+    joined = query(
+        "SELECT * FROM {users} AS users JOIN {candidates} AS candidates USING (user_key)",
+        users=read_rows(context, lake.users(version).partition(context.run_date), users),
+        candidates=read_rows(context, lake.candidates(version).partition(context.run_date), candidates),
+    )
+    return spread(joined, USER_KEY, -(-users.rows // USERS_PER_TASK))

@@ -5,24 +5,20 @@ A null array of candidates stands for all these items.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import pyarrow as pa
 
 from scoring.candidates.filters import Exclusions
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
+from spark.rows import Rows, select, with_nulls
 from storage.feature_spec import USER_KEY
 
 
-def all_items(exclusions: Exclusions) -> DataFrame:
+def all_items(exclusions: Exclusions) -> Rows:
     """Returns the candidates table of the source `all_items`, one row per user.
 
     The columns are user_key, candidates, excluded and sources. `candidates` and `sources` are null.
     `excluded` is null if no item is excluded for the user.
     """
-    null = F.lit(None)
-    return exclusions.users.select(
-        USER_KEY,
-        null.cast("array<int>").alias(CANDIDATES),
-        EXCLUDED,
-        null.cast("array<tinyint>").alias(SOURCES),
-    )
+    rows = with_nulls(exclusions.users, CANDIDATES, pa.list_(pa.int32()))
+    rows = with_nulls(rows, SOURCES, pa.list_(pa.int8()))
+    return select(rows, [USER_KEY, CANDIDATES, EXCLUDED, SOURCES])

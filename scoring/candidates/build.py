@@ -19,6 +19,7 @@ from scoring.candidates.item_knn import item_knn_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
+from spark.rows import Rows, select
 from storage.feature_spec import USER_KEY
 
 
@@ -41,15 +42,15 @@ class SourceTables:
     """
 
     exclusions: Exclusions
-    items: DataFrame
-    rows: DataFrame
+    items: Rows
+    rows: Rows
     run_date: str
     segments: Mapping[str, DataFrame] = field(default_factory=dict)
     retrieved: DataFrame | None = None
     store: VectorStore | None = None
 
 
-def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bool = False) -> DataFrame:
+def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bool = False) -> Rows:
     """Returns the candidates of all configured sources, one row per user.
 
     The columns are user_key, candidates array<int>, excluded array<int> and sources array<tinyint>. With
@@ -61,7 +62,7 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
         if isinstance(source, AllItems):
             return all_items(tables.exclusions)
         lists.append(_candidates_of(source, tables))
-    return unite(tables.exclusions.users.select(USER_KEY), lists, config.max, with_scores=with_scores)
+    return unite(select(tables.exclusions.users, [USER_KEY]), lists, config.max, with_scores=with_scores)
 
 
 def _candidates_of(

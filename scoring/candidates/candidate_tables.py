@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.types import NotAllowed, Popular, RawTable, Split
+from conf.types import AllItems, Candidates, NotAllowed, Popular, RawTable, Split
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
@@ -20,10 +20,10 @@ from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, kno
 from scoring.candidates.popular import SEGMENT
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
+from spark.rows import Rows, read_rows
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, read_manifest
-from storage.publish import rows_of
 from storage.run_context import RunContext
 from training.registry.retriever import retriever_as_of, retriever_name
 from training.registry.versions import model_path
@@ -63,6 +63,19 @@ class CandidateTables:
             **table_digests(context),
             **({"retriever": self.retriever.version} if self.retriever else {}),
         }
+
+
+def frames_needed(config: Candidates) -> bool:
+    """Returns whether only Spark frames can compute the candidates of a configuration.
+
+    An Arrow table in this process suffices if all items are candidates, and no table filters them.
+    """
+    return (
+        not all(isinstance(source, AllItems) for source in config.sources)
+        or bool(config.filters)
+        or config.user_attributes is not None
+        or config.active_days is not None
+    )
 
 
 def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
@@ -115,18 +128,16 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     return CandidateTables(users, filters, out_of_stock, segments, attributes, _retriever(context, version))
 
 
-def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> DataFrame:
+def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> Rows:
     """Returns the feature rows of some splits.
 
     The columns are user_key, item_key, label and features_dt, and also event_time if the log has it.
     """
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
-    return read_split(context.spark, context.lake, dataset, splits, columns)
+    return read_split(context, dataset, splits, columns)
 
 
-def users_of(
-    context: RunContext, version: str, users: Manifest, columns: list[str] | None = None
-) -> DataFrame:
+def users_of(context: RunContext, version: str, users: Manifest, columns: list[str] | None = None) -> Rows:
     """Reads the columns `columns` of the table `users`. By default, this is only user_key.
 
     Args:
@@ -136,11 +147,11 @@ def users_of(
         columns: names of the columns.
     """
     partition = context.lake.users(version).partition(context.run_date)
-    return rows_of(context.spark, partition, users, columns=columns or [USER_KEY])
+    return read_rows(context, partition, users, columns=columns or [USER_KEY])
 
 
 def exclusions(
-    context: RunContext, dataset: Dataset, version: str, items: DataFrame, tables: CandidateTables
+    context: RunContext, dataset: Dataset, version: str, items: Rows, tables: CandidateTables
 ) -> Exclusions:
     """Returns the items that are excluded for each user.
 
@@ -150,7 +161,7 @@ def exclusions(
         context: the context of the run.
         dataset: the dataset of the run date.
         version: workflow version of the table `users`.
-        items: a frame with the columns item_index and item_key, one row per item.
+        items: rows with the columns item_index and item_key, one row per item.
         tables: the users and the filters.
     """
     known, known_as = known_items(context, dataset, items)

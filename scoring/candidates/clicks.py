@@ -8,7 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
-from scoring.inputs.requests import FEATURES_DT, ITEM_INDEX
+from scoring.inputs.requests import FEATURES_DT
+from spark.rows import Rows, query
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 
 # Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one.
@@ -17,23 +18,23 @@ CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
 _DAY_US = 86_400_000_000
 
 
-def clicked_items(rows: DataFrame, items: DataFrame) -> DataFrame:
+def clicked_items(rows: Rows, items: Rows) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item that this user clicked.
 
     Items that are not in `items` are left out.
     """
-    return observed_items(rows.where(F.col(LABEL) == 1), items)
+    return observed_items(query("SELECT user_key, item_key FROM {rows} WHERE label = 1", rows=rows), items)
 
 
-def observed_items(rows: DataFrame, items: DataFrame) -> DataFrame:
+def observed_items(rows: Rows, items: Rows) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item in the rows of this user.
 
     It does not matter whether the user clicked the item.
 
     Items that are not in `items` are left out.
     """
-    pairs = rows.select(USER_KEY, ITEM_KEY).join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
-    return pairs.select(USER_KEY, ITEM_INDEX).distinct()
+    pairs = "SELECT DISTINCT user_key, item_index FROM {rows} JOIN {items} USING (item_key)"
+    return query(pairs, rows=rows, items=items)
 
 
 def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:

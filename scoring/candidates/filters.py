@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Split
-from etl.split.negatives import is_drawn
+from etl.split.negatives import drawn_rows
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
+from spark.rows import Rows, persist, query, records, select, with_nulls
 from storage.dataset import Dataset
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
 from storage.run_context import RunContext
@@ -47,21 +49,21 @@ class Exclusions:
     """The items that no source may propose for a user.
 
     Attributes:
-        users: a frame with the columns user_key and excluded, one row per user. `excluded` is an array<int>
+        users: rows with the columns user_key and excluded, one row per user. `excluded` is an array<int>
             of ascending item indices, or null if no item is excluded.
         most: length of the longest array `excluded`.
         counts: maps the name of each filter to the number of (user, item) pairs that the filter excludes.
             Several filters may exclude the same pair.
     """
 
-    users: DataFrame
+    users: Rows
     most: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def known_items(
-    context: RunContext, dataset: Dataset, items: DataFrame, splits: Sequence[Split] | None = None
-) -> tuple[DataFrame | None, str]:
+    context: RunContext, dataset: Dataset, items: Rows, splits: Sequence[Split] | None = None
+) -> tuple[Rows | None, str]:
     """Returns the items that must not be recommended to a user again, and the name of this filter.
 
     The settings `repeats` and `candidates.exclude_clicked` decide which items these are.
@@ -69,29 +71,30 @@ def known_items(
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        items: a frame with the columns item_index and item_key, one row per item.
+        items: rows with the columns item_index and item_key, one row per item.
         splits: the splits to use instead of `candidates.exclude_clicked`.
 
     Returns:
-        Two values. The first is a frame with the columns user_key and item_index, without repeated rows; None
+        Two values. The first are rows with the columns user_key and item_index, without repeated rows; None
         if every item may be recommended again. The second is the name of the filter.
     """
     repeats = context.config.repeats
     splits = context.config.candidates.exclude_clicked if splits is None else splits
     if not splits or repeats == "all":
         return None, CLICKED
-    rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
+    rows = read_split(context, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
     if repeats == "unclicked":
         return clicked_items(rows, items), CLICKED
     if context.config.negatives is not None:  # the user did not see the items that `negatives` added
-        rows = rows.where(~is_drawn(context.config.negatives))
+        is_drawn = drawn_rows(context.config.negatives)
+        rows = query(f"SELECT user_key, item_key FROM {{rows}} WHERE NOT ({is_drawn})", rows=rows)
     return observed_items(rows, items), OBSERVED
 
 
 def exclude(
-    users: DataFrame,
-    items: DataFrame,
-    known: DataFrame | None,
+    users: Rows,
+    items: Rows,
+    known: Rows | None,
     filters: list[AttributeFilter],
     attributes: DataFrame | None = None,
     known_as: str = CLICKED,
@@ -99,15 +102,17 @@ def exclude(
     """Computes which items are excluded for each user.
 
     Args:
-        users: a frame with the column user_key, one row per user.
-        items: a frame with the columns item_index and item_key, one row per item.
-        known: a frame with the columns user_key and item_index, without repeated rows: the items that must
+        users: rows with the column user_key, one row per user.
+        items: rows with the columns item_index and item_key, one row per item.
+        known: rows with the columns user_key and item_index, without repeated rows: the items that must
             not be recommended to the user again. None excludes nothing.
-        filters: the filters by a user attribute.
+        filters: the filters by a user attribute. If there are any, all rows are frames.
         attributes: a frame with user_key and the attributes that the filters use, one row per user. If a user
             has no row, the user's attributes are null.
         known_as: the name of the filter `known` in the counts of excluded pairs.
     """
+    if not filters:
+        return _exclude_known(users, known, known_as)
     lists: dict[str, Column] = {}
     frame = users.select(USER_KEY)
     if known is not None:
@@ -125,8 +130,6 @@ def exclude(
         )
         same = _typed(rule, F.col(rule.attribute)).eqNullSafe(F.col(f"{column}_of"))
         frame, lists[rule.name] = frame.join(barred, same, "left"), F.col(column)
-    if not lists:
-        return Exclusions(frame.select(USER_KEY, _no_items().alias(EXCLUDED)))
     union = next(iter(lists.values()))
     if len(lists) > 1:
         filled = [F.coalesce(indices, F.array().cast("array<int>")) for indices in lists.values()]
@@ -141,6 +144,26 @@ def exclude(
     totals = kept.agg(F.max(_length(F.col(EXCLUDED))).alias("most"), *sums).collect()[0]
     counts = {name: int(totals[f"_{number}"] or 0) for number, name in enumerate(lists)}
     return Exclusions(kept.select(USER_KEY, EXCLUDED), int(totals["most"] or 0), counts)
+
+
+def _exclude_known(users: Rows, known: Rows | None, known_as: str) -> Exclusions:
+    """Does the work of `exclude` without filters."""
+    if known is None:
+        return Exclusions(with_nulls(select(users, [USER_KEY]), EXCLUDED, pa.list_(pa.int32())))
+    of_user = """
+        SELECT users.user_key, known.excluded
+        FROM {users} AS users
+        LEFT JOIN (
+            SELECT user_key, sort_array(collect_list(item_index)) AS excluded FROM {known} GROUP BY user_key
+        ) AS known ON known.user_key = users.user_key
+    """
+    kept = persist(query(of_user, users=users, known=known))
+    totals = """
+        SELECT max(length) AS most, sum(length) AS pairs
+        FROM (SELECT CASE WHEN excluded IS NULL THEN 0 ELSE size(excluded) END AS length FROM {kept}) AS lists
+    """
+    (total,) = records(query(totals, kept=kept))
+    return Exclusions(kept, total["most"] or 0, {known_as: total["pairs"] or 0})
 
 
 def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:
@@ -178,8 +201,3 @@ def _typed(rule: AttributeFilter, value: Column) -> Column:
 def _length(items: Column) -> Column:
     """Returns the length of an array, or 0 for a null array."""
     return F.when(items.isNotNull(), F.size(items)).otherwise(0)
-
-
-def _no_items() -> Column:
-    """Returns a null array."""
-    return F.lit(None).cast("array<int>")

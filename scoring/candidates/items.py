@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,12 +10,11 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from scoring.inputs.requests import ITEM_INDEX
+from spark.rows import Rows
 from storage.feature_spec import ITEM_KEY
 
 OUT_OF_STOCK, INACTIVE = "out_of_stock", "inactive"
 _REASON = "_reason"
-
-Rows = TypeVar("Rows", pa.Table, DataFrame)
 
 
 def number_items(items: Rows) -> Rows:
@@ -34,20 +31,22 @@ def number_items(items: Rows) -> Rows:
 
 
 def available_items(
-    items: DataFrame, seen: DataFrame | None, out_of_stock: DataFrame | None
-) -> tuple[DataFrame, dict[str, int]]:
+    items: Rows, seen: DataFrame | None, out_of_stock: DataFrame | None
+) -> tuple[Rows, dict[str, int]]:
     """Returns the items that may be candidates, and the number of items that each filter left out.
 
     An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: a frame with item_key and any other columns.
+        items: rows with item_key and any other columns. With a filter, they are a frame.
         seen: a frame with item_key. An item without a row in this frame is inactive. None skips this filter.
         out_of_stock: a frame with distinct item_key. None skips this filter.
 
     Raises:
         DataError: no item is left.
     """
+    if seen is None and out_of_stock is None:
+        return items, {}
     reasons = []
     marked = items
     for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)):
@@ -57,8 +56,6 @@ def available_items(
             )
             has_key = F.col(name).isNotNull()
             reasons.append(F.when(has_key if name == OUT_OF_STOCK else ~has_key, F.lit(name)))
-    if not reasons:
-        return items, {}
     marked = marked.select(*items.columns, F.coalesce(*reasons).alias(_REASON)).persist()
     counts = {row[_REASON]: row["count"] for row in marked.groupBy(_REASON).count().collect()}
     if None not in counts:

@@ -5,27 +5,36 @@ The clicks of all users count, or only the clicks of users in the same segment.
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from scoring.candidates.filters import Exclusions
+from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
+from spark.rows import Rows, query
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 
 SEGMENT = "segment"
 
 
-def popularity(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Returns the number of clicks on each item: a frame with the columns item_index and clicks (int64).
+def popularity(rows: Rows, items: Rows) -> Rows:
+    """Returns the number of clicks on each item: rows with the columns item_index and clicks (int64).
 
     A click is a row with label 1.
     """
-    clicks = rows.where(F.col(LABEL) == 1).groupBy(ITEM_KEY).agg(F.count(F.lit(1)).alias("clicks"))
-    counted = items.select(ITEM_KEY, ITEM_INDEX).join(clicks, ITEM_KEY, "left")
-    return counted.select(ITEM_INDEX, F.coalesce("clicks", F.lit(0)).alias("clicks"))
+    text = """
+        SELECT item_index, coalesce(clicks, 0) AS clicks
+        FROM {items} AS items
+        LEFT JOIN (
+            SELECT item_key, count(1) AS clicks FROM {rows} WHERE label = 1 GROUP BY item_key
+        ) AS clicked ON clicked.item_key = items.item_key
+    """
+    return query(text, rows=rows, items=items)
 
 
-def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFrame:
+def popular_items(exclusions: Exclusions, popular: Rows, n: int) -> Rows:
     """Returns, for each user, the n most popular items that are not excluded, most popular first.
 
     The result has the columns user_key, candidates and scores. The popularity of an item is its number of
@@ -35,13 +44,38 @@ def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFra
 
     Args:
         exclusions: the excluded items of each user.
-        popular: a frame with the columns item_index and clicks, as popularity() returns it.
+        popular: rows with the columns item_index and clicks, as popularity() returns it.
         n: maximum length of a list.
     """
+    if isinstance(popular, pa.Table):
+        return _popular_of_table(exclusions, popular, n)
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
     ranked = popular.select(ITEM_INDEX, "clicks", place.alias("place"))
     ranking = ranked.where(F.col("place") <= n + exclusions.most).agg(*_in_order())
     return _with_scores(exclusions.users.crossJoin(F.broadcast(ranking)), n)
+
+
+def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.Table:
+    """Does the work of `popular_items` for tables."""
+    keys = [("clicks", "descending"), (ITEM_INDEX, "ascending")]
+    ranking = popular.sort_by(keys).slice(0, n + exclusions.most)
+    item = ranking.column(ITEM_INDEX).to_numpy()
+    score = np.log1p(ranking.column("clicks").to_numpy()).astype(np.float32)
+    place_of = np.full(1 + max(item.max(initial=-1), 0), -1)
+    place_of[item] = np.arange(len(item))
+    users: pa.Table = exclusions.users
+    users = users.combine_chunks()
+    row, excluded = pairs_of(users.column(EXCLUDED).combine_chunks())
+    kept = np.ones((len(users), len(item)), bool)
+    ranked = excluded < len(place_of)
+    row, place = row[ranked], place_of[excluded[ranked]]
+    kept[row[place >= 0], place[place >= 0]] = False
+    kept &= kept.cumsum(axis=1) <= n
+    chosen = kept.nonzero()[1]
+    offsets = pa.array(np.concatenate([[0], kept.sum(axis=1).cumsum()]).astype(np.int32))
+    lists = [pa.array(item[chosen].astype(np.int32)), pa.array(score[chosen])]
+    columns = [pa.ListArray.from_arrays(offsets, values) for values in lists]
+    return pa.Table.from_arrays([users.column(USER_KEY), *columns], [USER_KEY, CANDIDATES, SCORES])
 
 
 def popular_in_segment(

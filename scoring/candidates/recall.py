@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
-from storage.feature_spec import ITEM_KEY, USER_KEY
+from spark.rows import Rows, count, query, records, select
+from storage.feature_spec import USER_KEY
 
-# Decimals add up to the same sum in any order.
-_EXACT = "decimal(18,15)"
+# Shares are added as integer multiples of 2⁻³², so that sums do not depend on the order of the rows.
+_UNITS = 2**32
 
 
 @dataclass(frozen=True)
@@ -40,46 +47,86 @@ class Recall:
 
 
 def measure_recall(
-    candidates: DataFrame, items: DataFrame, positives: DataFrame, warm: DataFrame, sources: Sequence[str]
+    candidates: Rows, items: Rows, positives: Rows, warm: Rows, sources: Sequence[str]
 ) -> dict[bool, Recall]:
     """Returns the recall of the candidates for warm users (key True) and for cold users (key False).
 
     If the item of a positive is not in `items`, the positive counts as missed.
 
     Args:
-        candidates: a frame with the columns user_key, candidates, excluded and sources, one row per user.
-        items: a frame with the columns item_index and item_key, one row per item.
-        positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
+        candidates: rows with the columns user_key, candidates, excluded and sources, one row per user.
+        items: rows with the columns item_index and item_key, one row per item.
+        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
             later.
-        warm: a frame with the distinct user_key of the warm users. All other users are cold.
+        warm: rows with the distinct user_key of the warm users. All other users are cold.
         sources: the names of the sources. The column `sources` has indices into this sequence; it is null for
             the source `all_items`.
     """
-    indexed = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
-    hits = _hits(indexed.join(candidates, USER_KEY), items.count())
-    shares = [
-        _share(F.count(F.when(F.col("source") == number, 1)), f"source_{number}")
-        for number in range(len(sources))
-    ]
-    users = hits.groupBy(USER_KEY).agg(
-        F.count(F.lit(1)).alias("positives"),
-        F.max("length").alias("length"),
-        _share(F.count(F.when(F.col("hit"), 1)), "recall"),
-        *shares,
+    pairs = query(
+        """
+        SELECT positives.user_key, items.item_index, candidates, excluded, sources
+        FROM {positives} AS positives
+        JOIN {candidates} AS listed ON listed.user_key = positives.user_key
+        LEFT JOIN {items} AS items ON items.item_key = positives.item_key
+        """,
+        positives=positives,
+        candidates=select(candidates, [USER_KEY, CANDIDATES, EXCLUDED, SOURCES]),
+        items=items,
     )
-    groups = users.join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
-    summed = ["recall", *(f"source_{number}" for number in range(len(sources)))]
-    sums = (
-        groups.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
-        .agg(
-            F.count(F.lit(1)).alias("users"),
-            F.sum("positives").alias("positives"),
-            F.sum("length").alias("length"),
-            *(F.sum(name).alias(name) for name in summed),
-        )
-        .collect()
+    hits = _hits_of_table if isinstance(pairs, pa.Table) else _hits
+    shares = {"recall": "hit"} | {f"source_{n}": f"source = {n}" for n in range(len(sources))}
+    of_user = ", ".join(
+        f"CAST(round(count(CASE WHEN {hit} THEN 1 END) * CAST({_UNITS} AS DOUBLE) / count(1)) AS BIGINT) "
+        f"AS {name}"
+        for name, hit in shares.items()
     )
-    return _recall_by_group(sums, sources)
+    sums = query(
+        f"""
+        SELECT warm, count(1) AS users, sum(positives) AS positives, sum(length) AS length,
+            {", ".join(f"sum({name}) AS {name}" for name in shares)}
+        FROM (
+            SELECT trained.user_key IS NOT NULL AS warm, of_user.*
+            FROM (
+                SELECT user_key, count(1) AS positives, max(length) AS length, {of_user}
+                FROM {{hits}} GROUP BY user_key
+            ) AS of_user
+            LEFT JOIN {{warm}} AS trained ON trained.user_key = of_user.user_key
+        ) AS users
+        GROUP BY warm
+        """,
+        hits=hits(pairs, count(items)),
+        warm=warm,
+    )
+    return _recall_by_group(records(sums), sources)
+
+
+def _hits_of_table(pairs: pa.Table, num_items: int) -> pa.Table:
+    """Does the same as `_hits` for a table."""
+    lists = {name: pairs.column(name).combine_chunks() for name in (CANDIDATES, EXCLUDED, SOURCES)}
+    known = pairs.column(ITEM_INDEX).is_valid().to_numpy()
+    item = pairs.column(ITEM_INDEX).fill_null(-1).to_numpy()
+    all_items = lists[CANDIDATES].is_null().to_numpy(zero_copy_only=False)
+    lengths = {
+        name: pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        for name, values in lists.items()
+    }
+
+    def found(name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        row, value = pairs_of(lists[name])
+        return row, value == item[row]
+
+    excluded = np.zeros(len(pairs), bool)
+    row, same = found(EXCLUDED)
+    excluded[row[same]] = True
+    row, same = found(CANDIDATES)
+    hit = np.where(all_items, known & ~excluded, False)
+    hit[row[same]] = True
+    source = np.full(len(pairs), -1, np.int8)
+    if lists[SOURCES].null_count < len(pairs):
+        source[row[same]] = lists[SOURCES].flatten().to_numpy(zero_copy_only=False)[same]
+    length = np.where(all_items, num_items - lengths[EXCLUDED], lengths[CANDIDATES])
+    columns = [pa.array(length.astype(np.int32)), pa.array(hit), pa.array(source, mask=source < 0)]
+    return pa.Table.from_arrays([pairs.column(USER_KEY), *columns], ["user_key", "length", "hit", "source"])
 
 
 def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
@@ -114,12 +161,7 @@ def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
     return pairs.select(USER_KEY, length.alias("length"), hit.alias("hit"), source.alias("source"))
 
 
-def _share(hits: Column, name: str) -> Column:
-    """Returns a column with this name: the share of a user's positives that are hits."""
-    return (hits / F.count(F.lit(1))).cast(_EXACT).alias(name)
-
-
-def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, Recall]:
+def _recall_by_group(sums: Iterable[Mapping[str, Any]], sources: Sequence[str]) -> dict[bool, Recall]:
     """Returns the recall of warm users (key True) and of cold users (key False).
 
     Args:
@@ -130,7 +172,9 @@ def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, 
     for row in sums:
         users, by_source = row["users"], {}
         if list(sources) != ["all_items"]:
-            by_source = {name: float(row[f"source_{number}"]) / users for number, name in enumerate(sources)}
-        recall = float(row["recall"]) / users
+            by_source = {
+                name: row[f"source_{number}"] / _UNITS / users for number, name in enumerate(sources)
+            }
+        recall = row["recall"] / _UNITS / users
         recalls[row["warm"]] = Recall(users, row["positives"], recall, by_source, row["length"] / users)
     return {group: recalls.get(group, Recall(0, 0, None)) for group in (True, False)}

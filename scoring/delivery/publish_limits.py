@@ -156,7 +156,7 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
             clicked = part.filter(pc.equal(part[LABEL], 1.0))[ITEM_KEY].combine_chunks()
             items = pc.unique(pa.concat_arrays([items, clicked]))
         return items
-    clicks = read_split(context.spark, context.lake, dataset, ["train"], (ITEM_KEY, LABEL))
+    clicks = read_split(context, dataset, ["train"], (ITEM_KEY, LABEL))
     clicked_items = clicks.where(F.col(LABEL) == 1).select(ITEM_KEY)
     if isinstance(lists, pa.Table):
         return table_of(clicked_items.distinct())[ITEM_KEY].combine_chunks()

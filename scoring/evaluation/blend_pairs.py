@@ -65,7 +65,7 @@ def measured_pairs(
         DataError: there is no such user.
     """
     config, spark = context.config.candidates, context.spark
-    clicks = read_split(spark, context.lake, dataset, ["validation"], CLICK_COLUMNS).where(F.col(LABEL) == 1)
+    clicks = read_split(context, dataset, ["validation"], CLICK_COLUMNS).where(F.col(LABEL) == 1)
     positives = clicks.select(USER_KEY, ITEM_KEY).distinct().persist()
     users = sampled_users(context, dataset, positives, most_users(config), BEFORE).persist()
     if users.isEmpty():

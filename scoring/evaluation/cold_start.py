@@ -10,34 +10,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from etl.workflow.feature_plan import plan
 from etl.workflow.id_features import id_feature_of
 from scoring.evaluation.list_relevance import Relevance
-from scoring.evaluation.measured_lists import CLICKS, ITEMS, NEW, NO_ITEMS, ItemCounts, MeasuredLists
+from scoring.evaluation.measured_lists import CLICKS, ITEMS, NO_ITEMS, ItemCounts, MeasuredLists
+from spark.rows import Rows, query, read_rows
 from storage.dataset import read_spec
 from storage.feature_spec import ITEM_KEY, OOV_ID, USER_KEY
 from storage.manifest import read_manifest
-from storage.publish import rows_of
 from storage.run_context import RunContext
 
 
-def users_and_items(context: RunContext, version: str, train: DataFrame) -> tuple[DataFrame, DataFrame]:
+def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:
     """Returns the users and the items of the run date's tables: their key, and whether they are `new`.
 
     Args:
         context: the context of the run. The section `keys` must be set.
         version: workflow version of the model that made the lists.
-        train: a frame with the user_key and item_key of the rows of the train split.
+        train: rows with the user_key and item_key of the train split.
     """
     keys, lake = context.config.keys, context.lake
     if keys is None:
         raise ValueError("internal error, please report: the section keys is not set")
     feature_plan, spec = plan(context.config), read_spec(lake, version)
     known = {feature.name for feature in spec.categorical}
-    frames = []
+    found = []
     for column, key, table in (
         (keys.user, USER_KEY, lake.users(version)),
         (keys.item, ITEM_KEY, lake.items(version)),
@@ -45,13 +42,17 @@ def users_and_items(context: RunContext, version: str, train: DataFrame) -> tupl
         partition = table.partition(context.run_date)
         feature = id_feature_of(feature_plan, column)
         columns = [key, feature] if feature in known else [key]
-        rows = rows_of(context.spark, partition, read_manifest(partition), columns=columns)
+        rows = read_rows(context, partition, read_manifest(partition), columns=columns)
         if feature in known:
-            frames.append(rows.select(key, (F.col(feature) == OOV_ID).alias(NEW)))
-        else:
-            in_train = train.select(key).distinct().withColumn("in_train", F.lit(True))
-            frames.append(rows.join(in_train, key, "left").select(key, F.col("in_train").isNull().alias(NEW)))
-    users, items = frames
+            found.append(query(f"SELECT {key}, `{feature}` = {OOV_ID} AS new FROM {{rows}}", rows=rows))
+            continue
+        marked = f"""
+            SELECT rows.{key}, trained.{key} IS NULL AS new
+            FROM {{rows}} AS rows
+            LEFT JOIN (SELECT DISTINCT {key} FROM {{train}}) AS trained ON trained.{key} = rows.{key}
+        """
+        found.append(query(marked, rows=rows, train=train))
+    users, items = found
     return users, items
 
 

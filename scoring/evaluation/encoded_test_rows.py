@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from functools import partial
 
 from etl.build import encode_split
 from etl.workflow.fitted_workflow import load_workflow
 from scoring.inputs.feature_rows import read_split
 from spark.choose_workers import choose_workers
+from spark.rows import Rows, read_rows
 from storage.dataset import Dataset
 from storage.run_context import RunContext
 
 
-def encoded_test_rows(
-    spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
-) -> DataFrame:
+def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> Rows:
     """Returns the test split of the run date, encoded by the workflow with this version.
 
     If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
     encoded again (etl.build.encode_split).
     """
     if workflow_version == dataset.workflow_version:
-        return read_split(spark, context.lake, dataset, ["test"])
+        return read_split(context, dataset, ["test"])
     config = context.config
     engine = config.workflow.engine
-    workers = choose_workers(engine, lambda: spark)
+    workers = choose_workers(engine, lambda: context.spark)
     workflow = load_workflow(
         context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
     )
-    return encode_split(workers, config, context.lake, workflow, context.run_date, "test")
+    read = partial(read_rows, context)
+    return encode_split(workers, config, context.lake, workflow, context.run_date, "test", read)

@@ -24,7 +24,7 @@ from etl.spark.prepared_rows import clicks_before, prepared_rows
 from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import workers_of
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import current_manifest
@@ -42,7 +42,7 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
-    """Returns the rows of `rows_before_test`, which has the same arguments, as a frame."""
+    """Returns the rows of `rows_before_test`, which has the same arguments, as a frame of Spark."""
     return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
 
 
@@ -77,7 +77,12 @@ def rows_before_test(
     with_history = side == "user" and context.config.history is not None
     if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
         return _latest_published(context, _published_rows(context, dataset, known), key, names, spec)
-    workflow = load_workflow(context.lake, spec.workflow_version, context.config.output.broadcast_max_rows)
+    workflow = load_workflow(
+        context.lake,
+        spec.workflow_version,
+        context.config.output.broadcast_max_rows,
+        workers=workers_of(context),
+    )
     of_history = features_of_history(context.config, workflow, names) if with_history else []
     columns = [name for name in names if name not in of_history]
     rows: pa.Table | DataFrame
@@ -116,7 +121,7 @@ def _latest_published(
 ) -> pa.Table | DataFrame:
     """Returns the latest row of each key in published rows (etl.latest.latest_rows)."""
     return latest_published_rows(
-        SparkWorkers(context.spark), published, key, columns, spec, context.config.workflow.engine
+        workers_of(context), published, key, columns, spec, context.config.workflow.engine
     )
 
 
@@ -134,7 +139,7 @@ def _latest_of_workflow(
     are computed again.
     """
     config, version = context.config, workflow.version
-    earlier = clicks_before(context.spark, config, context.lake)
+    earlier = clicks_before(context.spark, config, context.lake) if config.history else None
     published: list[PublishedRows] = []
     days = []
     for split in splits:

@@ -14,8 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.types import Split
@@ -26,31 +24,39 @@ from scoring.candidates.all_items import all_items
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import exclude, known_items
 from scoring.candidates.items import number_items
-from scoring.evaluation.features_before_test import BEFORE_TEST, features_before_test, rows_before_test
-from scoring.evaluation.list_relevance import user_relevance
+from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test
+from scoring.evaluation.list_relevance import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import ITEM_INDEX, ListRequest
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_lists
+from spark.rows import (
+    Rows,
+    count,
+    map_rows,
+    persist,
+    query,
+    read_rows,
+    records,
+    spread,
+    unpersist,
+    with_hash,
+)
 from storage.dataset import Dataset
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, current_manifest, data_files
-from storage.publish import rows_of
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 
-# NDCG is added as integer multiples of 2⁻³², so that sums do not depend on how users are partitioned.
-_UNITS = {"hit_rate": 1, "ndcg": 2**32}
+_UNITS = {"hit_rate": 1, "ndcg": UNITS}
 
 _COLUMNS = {
     **dict.fromkeys(("users", *_UNITS), pa.int64()),
     **{f"replicate_{name}": pa.list_(pa.int64()) for name in ("weights", *_UNITS)},
 }
 _PARTIAL = pa.schema(_COLUMNS)
-_DDL = {pa.int64(): "long"}
-_PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kind in _COLUMNS.items())
 
 
 @dataclass(frozen=True)
@@ -108,12 +114,14 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
     if reason is not None or most_users is None:
         return ListMeasurement(k, skipped=reason or "gate.lists_users is null")
     with context.phase("list users"):
-        clicked = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
-        positives = clicked.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
-        users = sampled_users(context, dataset, positives, most_users).persist()
-        count = users.count()
-        positives = positives.join(F.broadcast(users), USER_KEY, "left_semi").persist()
-    if not count:
+        clicked = read_split(context, dataset, ["test"], CLICK_COLUMNS)
+        positives = query(
+            "SELECT DISTINCT user_key, item_key FROM {clicked} WHERE label = 1", clicked=clicked
+        )
+        users = persist(sampled_users(context, dataset, positives, most_users))
+        number = count(users)
+        positives = persist(_of_users(positives, users))
+    if not number:
         reason = "no user with a click in the test split has a row in the train or validation split"
         return ListMeasurement(k, skipped=reason, level="warn")
     resample = Resample(context.config.gate.replicates, context.config.gate.seed) if len(models) > 1 else None
@@ -123,11 +131,18 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
             items = publish_items(context, dataset, model)
         with context.phase("lists"):
             lists = lists_of(context, dataset, model, items, users)
-            relevance = users.join(user_relevance(lists, positives, k), USER_KEY, "left")
-            figures[model.version] = _figures(relevance, items.rows, resample)
-    users.unpersist()
-    positives.unpersist()
-    return ListMeasurement(k, count, figures)
+            relevance = user_relevance(lists, positives, k)
+            figures[model.version] = _figures(users, relevance, items.rows, resample)
+    unpersist(users)
+    unpersist(positives)
+    return ListMeasurement(k, number, figures)
+
+
+def _of_users(rows: Rows, users: Rows) -> Rows:
+    """Returns the rows of these users."""
+    return query(
+        "SELECT * FROM {rows} AS rows SEMI JOIN {users} AS users USING (user_key)", rows=rows, users=users
+    )
 
 
 def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> str | None:
@@ -148,22 +163,29 @@ def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> st
 def sampled_users(
     context: RunContext,
     dataset: Dataset,
-    positives: DataFrame,
+    positives: Rows,
     most: int,
     known_in: Sequence[Split] = BEFORE_TEST,
-) -> DataFrame:
-    """Returns the users whose lists are measured: a frame with the distinct user_key.
+) -> Rows:
+    """Returns the users whose lists are measured: rows with the distinct user_key.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        positives: a frame with the column user_key: the users with a click in the measured split.
+        positives: rows with the column user_key: the users with a click in the measured split.
         most: maximum number of users. Those with the smallest hashes of their keys are returned.
         known_in: each user has a row in one of these splits.
     """
-    known = read_split(context.spark, context.lake, dataset, known_in, [USER_KEY])
-    users = positives.select(USER_KEY).distinct().join(known, USER_KEY, "left_semi")
-    return users.orderBy(F.xxhash64(USER_KEY), USER_KEY).limit(most)
+    known = read_split(context, dataset, known_in, [USER_KEY])
+    users = query(
+        "SELECT DISTINCT user_key FROM {positives} AS clicked SEMI JOIN {known} AS known USING (user_key)",
+        positives=positives,
+        known=known,
+    )
+    return query(
+        f"SELECT user_key FROM {{users}} ORDER BY {UNIT}, user_key LIMIT {most}",
+        users=with_hash(users, USER_KEY, UNIT),
+    )
 
 
 def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Manifest:
@@ -192,9 +214,7 @@ def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Ma
     )
 
 
-def lists_of(
-    context: RunContext, dataset: Dataset, model: ModelInfo, items: Manifest, users: DataFrame
-) -> DataFrame:
+def lists_of(context: RunContext, dataset: Dataset, model: ModelInfo, items: Manifest, users: Rows) -> Rows:
     """Returns the lists of the users: user_key, position (from 1) and item_key, one row per list entry.
 
     Args:
@@ -202,18 +222,21 @@ def lists_of(
         dataset: the dataset of the run date.
         model: the model that ranks.
         items: the manifest of the table `gate_items` of the model's workflow.
-        users: a frame with the distinct user_key.
+        users: rows with the distinct user_key.
     """
     partition = context.lake.gate_items(model.spec.workflow_version).partition(context.run_date)
-    numbered = rows_of(context.spark, partition, items, columns=[ITEM_INDEX, ITEM_KEY])
+    numbered = read_rows(context, partition, items, columns=[ITEM_INDEX, ITEM_KEY])
     splits = [split for split in context.config.candidates.exclude_clicked if split in BEFORE_TEST]
     known, known_as = known_items(context, dataset, numbered, splits)
     if known is not None:
-        known = known.join(F.broadcast(users), USER_KEY, "left_semi")
+        known = _of_users(known, users)
     excluded = exclude(users, numbered, known, [], known_as=known_as)
-    features = features_before_test(context, dataset, model.spec, "user")
-    tasks = context.spark.sparkContext.defaultParallelism
-    candidates = all_items(excluded).join(features, USER_KEY).repartition(tasks, USER_KEY)
+    features = rows_before_test(context, dataset, model.spec, "user")
+    candidates = query(
+        "SELECT * FROM {listed} AS listed JOIN {features} AS features USING (user_key)",
+        listed=all_items(excluded),
+        features=features,
+    )
     score = context.config.score
     request = ListRequest(
         model.request(score),
@@ -221,25 +244,31 @@ def lists_of(
         tuple(sorted(encoded_context(context, model).items())),
         score.k,
     )
-    lists = score_lists(candidates, model.spec, request)
-    return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
+    lists = score_lists(spread(candidates, USER_KEY), model.spec, request)
+    return query("SELECT user_id AS user_key, position, item_id AS item_key FROM {lists}", lists=lists)
 
 
-def _figures(relevance: DataFrame, items: int, resample: Resample | None) -> ListFigures:
+def _figures(users: Rows, relevance: Rows, items: int, resample: Resample | None) -> ListFigures:
     """Returns the figures of a model's lists, and their replicates.
 
     Args:
-        relevance: a frame with user_key, hits and ndcg, one row per user. `hits` and `ndcg` are null for a
-            user without a list.
+        users: rows with the distinct user_key of all measured users.
+        relevance: the result of `user_relevance`. A user without a list has no row.
         items: number of items that were ranked.
         resample: how to resample; with None, no replicates are computed.
     """
-    hit = F.coalesce((F.col("hits") > 0).cast("long"), F.lit(0))
-    ndcg = F.coalesce(F.round(F.col("ndcg").cast("double") * _UNITS["ndcg"]).cast("long"), F.lit(0))
-    rows = relevance.select(F.xxhash64(USER_KEY).alias(UNIT), hit.alias("hit_rate"), ndcg.alias("ndcg"))
-    partials = rows.mapInArrow(_reducer(resample), _PARTIAL_DDL).collect()
-    users = sum(sums["users"] for sums in partials)
-    means = {name: sum(sums[name] for sums in partials) / units / users for name, units in _UNITS.items()}
+    rows = query(
+        f"""
+        SELECT {UNIT}, CAST(CASE WHEN hits > 0 THEN 1 ELSE 0 END AS BIGINT) AS hit_rate,
+            coalesce(ndcg_units, CAST(0 AS BIGINT)) AS ndcg
+        FROM {{users}} AS users LEFT JOIN {{relevance}} AS measured ON measured.user_key = users.user_key
+        """,
+        users=with_hash(users, USER_KEY, UNIT),
+        relevance=relevance,
+    )
+    partials = records(map_rows(rows, _reducer(resample), _PARTIAL))
+    number = sum(sums["users"] for sums in partials)
+    means = {name: sum(sums[name] for sums in partials) / units / number for name, units in _UNITS.items()}
     replicates = [{name: sums[f"replicate_{name}"] for name in ("weights", *_UNITS)} for sums in partials]
     resampled = combine_means(replicates, _UNITS) if resample else {}
     return ListFigures(items, means["hit_rate"], means["ndcg"], resampled)
@@ -248,7 +277,7 @@ def _figures(relevance: DataFrame, items: int, resample: Resample | None) -> Lis
 def _reducer(
     resample: Resample | None,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that reduces the users of one task to one row of sums."""
+    """Returns a function for `map_rows` that reduces the users of one task to one row of sums."""
 
     def reduce_users(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
 from conf.errors import DataError
 from metrics.bootstrap import Interval, Resample, interval
 from scoring.evaluation.encoded_test_rows import encoded_test_rows
@@ -20,6 +17,7 @@ from scoring.evaluation.group_ranking import measure_groups
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
+from spark.rows import Rows, count, persist, query, records, select, unpersist, with_hash
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.run_context import RunContext
@@ -76,9 +74,7 @@ class Measurement:
     users: int
 
 
-def measure_models(
-    spark: SparkSession, context: RunContext, dataset: Dataset, models: list[ModelInfo]
-) -> Measurement:
+def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo]) -> Measurement:
     """Measures each model on the test rows.
 
     If there are two models, both are also measured on the same bootstrap resamples of the users. The test
@@ -90,7 +86,7 @@ def measure_models(
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
-    rows: dict[str, DataFrame] = {}
+    rows: dict[str, Rows] = {}
     oov: dict[str, dict[str, float]] = {}
     measures: dict[str, ModelMeasures] = {}
     for model in models:
@@ -98,17 +94,17 @@ def measure_models(
         model.require_spec(read_spec(context.lake, version))
         if version not in rows:
             with context.phase("encode"):
-                rows[version] = _with_unit(encoded_test_rows(spark, context, dataset, version), model.spec)
+                rows[version] = _with_unit(encoded_test_rows(context, dataset, version), model.spec)
                 oov[version] = oov_shares(rows[version], model.spec)
         with context.phase("score"):
             grouped = GROUP_KEY in model.spec.key_columns
             keep = [LABEL, *([UNIT] if resample else []), *([GROUP_KEY] if grouped else [])]
-            predictions = score_rows(
-                rows[version], model.spec, model.request(context.config.score), keep
-            ).persist()
+            predictions = persist(
+                score_rows(rows[version], model.spec, model.request(context.config.score), keep)
+            )
             quality = measure_predictions(predictions, resample)
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
-            predictions.unpersist()
+            unpersist(predictions)
         measures[model.version] = ModelMeasures(model.version, version, quality, oov[version], ranking)
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
@@ -118,7 +114,10 @@ def measure_models(
             f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
     first = next(iter(rows.values()))
-    return Measurement(measures, first.select(UNIT).distinct().count() if resample else 0)
+    units = (
+        count(query(f"SELECT DISTINCT {UNIT} FROM {{rows}}", rows=select(first, [UNIT]))) if resample else 0
+    )
+    return Measurement(measures, units)
 
 
 def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int) -> Comparison:
@@ -137,37 +136,35 @@ def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasure
     return Comparison(champion.figures, difference("auc"), difference("log_loss"), rows, users)
 
 
-def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
+def oov_shares(rows: Rows, spec: FeatureSpec) -> dict[str, float]:
     """Returns the share of out-of-vocabulary ids of each id feature.
 
     The result maps the name of the feature to this share. An id is out of vocabulary if it stands for an
-    unknown or rare value. The function runs one Spark job.
+    unknown or rare value. The function runs one query.
     """
     if not spec.embedded:
         return {}
     sums = []
-    for feature in spec.embedded:
-        name = F.col(feature.name)
+    for number, feature in enumerate(spec.embedded):
+        name = f"`{feature.name}`"
+        ids, unknown = "count(1)", f"count(CASE WHEN {name} = {spec.oov_id} THEN 1 END)"
         if feature.kind == "multi_hot":
-            ids, unknown = F.size(name), F.size(F.filter(name, lambda value: value == F.lit(spec.oov_id)))
-            ids, unknown = (
-                F.when(name.isNull(), 0).otherwise(ids),
-                F.when(name.isNull(), 0).otherwise(unknown),
-            )
-        else:
-            ids, unknown = F.lit(1), F.when(name == spec.oov_id, 1).otherwise(0)
-        sums += [F.sum(ids).alias(f"{feature.name}:ids"), F.sum(unknown).alias(f"{feature.name}:oov")]
-    totals = rows.agg(*sums).collect()[0]
+            known = f"size(array_remove({name}, {spec.oov_id}))"
+            ids = f"sum(CASE WHEN {name} IS NULL THEN 0 ELSE size({name}) END)"
+            unknown = f"sum(CASE WHEN {name} IS NULL THEN 0 ELSE size({name}) - {known} END)"
+        sums += [f"{ids} AS ids_{number}", f"{unknown} AS oov_{number}"]
+    names = [feature.name for feature in spec.embedded]
+    (totals,) = records(query(f"SELECT {', '.join(sums)} FROM {{rows}}", rows=select(rows, names)))
     return {
-        feature.name: (totals[f"{feature.name}:oov"] or 0) / (totals[f"{feature.name}:ids"] or 1)
-        for feature in spec.embedded
+        name: (totals[f"oov_{number}"] or 0) / (totals[f"ids_{number}"] or 1)
+        for number, name in enumerate(names)
     }
 
 
-def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
+def _with_unit(rows: Rows, spec: FeatureSpec) -> Rows:
     """Adds the column UNIT: the hash of the user, or the hash of the row id if the log has no user column.
 
     Rows with equal UNIT are resampled together. Row ids count from 0 on each day. So without a user column,
     rows of different test days with equal row ids are also resampled together.
     """
-    return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))
+    return with_hash(rows, USER_KEY if USER_KEY in spec.key_columns else ROW_ID, UNIT)

@@ -36,7 +36,7 @@ def run_gate(
     """
     gate = context.config.gate
     models = [challenger] if champion is None else [challenger, champion]
-    measurement = measure_models(context.spark, context, dataset, models)
+    measurement = measure_models(context, dataset, models)
     challenger_measures, champion_measures, comparison = measurement.models[challenger.version], None, None
     if champion is not None:
         champion_measures = measurement.models[champion.version]

@@ -17,18 +17,18 @@ from pyspark.sql import DataFrame
 from conf.errors import DataError
 from metrics.ranking import map_at_k, ndcg_at_k
 from scoring.inputs.requests import PROBABILITY
+from spark.rows import Rows, map_rows, records, select
 from storage.feature_spec import GROUP_KEY, LABEL
 
 _UNITS = 2**32
 _SUMS = pa.schema([("groups", pa.int64()), ("map_units", pa.int64()), ("ndcg_units", pa.int64())])
-_SUMS_DDL = "groups long, map_units long, ndcg_units long"
 
 
-def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
+def measure_groups(predictions: Rows, k: int) -> dict[str, Any]:
     """Measures MAP@k and NDCG@k of the rows of each group, ranked by descending probability.
 
     Args:
-        predictions: a frame with the columns group_key, label and probability. The label is 0 or 1.
+        predictions: rows with the columns group_key, label and probability. The label is 0 or 1.
         k: number of top positions that are measured.
 
     Returns:
@@ -39,8 +39,9 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
     Raises:
         DataError: no group has a click.
     """
-    rows = predictions.select(GROUP_KEY, LABEL, PROBABILITY).repartition(GROUP_KEY)
-    partials = rows.mapInArrow(_reducer(k), _SUMS_DDL).collect()
+    rows = select(predictions, [GROUP_KEY, LABEL, PROBABILITY])
+    of_group = rows.repartition(GROUP_KEY) if isinstance(rows, DataFrame) else rows
+    partials = records(map_rows(of_group, _reducer(k), _SUMS))
     groups = sum(sums["groups"] for sums in partials)
     if not groups:
         raise DataError(
@@ -54,7 +55,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
 
 
 def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that reduces the groups of one task to one row of sums."""
+    """Returns a function for `map_rows` that reduces the groups of one task to one row of sums."""
 
     def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]

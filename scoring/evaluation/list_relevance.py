@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from spark.rows import Rows, query
 
-from storage.feature_spec import ITEM_KEY, USER_KEY
+# NDCG is added as integer multiples of 2⁻³², and the gains of one list in units of 2⁻⁴⁰, so that sums do not
+# depend on the order of the rows.
+UNITS = 2**32
+_GAIN_UNITS = 2**40
 
-# Decimals add up to the same sum in any order.
-_EXACT = "decimal(18,15)"
+# An expression of SQL: the discounted gain of a hit at the position of a list entry, 1 / log2(position + 1).
+GAIN = f"CAST(round({_GAIN_UNITS} / log2(position + 1)) AS BIGINT)"
 
 
 @dataclass(frozen=True)
@@ -33,46 +35,50 @@ class Relevance:
     ndcg: float | None
 
 
-def user_relevance(lists: DataFrame, positives: DataFrame, k: int) -> DataFrame:
+def user_relevance(lists: Rows, positives: Rows, k: int) -> Rows:
     """Returns the relevance of the list of each user who has a list and at least one positive.
 
     Args:
-        lists: a frame with the columns user_key, position and item_key, one row per list entry. Positions
-            count from 1.
-        positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
+        lists: rows with the columns user_key, position and item_key, one row per list entry. Positions count
+            from 1.
+        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
             later.
         k: maximum length of a list.
 
     Returns:
-        A frame with the columns user_key, hits (number of positives in the list) and ndcg (decimal; Relevance
-        describes it).
+        Rows with the columns user_key, hits (number of positives in the list) and ndcg_units (NDCG in units
+        of 2⁻³²; Relevance describes it). Both are int64.
     """
-    entries = lists.join(positives.withColumn("hit", F.lit(True)), [USER_KEY, ITEM_KEY], "left")
-    listed = entries.groupBy(USER_KEY).agg(F.count("hit").alias("hits"), gain_of(F.col("hit")).alias("gain"))
-    wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
-    return listed.join(wanted, USER_KEY).select(USER_KEY, "hits", ndcg_of("gain", "wanted", k).alias("ndcg"))
-
-
-def gain_of(is_hit: Column) -> Column:
-    """Returns an aggregate: the discounted gain of the list entries for which `is_hit` is true (decimal).
-
-    The gain of a hit at position p (the column `position`) is 1 / log2(p + 1).
+    text = f"""
+        SELECT listed.user_key, listed.hits, {ndcg_of("gain", "wanted", k)} AS ndcg_units
+        FROM (
+            SELECT lists.user_key, count(positives.item_key) AS hits,
+                sum(CASE WHEN positives.item_key IS NULL THEN 0 ELSE {GAIN} END) AS gain
+            FROM {{lists}} AS lists
+            LEFT JOIN {{positives}} AS positives
+                ON positives.user_key = lists.user_key AND positives.item_key = lists.item_key
+            GROUP BY lists.user_key
+        ) AS listed
+        JOIN (SELECT user_key, count(1) AS wanted FROM {{positives}} GROUP BY user_key) AS clicked
+            ON clicked.user_key = listed.user_key
     """
-    gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
-    return F.sum(F.when(is_hit, gain).otherwise(0))
+    return query(text, lists=lists, positives=positives)
 
 
-def ndcg_of(gain: str, wanted: str, k: int) -> Column:
-    """Returns the NDCG of a list (decimal).
+def ndcg_of(gain: str, wanted: str, k: int) -> str:
+    """Returns an expression of SQL: the NDCG of a list in units of 2⁻³², an int64.
 
     Args:
-        gain: the column with the discounted gain of the list.
-        wanted: the column with the number of positives of the user; null or 0 gives null.
+        gain: the column with the sum of GAIN over the hits of the list.
+        wanted: the column with the number of positives of the user; 0 gives null.
         k: maximum length of a list.
     """
-    gains = F.array(*(F.lit(ideal) for ideal in ideal_gains(k)))
-    place = F.when(F.col(wanted) > 0, F.least(wanted, F.lit(k)).cast("int"))
-    return (F.col(gain).cast("double") / F.element_at(gains, place)).cast(_EXACT)
+    ideals = enumerate(ideal_gains(k)[:-1], start=1)
+    cases = " ".join(f"WHEN {number} THEN {ideal!r}E0" for number, ideal in ideals)
+    best = f"CASE {wanted} {cases} ELSE {ideal_gains(k)[-1]!r}E0 END" if cases else "1.0E0"
+    return (
+        f"CASE WHEN {wanted} > 0 THEN CAST(round({gain} / ({best}) / {_GAIN_UNITS // UNITS}) AS BIGINT) END"
+    )
 
 
 def ideal_gains(k: int) -> list[float]:

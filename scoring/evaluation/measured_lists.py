@@ -1,7 +1,7 @@
 """Measures several kinds of lists at once: hit rate and NDCG of groups of users, and which items are listed.
 
-All kinds and all groups are measured by two Spark queries, because a query over a small lake costs about half
-a second, however few rows it reads.
+All kinds and all groups are measured by two queries, because a query of Spark over a small lake costs about
+half a second, however few rows it reads.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from scoring.evaluation.list_relevance import GAIN, UNITS, Relevance, ndcg_of
+from spark.rows import Rows, query, records
 
-from scoring.evaluation.list_relevance import Relevance, gain_of, ndcg_of
-from storage.feature_spec import ITEM_KEY, USER_KEY
-
-KIND, NEW = "kind", "new"
+KIND = "kind"
 # Names beside those of the kinds of lists in the result of `count_items`.
 CLICKS, ITEMS = "clicks", "items"
 
@@ -63,86 +60,129 @@ NO_ITEMS = ItemCounts(0, 0, None)
 
 
 def measure_kinds(
-    lists: DataFrame, positives: DataFrame, warm: DataFrame, users: DataFrame, items: DataFrame, k: int
+    lists: Rows, positives: Rows, warm: Rows, users: Rows, items: Rows, k: int
 ) -> dict[str, MeasuredLists]:
     """Returns the relevance of each kind of lists. A kind without any user has no entry.
 
     Args:
-        lists: a frame with the columns kind, user_key, position and item_key, one row per list entry.
+        lists: rows with the columns kind, user_key, position and item_key, one row per list entry.
             Positions count from 1.
-        positives: a frame with the columns user_key and item_key: the distinct items that each user clicked
+        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
             later.
-        warm: a frame with the distinct user_key of the users with a row in the train split.
-        users: a frame with user_key and `new` (boolean), one row per user.
-        items: a frame with item_key and `new` (boolean), one row per item.
+        warm: rows with the distinct user_key of the users with a row in the train split.
+        users: rows with user_key and `new` (boolean), one row per user.
+        items: rows with item_key and `new` (boolean), one row per item.
         k: maximum length of a list.
     """
-    new_items = items.where(NEW).select(ITEM_KEY, F.lit(True).alias("new_hit"))
-    marked = positives.join(F.broadcast(new_items), ITEM_KEY, "left").withColumn("hit", F.lit(True))
-    wanted = (
-        marked.groupBy(USER_KEY)
-        .agg(F.count(F.lit(1)).alias("wanted"), F.count("new_hit").alias("new_wanted"))
-        .join(warm.select(USER_KEY, F.lit(True).alias("warm")), USER_KEY, "left")
-        .join(users.select(USER_KEY, NEW), USER_KEY, "left")
-        .withColumn("warm", F.coalesce("warm", F.lit(False)))
+    marked = query(
+        """
+        SELECT positives.user_key, positives.item_key, coalesce(items.new, false) AS is_new
+        FROM {positives} AS positives LEFT JOIN {items} AS items ON items.item_key = positives.item_key
+        """,
+        positives=positives,
+        items=items,
     )
-    listed = (
-        lists.join(marked, [USER_KEY, ITEM_KEY], "left")
-        .groupBy(KIND, USER_KEY)
-        .agg(
-            F.count("hit").alias("hits"),
-            gain_of(F.col("hit")).alias("gain"),
-            F.count("new_hit").alias("new_hits"),
-            gain_of(F.col("new_hit")).alias("new_gain"),
-        )
+    wanted = query(
+        """
+        SELECT of_user.user_key, wanted, new_wanted, trained.user_key IS NOT NULL AS warm, users.new
+        FROM (
+            SELECT user_key, count(1) AS wanted, sum(CASE WHEN is_new THEN 1 ELSE 0 END) AS new_wanted
+            FROM {marked} GROUP BY user_key
+        ) AS of_user
+        LEFT JOIN {warm} AS trained ON trained.user_key = of_user.user_key
+        LEFT JOIN {users} AS users ON users.user_key = of_user.user_key
+        """,
+        marked=marked,
+        warm=warm,
+        users=users,
     )
-    measured = (
-        listed.join(wanted, USER_KEY)
-        .withColumn("ndcg", ndcg_of("gain", "wanted", k))
-        .withColumn("new_ndcg", ndcg_of("new_gain", "new_wanted", k))
+    listed = query(
+        f"""
+        SELECT lists.kind, lists.user_key,
+            count(marked.item_key) AS hits,
+            sum(CASE WHEN marked.item_key IS NULL THEN 0 ELSE {GAIN} END) AS gain,
+            sum(CASE WHEN marked.is_new THEN 1 ELSE 0 END) AS new_hits,
+            sum(CASE WHEN marked.is_new THEN {GAIN} ELSE 0 END) AS new_gain
+        FROM {{lists}} AS lists
+        LEFT JOIN {{marked}} AS marked
+            ON marked.user_key = lists.user_key AND marked.item_key = lists.item_key
+        GROUP BY lists.kind, lists.user_key
+        """,
+        lists=lists,
+        marked=marked,
     )
-    sums = [
-        *_sums("warm", F.col("warm"), "hits", "ndcg"),
-        *_sums("cold", ~F.col("warm"), "hits", "ndcg"),
-        *_sums("new_users", F.col(NEW), "hits", "ndcg"),
-        *_sums("known_users", ~F.col(NEW), "hits", "ndcg"),
-        *_sums("new_items", F.col(NEW).isNotNull() & (F.col("new_wanted") > 0), "new_hits", "new_ndcg"),
-    ]
-    rows = measured.groupBy(KIND).agg(*sums).collect()
-    return {row[KIND]: MeasuredLists(*(_relevance(row.asDict(), name) for name in _GROUPS)) for row in rows}
+    sums = ", ".join(
+        [
+            *_sums("warm", "warm", "hits", "ndcg"),
+            *_sums("cold", "NOT warm", "hits", "ndcg"),
+            *_sums("new_users", "new", "hits", "ndcg"),
+            *_sums("known_users", "NOT new", "hits", "ndcg"),
+            *_sums("new_items", "new IS NOT NULL AND new_wanted > 0", "new_hits", "new_ndcg"),
+        ]
+    )
+    measured = query(
+        f"""
+        SELECT kind, {sums}
+        FROM (
+            SELECT listed.kind, hits, new_hits, new_wanted, warm, new,
+                {ndcg_of("gain", "wanted", k)} AS ndcg, {ndcg_of("new_gain", "new_wanted", k)} AS new_ndcg
+            FROM {{listed}} AS listed JOIN {{wanted}} AS of_user ON of_user.user_key = listed.user_key
+        ) AS measured
+        GROUP BY kind
+        """,
+        listed=listed,
+        wanted=wanted,
+    )
+    return {
+        row[KIND]: MeasuredLists(*(_relevance(row, name) for name in _GROUPS)) for row in records(measured)
+    }
 
 
-def count_items(lists: DataFrame, positives: DataFrame, items: DataFrame) -> dict[str, ItemCounts]:
+def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ItemCounts]:
     """Returns counts of the items in each kind of lists, in the clicks (CLICKS) and in all items (ITEMS).
 
     The arguments are those of `measure_kinds`. A name without any row has no entry.
     """
-    rows = (
-        lists.select(KIND, ITEM_KEY)
-        .unionByName(positives.select(F.lit(CLICKS).alias(KIND), ITEM_KEY))
-        .unionByName(items.select(F.lit(ITEMS).alias(KIND), ITEM_KEY))
-    )
-    counts = rows.groupBy(KIND, ITEM_KEY).agg(F.count(F.lit(1)).alias("rows")).join(items, ITEM_KEY, "left")
-    known, new = F.col(NEW).isNotNull(), F.coalesce(NEW, F.lit(False))
-    sums = counts.groupBy(KIND).agg(
-        F.count(F.lit(1)).alias("distinct"),
-        F.sum(F.when(known, F.col("rows")).otherwise(0)).alias("known"),
-        F.sum(F.when(new, F.col("rows")).otherwise(0)).alias("new"),
+    counts = query(
+        f"""
+        SELECT kind, count(1) AS distinct_items,
+            sum(CASE WHEN new IS NULL THEN 0 ELSE entries END) AS known,
+            sum(CASE WHEN new THEN entries ELSE 0 END) AS new_entries
+        FROM (
+            SELECT kind, counted.item_key, entries, items.new
+            FROM (
+                SELECT kind, item_key, count(1) AS entries
+                FROM (
+                    SELECT kind, item_key FROM {{lists}}
+                    UNION ALL SELECT '{CLICKS}' AS kind, item_key FROM {{positives}}
+                    UNION ALL SELECT '{ITEMS}' AS kind, item_key FROM {{items}}
+                ) AS entries
+                GROUP BY kind, item_key
+            ) AS counted
+            LEFT JOIN {{items}} AS items ON items.item_key = counted.item_key
+        ) AS counts
+        GROUP BY kind
+        """,
+        lists=lists,
+        positives=positives,
+        items=items,
     )
     return {
         row[KIND]: ItemCounts(
-            row["distinct"], row["new"], row["new"] / row["known"] if row["known"] else None
+            row["distinct_items"],
+            row["new_entries"],
+            row["new_entries"] / row["known"] if row["known"] else None,
         )
-        for row in sums.collect()
+        for row in records(counts)
     }
 
 
-def _sums(name: str, chosen: Column, hits: str, ndcg: str) -> list[Column]:
-    """Returns the sums over the chosen users, from which `_relevance` computes the means."""
+def _sums(name: str, chosen: str, hits: str, ndcg: str) -> list[str]:
+    """Returns the sums over the chosen users, from which `_relevance` computes the means, in SQL."""
     return [
-        F.count(F.when(chosen, 1)).alias(f"{name}_users"),
-        F.count(F.when(chosen & (F.col(hits) > 0), 1)).alias(f"{name}_hits"),
-        F.sum(F.when(chosen, F.col(ndcg))).alias(f"{name}_ndcg"),
+        f"count(CASE WHEN {chosen} THEN 1 END) AS {name}_users",
+        f"count(CASE WHEN ({chosen}) AND {hits} > 0 THEN 1 END) AS {name}_hits",
+        f"sum(CASE WHEN {chosen} THEN {ndcg} END) AS {name}_ndcg",
     ]
 
 
@@ -150,4 +190,4 @@ def _relevance(sums: Mapping[str, Any], name: str) -> Relevance:
     users = sums[f"{name}_users"]
     if not users:
         return _NOBODY
-    return Relevance(users, sums[f"{name}_hits"] / users, float(sums[f"{name}_ndcg"]) / users)
+    return Relevance(users, sums[f"{name}_hits"] / users, sums[f"{name}_ndcg"] / UNITS / users)

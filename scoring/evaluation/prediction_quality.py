@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 
 from conf.errors import DataError
 from metrics.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
 from metrics.histogram import bin_keys
 from scoring.inputs.requests import PROBABILITY
 from scoring.ranking.list_summary import HISTOGRAM_BINS, histogram_edges
+from spark.rows import Rows, map_rows, records, select
 from storage.feature_spec import LABEL
 
 UNIT = "resample_unit"
@@ -46,8 +47,6 @@ _COLUMNS = {
     **{f"replicate_{name}": pa.list_(pa.int64()) for name in SUMS},
 }
 _PARTIAL = pa.schema(_COLUMNS)
-_DDL = {pa.float64(): "double", pa.int64(): "long"}
-_PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kind in _COLUMNS.items())
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,14 @@ class PredictionQuality:
     replicates: Mapping[str, NDArray[np.float64]]
 
 
-def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> PredictionQuality:
+def measure_predictions(predictions: Rows, resample: Resample | None = None) -> PredictionQuality:
     """Measures the quality of predictions.
 
-    Spark evaluates `predictions` twice. The first evaluation finds the ranges of probabilities by which the
+    Spark evaluates a frame twice. The first evaluation finds the ranges of probabilities by which the
     rows are partitioned, and the second measures the rows. Persist the frame if computing it is expensive.
 
     Args:
-        predictions: a frame with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
+        predictions: rows with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
             (long). UNIT is a hash; rows with equal UNIT are resampled together.
         resample: how to resample; with None, no replicates are computed.
 
@@ -93,11 +92,12 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
         DataError: there are no clicks or no non-clicks.
     """
     columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
-    ranged = predictions.select(*columns).repartitionByRange(PROBABILITY)
-    return combine(ranged.mapInArrow(_range_reducer(resample), _PARTIAL_DDL).collect())
+    rows = select(predictions, columns)
+    ranged = rows.repartitionByRange(PROBABILITY) if isinstance(rows, DataFrame) else rows
+    return combine(records(map_rows(ranged, _range_reducer(resample), _PARTIAL)))
 
 
-def combine(partials: Iterable[Row]) -> PredictionQuality:
+def combine(partials: Iterable[Mapping[str, Any]]) -> PredictionQuality:
     """Computes the quality from the sums of all ranges of probabilities.
 
     Args:
@@ -192,7 +192,7 @@ def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def _range_reducer(
     resample: Resample | None,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that reduces the rows of one range to one row of sums."""
+    """Returns a function for `map_rows` that reduces the rows of one range to one row of sums."""
 
     def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
@@ -207,7 +207,7 @@ def _range_reducer(
     return reduce_range
 
 
-def _bins(ranges: list[Row]) -> dict[str, Any]:
+def _bins(ranges: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the entries `calibration` and `histogram` of PredictionQuality.facts."""
     edges = histogram_edges()
     columns = zip(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-
 from etl.build import feature_inputs
 from etl.raw.files import RawFiles, require_raw
+from etl.read_day import read_clicks
 from etl.spark.prepared_rows import clicks_before
-from etl.spark.read_log import good_rows, read_log
 from scoring.candidates.clicks import CLICK_COLUMNS
+from spark.choose_workers import workers_of
+from spark.rows import Rows, read_rows
 from storage.dataset import read_dataset
 from storage.manifest import Manifest, current_manifest, is_published
 from storage.paths import Partition
-from storage.publish import rows_of
 from storage.run_context import RunContext
 
 
-def rows_of_day(context: RunContext, day: str) -> DataFrame:
+def rows_of_day(context: RunContext, day: str) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log.
 
     If build_features has published the features of this log, they are read, because this costs less than
@@ -28,8 +27,8 @@ def rows_of_day(context: RunContext, day: str) -> DataFrame:
     raw = require_raw(context.config, context.config.log, day, recorder=context.recorder)
     published = _published_features(context, raw)
     if published is not None:
-        return rows_of(context.spark, *published, columns=CLICK_COLUMNS)
-    return good_rows(read_log(context.spark, context.config, raw)).select(*CLICK_COLUMNS)
+        return read_rows(context, *published, columns=CLICK_COLUMNS)
+    return read_clicks(workers_of(context), context.config, raw)
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
@@ -42,6 +41,6 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
         return None
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
-    earlier = clicks_before(context.spark, config, lake)
+    earlier = clicks_before(context.spark, config, lake) if config.history else None
     manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

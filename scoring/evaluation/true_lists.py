@@ -6,19 +6,21 @@ clicks the lists are compared with. So the hit rate of these lists is the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
 
 from conf.types import Generate
 from etl.synthetic.truth import DayTruth, GeneratedDays
 from scoring.candidates.filters import Exclusions
 from scoring.evaluation.measured_lists import KIND
-from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
-from spark.tasks import map_batches
+from scoring.inputs.requests import EXCLUDED
+from spark.rows import Rows, map_rows, query, records, select, spread
+from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, USER_KEY
 
 # The rankings by which lists are made: by the probability of a click if the item is shown, and by the
@@ -26,13 +28,19 @@ from storage.feature_spec import ITEM_KEY, USER_KEY
 CLICK_PROBABILITY, BEST = "click_probability", "best"
 RANKINGS = (CLICK_PROBABILITY, BEST)
 
-_LISTS = f"{USER_KEY} string, {KIND} string, position int, {ITEM_KEY} string"
+_LISTS = pa.schema(
+    [(USER_KEY, pa.string()), (KIND, pa.string()), ("position", pa.int32()), (ITEM_KEY, pa.string())]
+)
+# Number of users whose lists one task of this machine makes.
+_USERS_PER_TASK = 500
 
 Batches = Iterable[pa.RecordBatch]
 Floats = NDArray[np.float64]
 
 
-def true_lists(exclusions: Exclusions, items: DataFrame, generated: GeneratedDays, k: int) -> DataFrame:
+def true_lists(
+    workers: Workers, exclusions: Exclusions, items: Rows, generated: GeneratedDays, k: int
+) -> Rows:
     """Returns two lists of at most k items for each user: by CLICK_PROBABILITY and BEST.
 
     The columns are user_key, kind (the ranking), position (from 1) and item_key. Users who are not in the
@@ -41,28 +49,42 @@ def true_lists(exclusions: Exclusions, items: DataFrame, generated: GeneratedDay
     are equal, the item with the smaller index comes first.
 
     Args:
+        workers: make the lists if the users are a table.
         exclusions: the excluded items of each user.
-        items: a frame with the columns item_index and item_key, one row per item. The indices are 0, 1, ….
+        items: rows with the columns item_index and item_key, one row per item. The indices are 0, 1, ….
         generated: the days whose clicks the lists are compared with.
         k: maximum length of a list.
     """
-    item_keys = [row[ITEM_KEY] for row in items.select(ITEM_INDEX, ITEM_KEY).orderBy(ITEM_INDEX).collect()]
-    users = exclusions.users.select(USER_KEY, EXCLUDED)
+    in_order = records(query("SELECT item_key FROM {items} ORDER BY item_index", items=items))
+    maker = _ListMaker(tuple(row[ITEM_KEY] for row in in_order), generated, k)
+    users = select(exclusions.users, [USER_KEY, EXCLUDED])
+    if isinstance(users, pa.Table):
+        batches = tuple(users.combine_chunks().to_batches(max_chunksize=_USERS_PER_TASK))
+        return workers.run(len(batches), partial(_lists_of_batch, maker, batches), _LISTS)
     # The table `users` may have only one file, but a list takes a millisecond of one core.
-    spread = users.repartition(users.sparkSession.sparkContext.defaultParallelism, USER_KEY)
-    return map_batches(spread, _list_maker(tuple(item_keys), generated, k), _LISTS)
+    return map_rows(spread(users, USER_KEY), maker, _LISTS)
 
 
-def _list_maker(
-    item_keys: tuple[str, ...], generated: GeneratedDays, k: int
-) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that makes the lists of batches of users."""
+def _lists_of_batch(
+    maker: _ListMaker, batches: tuple[pa.RecordBatch, ...], index: int
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task of `workers`: makes the lists of one batch of users."""
+    return maker([batches[index]])
 
-    def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        days = [_Day(generated.settings, day, item_keys) for day in generated.days]
+
+@dataclass(frozen=True)
+class _ListMaker:
+    """A function that makes the lists of batches of users. `item_keys` has the key of each item index."""
+
+    item_keys: tuple[str, ...]
+    generated: GeneratedDays
+    k: int
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        days = [_Day(self.generated.settings, day, self.item_keys) for day in self.generated.days]
         for batch in batches:
             users = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-            rows = [row for user, excluded in users for row in _lists_of_user(user, excluded, days, k)]
+            rows = [row for user, excluded in users for row in _lists_of_user(user, excluded, days, self.k)]
             columns = zip(*rows, strict=True) if rows else [[]] * 4
             keys, rankings, positions, indices = columns
             yield pa.RecordBatch.from_arrays(
@@ -70,12 +92,10 @@ def _list_maker(
                     pa.array(keys, pa.string()),
                     pa.array(rankings, pa.string()),
                     pa.array(positions, pa.int32()),
-                    pa.array([item_keys[index] for index in indices], pa.string()),
+                    pa.array([self.item_keys[index] for index in indices], pa.string()),
                 ],
-                [USER_KEY, KIND, "position", ITEM_KEY],
+                schema=_LISTS,
             )
-
-    return make_lists
 
 
 class _Day:

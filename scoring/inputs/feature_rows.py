@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.types import Split
+from conf.types import SPLITS, Split
 from scoring.inputs.requests import FEATURES_DT
+from spark.rows import Rows, read_rows, union_all, with_value
 from storage.dataset import Dataset, split_partitions
 from storage.paths import Lake
-from storage.publish import rows_of
+from storage.run_context import RunContext
 
 
 def read_split(
-    spark: SparkSession,
-    lake: Lake,
-    dataset: Dataset,
-    splits: Sequence[Split],
-    columns: Sequence[str] | None = None,
-) -> DataFrame:
+    context: RunContext, dataset: Dataset, splits: Sequence[Split], columns: Sequence[str] | None = None
+) -> Rows:
     """Returns the feature rows of some splits.
 
     The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
@@ -32,15 +25,29 @@ def read_split(
         DataError: a partition is missing or was replaced after the dataset was published, or none of the
             splits has a partition.
     """
-    frames = [
-        rows_of(spark, partition, manifest, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
+    parts = [
+        with_value(read_rows(context, partition, manifest, label, columns), FEATURES_DT, partition.dt)
         for split in splits
-        for partition, manifest, label in split_partitions(lake, dataset, split)
+        for partition, manifest, label in split_partitions(context.lake, dataset, split)
     ]
-    if not frames:
+    if not parts:
         raise DataError(
             f"the dataset of {dataset.run_date} has no partition for the splits {list(splits)}, "
             f"only for {sorted(dataset.splits)}",
             "run build_features for that date, or configure only splits that have a partition",
         )
-    return reduce(DataFrame.unionByName, frames)
+    return union_all(parts)
+
+
+def count_rows(lake: Lake, dataset: Dataset) -> int:
+    """Returns the number of feature rows of all splits of a dataset, which manifests record.
+
+    Raises:
+        DataError: a partition is missing or was replaced after the dataset was published.
+    """
+    return sum(
+        entry.rows
+        for split in SPLITS
+        for _, manifest, label in split_partitions(lake, dataset, split)
+        for entry in manifest.split_files(label)
+    )

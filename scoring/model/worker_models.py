@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Protocol, TypeVar
@@ -36,13 +37,15 @@ class WorkerModels:
     def __init__(self) -> None:
         self._load_predictor = lru_cache(maxsize=_PREDICTORS_KEPT)(load_predictor)
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
+        self._lock = threading.RLock()  # of the threads that score in the process of a job
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
         """Returns the predictor of a request, and loads it if necessary.
 
         The two most recently used predictors stay loaded. The arguments are those of `load_predictor`.
         """
-        return self._load_predictor(request, gpu, threads)
+        with self._lock:
+            return self._load_predictor(request, gpu, threads)
 
     def latest(
         self, load: Callable[[Request, Predictor], Loaded], request: Request, gpu: int | None, threads: int
@@ -57,11 +60,12 @@ class WorkerModels:
             gpu, threads: the arguments of `load_predictor`.
         """
         key = (request, gpu, threads)
-        kept = self._latest.get(load)
-        if kept is None or kept[0] != key:
-            kept = (key, load(request, self.predictor(request.model, gpu, threads)))
-            self._latest[load] = kept
-        return kept[1]
+        with self._lock:
+            kept = self._latest.get(load)
+            if kept is None or kept[0] != key:
+                kept = (key, load(request, self.predictor(request.model, gpu, threads)))
+                self._latest[load] = kept
+            return kept[1]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Scoring in Spark: computes top-k lists of users, and probabilities of rows.
+"""Scoring: computes top-k lists of users, and probabilities of rows, in Spark's workers or in this process.
 
 If the rows are in published partitions, the workers read and write the files themselves (`score_split`). The
 rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from scoring.inputs.requests import (
     CANDIDATES,
@@ -25,24 +25,29 @@ from scoring.inputs.requests import (
 from scoring.rows.file_splits import Piece
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
+from spark.choose_workers import cores_without_jvm
+from spark.rows import Rows, map_rows_in_threads, select
 from spark.tasks import collect_results, map_batches
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 Batches = Iterable[pa.RecordBatch]
 
-LISTS = T.StructType(
+# Numbers of users and of rows that a thread of this process scores together.
+_USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
+
+LISTS = pa.schema(
     [
-        T.StructField("user_id", T.StringType()),
-        T.StructField("position", T.IntegerType()),
-        T.StructField("item_id", T.StringType()),
-        T.StructField("score", T.FloatType()),
-        T.StructField("reason", T.StringType()),
+        ("user_id", pa.string()),
+        ("position", pa.int32()),
+        ("item_id", pa.string()),
+        ("score", pa.float32()),
+        ("reason", pa.string()),
     ]
 )
 _MEASURED_DDL = "user_key string, positives long, items binary, logits binary, scores binary, clicked binary"
 
 
-def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
+def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """Returns the k best candidates of each user.
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
@@ -52,19 +57,19 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
     "boost:<value>" or "explore". The users keep their order. A user without candidates has no row.
 
     Args:
-        users: a frame with user_key, the features of scope `user`, candidates and excluded. The last two are
+        users: rows with user_key, the features of scope `user`, candidates and excluded. The last two are
             array<int> of item indices. If `candidates` is null, all items except those in `excluded` are
             candidates. With a blend, also source_scores, and `candidates` is never null.
         spec: the model's features. None of the features may have scope `pair` (requests.require_listable).
         request: the model, the items, k, the business rules and the blend.
 
-    Raises (in the workers, when the frame is evaluated):
+    Raises (when a frame is evaluated, in the workers):
         DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
         ConfigError: the requested device does not exist, or a context value is missing.
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
-    return map_batches(users.select(*columns), _list_maker(request), LISTS, SCORING_IMPORTS)
+    return _score(select(users, columns), _list_maker(request), LISTS, _USERS_PER_BATCH)
 
 
 def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest, sources: int) -> DataFrame:
@@ -92,17 +97,30 @@ def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest
     return map_batches(rows, measure, _MEASURED_DDL, SCORING_IMPORTS)
 
 
-def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
+def score_rows(rows: Rows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> Rows:
     """Returns the columns `keep` of every row, and the row's click probability (float32) as the last column.
 
-    Raises (in the workers, when the frame is evaluated):
+    Raises (when a frame is evaluated, in the workers):
         DataError: a probability is NaN. The message shows the row's values in the columns `keep`.
         ConfigError: the requested device does not exist.
     """
     names = [feature.name for feature in spec.features]
-    inputs = rows.select(*keep, *(name for name in names if name not in keep))
-    schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
-    return map_batches(inputs, _row_scorer(model, tuple(keep)), schema, SCORING_IMPORTS)
+    inputs = select(rows, [*keep, *(name for name in names if name not in keep)])
+    known = inputs.schema if isinstance(inputs, pa.Table) else to_arrow_schema(inputs.schema)
+    schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, pa.float32())])
+    return _score(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
+
+
+def _score(
+    rows: Rows, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: pa.Schema, batch_rows: int
+) -> Rows:
+    """Applies a function that scores. A table is scored by one thread for each core, or by one for a GPU."""
+    threads = 1
+    if isinstance(rows, pa.Table):
+        import torch
+
+        threads = 1 if torch.cuda.is_available() else cores_without_jvm() or 1
+    return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads, batch_rows)
 
 
 def score_split(
@@ -139,7 +157,7 @@ def score_split(
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that computes the lists for batches of users."""
+    """Returns a function for `map_rows` that computes the lists for batches of users."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
@@ -153,7 +171,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
 
 
 def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Returns a function for mapInArrow that scores batches of rows."""
+    """Returns a function for `map_rows` that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers

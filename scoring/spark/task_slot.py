@@ -8,7 +8,8 @@ from pyspark import TaskContext
 def task_slot() -> tuple[int | None, int]:
     """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
 
-    The index is None if the task has no GPU.
+    The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
+    at the same time (score_frames.py), and each of them uses one CPU thread.
     """
     task = TaskContext.get()
     if task is None:

@@ -35,6 +35,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.latest",
         "etl.quality",
         "etl.raw",
+        "etl.read_day",
         "etl.spark",
         "etl.split",
         "etl.synthetic.truth",

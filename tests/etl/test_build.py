@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from spark.spark_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
+from storage.publish import rows_of
 from tests.etl import cases, oracle, raw_oracle
 
 FIRST, SECOND = "2026-01-03", "2026-01-04"
@@ -116,9 +118,9 @@ def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
     def encoded(engine: Literal["sql", "arrow"]) -> pd.DataFrame:
         workflow = load_workflow(builds.lake, version, engine=engine)
         assert workflow.engine == engine
-        return encode_split(
-            SparkWorkers(spark), builds.config, builds.lake, workflow, SECOND, "test"
-        ).toPandas()
+        workers, read = SparkWorkers(spark), partial(rows_of, spark)
+        rows = encode_split(workers, builds.config, builds.lake, workflow, SECOND, "test", read)
+        return rows.toPandas()
 
     cases.assert_features_equal(encoded("sql"), expected, builds.first.workflow.spec)
     assert not is_published(partition)
@@ -147,7 +149,8 @@ def test_rows_of_a_day_are_computed_by_frames_if_its_log_has_changed(
     )
     (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
     workflow = load_workflow(Lake(config.lake), built.workflow.version)
-    rows = encode_split(SparkWorkers(spark), config, Lake(config.lake), workflow, FIRST, "test")
+    read = partial(rows_of, spark)
+    rows = encode_split(SparkWorkers(spark), config, Lake(config.lake), workflow, FIRST, "test", read)
     assert rows.count() == before.rows + 9
     assert read_manifest(partition).digest == before.digest
     assert read_manifest(Lake(config.lake).quarantine.partition(FIRST)).digest == quarantined.digest

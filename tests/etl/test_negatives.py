@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Negatives
-from etl.split.negatives import add_negatives, is_drawn
+from etl.split.negatives import add_negatives, drawn_rows
 from tests.etl import oracle
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
@@ -98,11 +98,11 @@ def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: Sp
         assert abs(hits - draws / 50) < 4 * math.sqrt(draws / 50 * 49 / 50), held_out
 
 
-def test_is_drawn_distinguishes_negatives_from_rows_of_the_log(spark: SparkSession) -> None:
+def test_drawn_rows_distinguishes_negatives_from_rows_of_the_log(spark: SparkSession) -> None:
     log = _log([("u", "a", 1.0, "train"), ("u", "b", 0.0, "train"), ("v", "c", 1.0, "train")])
     rows = (
         add_negatives(spark.createDataFrame(log), CONFIG, "item")
-        .withColumn("drawn", is_drawn(CONFIG))
+        .selectExpr("*", f"{drawn_rows(CONFIG)} AS drawn")
         .toPandas()
     )
     kept = rows[~rows["drawn"]].sort_values("row_id")

@@ -100,7 +100,7 @@ def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(
     partition = job.lake.features(WORKFLOW).partition(member.dt)
     rows = read_manifest(partition).rows
     followed(monkeypatch, feature_rows, "split_partitions", lambda: replace(job.spark, partition))
-    assert read_split(job.spark, job.lake, dataset, ["test"]).count() == rows
+    assert read_split(job, dataset, ["test"]).count() == rows
 
 
 def test_lists_are_measured_as_they_were_looked_at(job: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:

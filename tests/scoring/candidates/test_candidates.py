@@ -20,9 +20,11 @@ from scoring.candidates.covisitation import covisited_items, with_weights
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.popular import popular_in_segment, popularity
+from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from scoring.candidates.similar_items import latest_items, similarities
+from spark.rows import columns_of, records
+from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table
 
 USERS = [f"u{index:02d}" for index in range(12)]
 ITEMS = [f"i{index:02d}" for index in range(15)]
@@ -98,8 +100,12 @@ def test_items_are_numbered_in_the_order_of_their_key(tables: Frames) -> None:
     assert tables[1].columns == ["item_index", "item_key", "price"]
 
 
-def test_popularity_counts_clicks_and_keeps_items_without_any(tables: Frames, log: pd.DataFrame) -> None:
-    actual = {row.item_index: row.clicks for row in popularity(tables[2], tables[1]).collect()}
+@BOTH_FORMS
+def test_popularity_counts_clicks_and_keeps_items_without_any(
+    tables: Frames, log: pd.DataFrame, as_rows: AsRows
+) -> None:
+    counted = popularity(as_rows(tables[2]), as_rows(tables[1]))
+    actual = {row["item_index"]: row["clicks"] for row in records(counted)}
     counts = log[log.label == 1].item_key.value_counts()
     assert actual == {index: counts.get(key, 0) for index, key in enumerate(ITEMS)}
 
@@ -122,6 +128,22 @@ def test_popular_lists_equal_pandas(
         assert row.candidates == [index for index in order if index not in gone][:n]
         assert row.sources == [0] * len(row.candidates)
         assert row.excluded is None
+
+
+@pytest.mark.parametrize("n", [1, 4, 40])
+@pytest.mark.parametrize("clicked", [False, True])
+def test_popular_lists_of_frames_and_tables_are_equal(tables: Frames, n: int, clicked: bool) -> None:
+    users, items, rows = tables
+    lists = []
+    for form in (as_frame, as_table):
+        numbered, log_rows = form(items), form(rows)
+        known = clicked_items(log_rows, numbered) if clicked else None
+        excluded = exclude(form(users), numbered, known, [])
+        popular = popular_items(excluded, popularity(log_rows, numbered), n)
+        lists.append(sorted((tuple(row.values()) for row in records(popular)), key=str))
+        assert columns_of(popular) == ["user_key", "candidates", "scores"]
+    assert lists[0] == lists[1]
+    assert len(lists[0]) == len(USERS)
 
 
 @pytest.mark.parametrize("n", [1, 3, 40])
@@ -376,13 +398,15 @@ def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
     assert {tuple(row.candidates) for row in candidate_rows} == {(0, 1)}
 
 
-def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame) -> None:
-    users, items, rows = tables
+@BOTH_FORMS
+def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame, as_rows: AsRows) -> None:
+    users, items, rows = map(as_rows, tables)
     actual = exclude(users, items, observed_items(rows, items), [], known_as="observed")
     rated = log[log.item_key.isin(ITEMS)].groupby("user_key").item_key.agg(set)
     expected = {user: sorted(map(ITEMS.index, rated.get(user, ()))) or None for user in USERS}
-    assert {row.user_key: row.excluded for row in actual.users.collect()} == expected
+    assert {row["user_key"]: row["excluded"] for row in records(actual.users)} == expected
     assert actual.counts == {"observed": rated.map(len).sum()}
+    assert actual.most == rated.map(len).max()
 
 
 def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(

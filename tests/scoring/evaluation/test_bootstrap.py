@@ -19,6 +19,7 @@ from scoring.evaluation.prediction_quality import (
     measure_predictions,
     reduce_rows,
 )
+from tests.rows import as_frame, as_table
 
 RESAMPLE = Resample(25, seed=3)
 
@@ -167,10 +168,12 @@ def test_through_spark(spark: SparkSession) -> None:
     label, probability, units = rows_of_users(1_500)
     rows = [(float(a), float(b), int(c)) for a, b, c in zip(label, probability, units, strict=True)]
     frame = spark.createDataFrame(rows, f"label float, probability float, {UNIT} long").repartition(5)
-    actual, expected = measure_predictions(frame, RESAMPLE), measured(label, probability, units)
-    for name in ("auc", "log_loss"):
-        np.testing.assert_array_equal(actual.replicates[name], expected.replicates[name])
-    assert actual.facts == expected.facts
+    expected = measured(label, probability, units)
+    for form in (as_frame, as_table):
+        actual = measure_predictions(form(frame), RESAMPLE)
+        for name in ("auc", "log_loss"):
+            np.testing.assert_array_equal(actual.replicates[name], expected.replicates[name])
+        assert actual.facts == expected.facts
     without = measure_predictions(frame.drop(UNIT).withColumn("more", F.lit(1)))
     assert without.facts == expected.facts
     assert not len(without.replicates["auc"])

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from metrics import map_at_k, ndcg_at_k
 from scoring.evaluation.group_ranking import measure_groups, reduce_groups
+from tests.rows import BOTH_FORMS, AsRows
 
 
 def predictions(rows: int = 900, groups: int = 120) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -20,11 +21,12 @@ def predictions(rows: int = 900, groups: int = 120) -> tuple[np.ndarray, np.ndar
     return draw.integers(0, groups, rows).astype(str), label, probability
 
 
-def test_groups_spread_over_tasks_measure_the_same(spark: SparkSession) -> None:
+@BOTH_FORMS
+def test_groups_spread_over_tasks_measure_the_same(spark: SparkSession, as_rows: AsRows) -> None:
     group, label, probability = predictions()
     rows = list(zip(group.tolist(), label.tolist(), probability.tolist(), strict=True))
     frame = spark.createDataFrame(rows, "group_key string, label float, probability float").repartition(7)
-    actual = measure_groups(frame, 3)
+    actual = measure_groups(as_rows(frame), 3)
     assert actual["k"] == 3
     assert actual["groups"] == len(set(group[label == 1]))
     assert actual["map"] == pytest.approx(map_at_k(label, probability, group, 3), abs=1e-9)

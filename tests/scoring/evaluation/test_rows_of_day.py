@@ -41,7 +41,7 @@ def test_published_features_have_the_rows_of_the_log(
 
     cases.run_build(spark, config, DAYS[-1])
     with monkeypatch.context() as patch:
-        patch.setattr(rows_of_day, "read_log", None)  # the log is not parsed
+        patch.setattr(rows_of_day, "read_clicks", None)  # the log is not parsed
         assert sorted(map(tuple, rows_of(context, DAYS[-1]).collect())) == expected
 
 

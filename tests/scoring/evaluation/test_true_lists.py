@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,13 +15,17 @@ from conf.types import Generate
 from etl.synthetic.generate import generate_days
 from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
 from scoring.candidates.filters import Exclusions
+from scoring.evaluation import true_lists as true_lists_module
 from scoring.evaluation.true_lists import (
     BEST,
     CLICK_PROBABILITY,
     true_lists,
 )
+from spark.local_workers import LocalWorkers
+from spark.spark_workers import SparkWorkers
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import Lake
+from tests.rows import as_table
 
 DAYS = ("2026-01-10", "2026-01-11")
 SETTINGS = Generate(users=40, items=25, rows_per_day=100, cold_share=0.1, layout="named")
@@ -76,7 +81,7 @@ def test_lists_equal_a_sort_of_all_candidates(spark: SparkSession, days: tuple[s
     generated = GeneratedDays(SETTINGS, days)
     for partitions in (1, 5):
         exclusions = Exclusions(frame.repartition(partitions), most=len(items))
-        rows = true_lists(exclusions, numbered, generated, K).toPandas()
+        rows = true_lists(SparkWorkers(spark), exclusions, numbered, generated, K).toPandas()
         actual = {
             key: entries.sort_values("position").item_key.tolist()
             for key, entries in rows.groupby(["user_key", "kind"])
@@ -117,3 +122,20 @@ def test_a_log_of_displays_has_no_true_lists(spark: SparkSession, tmp_path: Path
     keys = [Keys(user=name, item=columns[1][0]) for name, _ in columns if name != columns[1][0]]
     assert keys
     assert all(generated_days(lake, key, DAYS[:1]) is None for key in keys)
+
+
+@pytest.mark.processes
+def test_processes_of_this_machine_make_the_same_lists(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, users = _candidates()
+    table = as_table(spark.createDataFrame(users, "user_key string, excluded array<int>"))
+    numbered = pa.table({"item_index": pa.array(range(len(items)), pa.int32()), "item_key": items})
+    monkeypatch.setattr(true_lists_module, "_USERS_PER_TASK", 3)  # several tasks
+    workers = LocalWorkers(2, lambda: spark, str(tmp_path))
+    rows = true_lists(workers, Exclusions(table, most=len(items)), numbered, GeneratedDays(SETTINGS, DAYS), K)
+    actual = {
+        key: entries.sort_values("position").item_key.tolist()
+        for key, entries in rows.to_pandas().groupby(["user_key", "kind"])
+    }
+    assert actual == _expected(DAYS)

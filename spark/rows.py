@@ -1,0 +1,222 @@
+"""Operations on rows that are an Arrow table in this process, or a frame of Spark.
+
+A small table needs no Spark: to plan a query and to start its tasks takes longer than the work. So the steps
+of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that Spark and
+DuckDB (spark/duckdb_queries.py) both understand, or as a function over batches of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark.arrow_frames import frame_of, spark_types
+from spark.duckdb_queries import run_query
+from spark.tasks import map_batches
+from storage.manifest import Manifest
+from storage.parquet_files import read_table
+from storage.paths import Partition
+from storage.publish import rows_of
+from storage.run_context import RunContext
+
+Rows: TypeAlias = pa.Table | DataFrame
+Batches = Iterable[pa.RecordBatch]
+
+# Rows of a table that a function gets in one batch; Spark's default is the same.
+_BATCH_ROWS = 10_000
+_SEED = 42  # of Spark's xxhash64
+
+
+def read_rows(
+    context: RunContext,
+    partition: Partition,
+    manifest: Manifest,
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Rows:
+    """Reads the rows of the files that a manifest names, or those of one split.
+
+    Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), else a frame.
+    """
+    if context.in_process:
+        return read_table(partition, manifest, split, columns)
+    return rows_of(context.spark, partition, manifest, split, columns)
+
+
+def query(text: str, **tables: Rows) -> Rows:
+    """Runs one query, and returns its rows: a table if all `tables` are tables, else a lazy frame.
+
+    Args:
+        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. Only
+            functions of both engines may occur (spark/duckdb_queries.py lists what it adds to DuckDB). Sums
+            of integers must be smaller than 2⁶³.
+        tables: the rows by the name in braces.
+    """
+    frames = [rows for rows in tables.values() if isinstance(rows, DataFrame)]
+    if not frames:
+        return run_query(text, tables)
+    session = frames[0].sparkSession
+    named: dict[str, Any] = {name: frame_of(session, rows) for name, rows in tables.items()}
+    return session.sql(text, None, **named)
+
+
+def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:
+    """Applies a function to batches of rows, and returns the batches that the function returns as rows.
+
+    In Spark, the function is called once per task. For a table it is called once.
+
+    Args:
+        rows: the rows.
+        function: gets an iterator over batches, and yields batches with the columns of `schema`.
+        schema: the columns of the result.
+    """
+    if isinstance(rows, DataFrame):
+        return map_batches(rows, function, spark_types(schema))
+    return _table_of(function(iter(_batches(rows, _BATCH_ROWS))), schema)
+
+
+def map_rows_in_threads(
+    rows: Rows,
+    function: Callable[[Batches], Batches],
+    schema: pa.Schema,
+    imports: Sequence[str],
+    threads: int,
+    batch_rows: int,
+) -> Rows:
+    """Does the same as `map_rows`, but calls the function in several threads if the rows are a table.
+
+    Args:
+        rows, function, schema: as for `map_rows`.
+        imports: modules that Spark's workers import before they are forked.
+        threads: number of threads. Each call of the function gets one batch of a table.
+        batch_rows: number of rows of these batches. It does not depend on the number of threads, because
+            rounding may depend on which rows are computed together.
+    """
+    if isinstance(rows, DataFrame):
+        return map_batches(rows, function, spark_types(schema), imports)
+    with ThreadPoolExecutor(threads) as pool:
+        results = pool.map(lambda batch: list(function([batch])), _batches(rows, batch_rows))
+        return _table_of(chain.from_iterable(results), schema)
+
+
+def _batches(rows: pa.Table, most: int) -> list[pa.RecordBatch]:
+    return list(rows.combine_chunks().to_batches(max_chunksize=most))
+
+
+def _table_of(batches: Batches, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(
+        (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches), schema
+    )
+
+
+def union_all(parts: Sequence[Rows]) -> Rows:
+    """Returns the rows of all parts, which have the same columns in any order."""
+    first, *others = parts
+    for other in others:
+        if isinstance(first, DataFrame):
+            first = first.unionByName(frame_of(first.sparkSession, other))
+        elif isinstance(other, DataFrame):
+            first = frame_of(other.sparkSession, first).unionByName(other)
+        else:
+            first = pa.concat_tables([first, other.select(first.column_names)])
+    return first
+
+
+def with_value(rows: Rows, name: str, value: str) -> Rows:
+    """Adds a column with the same text in all rows."""
+    if isinstance(rows, DataFrame):
+        return rows.withColumn(name, F.lit(value))
+    return rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
+
+
+def with_nulls(rows: Rows, name: str, kind: pa.DataType) -> Rows:
+    """Adds a column of this type that is null in all rows."""
+    if isinstance(rows, DataFrame):
+        return rows.withColumn(name, F.lit(None).cast(spark_types(pa.schema([(name, kind)]))[name].dataType))
+    return rows.append_column(name, pa.nulls(len(rows), kind))
+
+
+def with_hash(rows: Rows, column: str, name: str) -> Rows:
+    """Adds the hash of a column of texts or int64 numbers without nulls: XXH64 with the seed 42, an int64."""
+    if isinstance(rows, DataFrame):
+        return rows.withColumn(name, F.xxhash64(column))
+    import xxhash
+
+    encoded = rows.column(column).combine_chunks().dictionary_encode()
+    values = (
+        (value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True))
+        for value in encoded.dictionary.to_pylist()
+    )
+    hashes = np.array([xxhash.xxh64_intdigest(value, _SEED) for value in values], np.uint64).view(np.int64)
+    return rows.append_column(name, pa.array(hashes[encoded.indices.to_numpy()]))
+
+
+def select(rows: Rows, names: Sequence[str]) -> Rows:
+    """Returns some columns."""
+    return rows.select(*names) if isinstance(rows, DataFrame) else rows.select(list(names))
+
+
+def list_entries(rows: Rows, lists: str, name: str) -> Rows:
+    """Returns the elements of the lists of users: user_key, position (int32, from 1), and the element.
+
+    Args:
+        rows: rows with user_key and the column `lists`.
+        lists: a column of lists, which are not null.
+        name: the name of the column with the elements.
+    """
+    if isinstance(rows, DataFrame):
+        entries = rows.select("user_key", F.posexplode(lists).alias("position", name))
+        return entries.withColumn("position", F.col("position") + 1)
+    values = rows.column(lists).combine_chunks()
+    lengths = values.value_lengths().to_numpy()
+    position = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths) + 1
+    columns = [
+        rows.column("user_key").take(pa.array(np.repeat(np.arange(len(rows)), lengths))),
+        pa.array(position.astype(np.int32)),
+        values.flatten(),
+    ]
+    return pa.Table.from_arrays(columns, ["user_key", "position", name])
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """Returns the names of the columns."""
+    return rows.columns if isinstance(rows, DataFrame) else rows.column_names
+
+
+def records(rows: Rows) -> list[dict[str, Any]]:
+    """Returns a few rows as dictionaries of Python values. A frame is computed."""
+    return [row.asDict() for row in rows.collect()] if isinstance(rows, DataFrame) else rows.to_pylist()
+
+
+def count(rows: Rows) -> int:
+    """Returns the number of rows. A frame is computed."""
+    return rows.count() if isinstance(rows, DataFrame) else len(rows)
+
+
+def persist(rows: Rows) -> Rows:
+    """Keeps the rows of a frame when they are first computed, because several queries need them."""
+    return rows.persist() if isinstance(rows, DataFrame) else rows
+
+
+def unpersist(rows: Rows) -> None:
+    """Frees the rows that `persist` kept."""
+    if isinstance(rows, DataFrame):
+        rows.unpersist()
+
+
+def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
+    """Distributes the rows of a frame over tasks by a column: over `tasks`, at least one for each core.
+
+    A table is sorted by the column, because the order of a query's rows depends on threads.
+    """
+    if not isinstance(rows, DataFrame):
+        return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))
+    return rows.repartition(max(rows.sparkSession.sparkContext.defaultParallelism, tasks), key)

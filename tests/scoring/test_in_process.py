@@ -1,0 +1,173 @@
+"""Evaluation, candidates, lists and measures in the process of a job publish what Spark publishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from etl.workflow import fitted_workflow
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
+from scoring.model import context_features
+from storage.manifest import Manifest, data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
+from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.scoring_lake import (
+    DAY_AFTER,
+    RUN_DATE,
+    WORKFLOW,
+    EncodedContext,
+    make_config,
+    publish_lake,
+)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clicks excluded": {},
+    "all items": {"candidates": {"exclude_clicked": []}},
+    "seen items excluded": {"candidates": {"repeats": "none"}},
+    "no lists in the gate": {
+        "gate": {"lists_users": None, "min_rows": 100, "min_users": 20, "replicates": 100}
+    },
+    "few users in the gate": {
+        "gate": {"lists_users": 9, "min_rows": 100, "min_users": 20, "replicates": 100}
+    },
+    "test split": {"measure": {"against": "test_split"}},
+    "source popular": {
+        "candidates": {"sources": [{"source": "popular", "n": 9}], "exclude_clicked": ["train"]}
+    },
+}
+
+
+@pytest.fixture
+def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of the context are encoded already, and the lake has no workflow."""
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+    monkeypatch.setattr(fitted_workflow, "load_local", lambda *_: EncodedContext())
+
+
+def rows(partition: Partition, manifest: Manifest, order: list[str]) -> list[dict[str, Any]]:
+    files = data_files(partition, manifest)
+    found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in files)
+    return found.sort_by([(name, "ascending") for name in order]).to_pylist()
+
+
+def published(config: Any) -> dict[str, Any]:
+    """The manifests and the rows of what the four jobs published, without times and names of files."""
+    lake = Lake(config.lake)
+    found: dict[str, Any] = {}
+    for day in (RUN_DATE, DAY_AFTER):
+        for name, table, order in (
+            ("candidate_items", lake.candidate_items(WORKFLOW), ["item_index"]),
+            ("candidates", lake.candidates(WORKFLOW), ["user_key"]),
+            ("recommendations", lake.recommendations, ["user_id", "position"]),
+            ("evaluations", lake.evaluations, []),
+            ("measures", lake.measures, []),
+        ):
+            if name == "measures" and day == DAY_AFTER:
+                continue
+            partition = table.partition(day)
+            manifest = read_manifest(partition)
+            facts = {key: value for key, value in manifest.facts.items() if key != "scored_at"}
+            found[f"{name} {day}"] = {
+                "schema": manifest.schema,
+                "rows": manifest.rows,
+                "rows_in": manifest.rows_in,
+                "dropped": manifest.dropped,
+                "facts": facts,
+                "content": rows(partition, manifest, order) if order else None,
+            }
+    return found
+
+
+def run_all(context: Any) -> None:
+    for day in (RUN_DATE, DAY_AFTER):
+        for job in (evaluate_model, build_candidates, score_daily):
+            job(context(day))
+    measure_recommendations(context(RUN_DATE))
+
+
+def assert_alike(actual: Any, expected: Any, at: str = "") -> None:
+    """Numbers may differ by rounding; everything else is equal."""
+    if isinstance(expected, dict):
+        assert {*actual} == {*expected}, at
+        for name in expected:
+            assert_alike(actual[name], expected[name], f"{at}/{name}")
+    elif isinstance(expected, list | tuple):
+        assert len(actual) == len(expected), at
+        for index, value in enumerate(expected):
+            assert_alike(actual[index], value, f"{at}/{index}")
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, abs=2e-6, nan_ok=True), at
+    else:
+        assert actual == expected, at
+
+
+@pytest.mark.parametrize("sections", SETTINGS.values(), ids=SETTINGS)
+def test_both_publish_the_same(
+    spark: SparkSession,
+    tmp_path: Path,
+    reference: ReferenceScores,
+    without_workflow: None,
+    sections: dict[str, Any],
+) -> None:
+    results, started = [], []
+    for name in ("spark", "process"):
+        publish_lake(tmp_path / name, reference)
+        config = make_config(tmp_path / name, **sections)
+
+        def context(day: str, config: Any = config, by_spark: bool = name == "spark") -> RunContext:
+            def open_session(_: RunContext) -> SparkSession:
+                started.append(day)
+                return spark
+
+            return RunContext(
+                "test", config, day, open_session=open_session, _spark=spark if by_spark else None
+            )
+
+        run_all(context)
+        results.append(published(config))
+    by_spark, in_process = results
+    assert_alike(in_process, by_spark)
+    assert len(by_spark[f"recommendations {RUN_DATE}"]["content"]) > 100
+    assert bool(started) == ("sources" in sections.get("candidates", {}))
+
+
+def test_a_damaged_file_is_named(
+    spark: SparkSession, tmp_path: Path, reference: ReferenceScores, without_workflow: None
+) -> None:
+    config = publish_lake(tmp_path / "lake", reference)
+    lake = Lake(config.lake)
+    partition = lake.features(WORKFLOW).partition(RUN_DATE)
+    path = Path(data_files(partition, read_manifest(partition))[0])
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(Exception, match=path.name):
+        evaluate_model(RunContext("test", config, RUN_DATE))
+
+
+def test_measures_are_those_of_pandas(
+    spark: SparkSession, tmp_path: Path, reference: ReferenceScores, without_workflow: None
+) -> None:
+    config = publish_lake(tmp_path / "lake", reference)
+    run_all(lambda day: RunContext("test", config, day))
+    lake = Lake(config.lake)
+    lists = lake.recommendations.partition(RUN_DATE)
+    entries = pd.DataFrame(rows(lists, read_manifest(lists), ["user_id", "position"]))
+    raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    log = pd.read_csv(raw, sep="\t", header=None, usecols=[0, 1, 2], names=["clicked", "user", "item"])
+    clicks = log[log.clicked == 1].drop_duplicates(["user", "item"])
+    hits = entries.merge(clicks, left_on=["user_id", "item_id"], right_on=["user", "item"])
+    asked = {*clicks.user} & {*entries.user_id}
+    facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
+    cold = facts["cold_users"] or {"users": 0, "hit_rate": 0.0}
+    assert facts["users"] + cold["users"] == len(asked)
+    found = facts["users"] * facts["hit_rate"] + cold["users"] * cold["hit_rate"]
+    assert found == pytest.approx(hits.user.nunique())
