@@ -6,12 +6,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
-from conf.load import load_config, parse_date
 from conf.printable import printable
 from storage.job_summary import JobSummary
-from storage.run_context import RunContext
+
+if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration
+    from storage.run_context import RunContext
 
 
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
@@ -59,6 +61,9 @@ def run_without_session(
     Returns:
         The exit code.
     """
+    from conf.load import load_config, parse_date
+    from storage.run_context import RunContext
+
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)

@@ -8,12 +8,8 @@ import time
 from contextlib import closing
 
 from conf.errors import EXIT_OK, NightrankError
-from conf.load import load_config, parse_date
 from jobs.chain.application import add_isolate, launcher_of
-from jobs.chain.run_chain import StageRunner, log_path, run_chain, summarize
-from jobs.chain.steps import RunPlan
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
-from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
 
@@ -33,32 +29,22 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Checks the configuration, runs the chain, prints the job summary, and returns the exit code."""
+    """Starts the application, runs the night, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
-    progress = StageProgress()
+    submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
+    launcher = launcher_of(submission, isolate=arguments.isolate)
     try:
-        config = load_config(arguments.config, arguments.overrides)
-        check_config(config)
-        submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
-        launcher = launcher_of(submission, isolate=arguments.isolate)
         with Interruptions() as interruptions, closing(launcher):
             launcher.prepare(train=arguments.retrain)
-            if arguments.retrain:
-                check_training(config)
-                check_lists(config)
-            plan = RunPlan(config, parse_date(arguments.run_date), arguments.retrain)
-            log_path(
-                plan.lake, plan.run_date, "nightly"
-            )  # before the lake is read, reject a lake that cannot store logs
-            check_tables(config, plan.run_date)
-            check_sinks(config, arguments.profile)
-            outcomes = run_chain(plan, StageRunner(launcher, interruptions, progress))
+            # These imports take half a second, in which the application starts.
+            from jobs.chain.night import run_night
+
+            summary = run_night(arguments, launcher, interruptions)
     except NightrankError as error:
         return report_failure("nightly failed", error)
-    summary = summarize(plan, outcomes)
     total = time.monotonic() - start
-    progress.write(summary.completed("nightly", plan.run_date, summary.seconds, total).line())
+    StageProgress().write(summary.completed("nightly", arguments.run_date, summary.seconds, total).line())
     return EXIT_OK
 
 

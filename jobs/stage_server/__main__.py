@@ -3,7 +3,8 @@
     python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
 
 PROFILE is the file of Spark's properties. The modules are imported by a thread while the first stage runs,
-because a later stage needs them and their import takes seconds.
+because a later stage needs them and their import takes seconds. If there are any, a model will be trained, so
+the process that writes to MLflow is started too.
 
 Standard input has one line of JSON per stage, with the keys `job` and `arguments`. After each stage, one line
 of JSON with the keys `exit_code` and `summary` is written to the file descriptor ANSWERS. The process ends
@@ -33,6 +34,7 @@ from jobs.runner import run_in_application
 from jobs.sessions import SharedSession
 from spark.choose_workers import cores_without_jvm
 from spark.fork_server import start_server_early
+from training.registry import mlflow_process
 
 
 class Request(TypedDict):
@@ -50,10 +52,10 @@ def main() -> int:
     requests = _Requests()
     if cores_without_jvm() is None:  # otherwise a small run does without a JVM
         threading.Thread(target=_start_jvm, daemon=True).start()
-    threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True).start()
+    importing = threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True)
     shared = SharedSession()
     while (request := requests.next()) is not None:
-        exit_code, summary = _run(request["job"], request["arguments"], shared)
+        exit_code, summary = _run(request["job"], request["arguments"], shared, importing)
         requests.done()
         answer = {"exit_code": exit_code, "summary": summary}
         os.write(answers, f"{json.dumps(answer)}\n".encode())
@@ -61,10 +63,16 @@ def main() -> int:
     return EXIT_OK
 
 
-def _run(job: str, arguments: list[str], shared: SharedSession) -> tuple[int, str | None]:
+def _run(
+    job: str, arguments: list[str], shared: SharedSession, importing: threading.Thread
+) -> tuple[int, str | None]:
     """Runs a stage. Returns its exit code and the line of its job summary."""
     description = str(getattr(import_module(f"jobs.{job}"), "DESCRIPTION", ""))
     stage = import_module(f"jobs.stages.{job}").run
+    if importing.ident is None:
+        if len(sys.argv) > 3:
+            mlflow_process.start()
+        importing.start()  # not before, because two threads that import take turns
     try:
         parsed = job_parser(job, description).parse_args(arguments)
     except SystemExit as ended:

@@ -17,13 +17,24 @@ from torch import Tensor
 from scoring.model.predictor import Predictor
 from scoring.ranking.pairs import Side as SideInputs
 from training.device.precision import HALVES
-from training.models.factorization import Factorizable, Factorization, FeatureSides, Part, Side
+from training.models.factorization import (
+    Factorizable,
+    Factorization,
+    FeatureSides,
+    ItemScores,
+    Part,
+    SharesItems,
+    Side,
+)
 
 log = logging.getLogger("nightrank.scoring")
 
 # Number of users that are scored against the same items in one step. The items are read from memory only once
 # for all these users, and the data of the step still fit into a cache.
 _TILE_USERS = 16
+
+# With fewer items, what is computed for a user before the items is more work than it saves.
+_LEAST_SHARED = 64
 
 # The item parts of all items stay in memory if they need at most this many bytes on a CPU, or at most
 # 1 / _GPU_KEPT_SHARE of the free memory of a GPU.
@@ -136,6 +147,15 @@ class ItemParts:
             parts = tuple(tensor.index_select(0, flat) for tensor in self._kept)
         return tuple(tensor.view(*items.shape, *tensor.shape[1:]) for tensor in parts)
 
+    def shared(self, most_bytes: int) -> ItemScores | None:
+        """Returns the items for scoring all of them at once; None if the factorization cannot do so here."""
+        kept, factorization = self._kept, self._factorization
+        if kept is None or not isinstance(factorization, SharesItems) or len(kept[0]) < _LEAST_SHARED:
+            return None
+        if any(part.device.type != "cpu" or part.dtype != torch.float32 for part in kept):
+            return None
+        return factorization.share_items(kept, most_bytes)
+
 
 class PairScorer:
     """Computes the click probabilities of pairs of user and item.
@@ -153,6 +173,7 @@ class PairScorer:
         self._factorization = factorization_of(predictor)
         limit = kept_limit(predictor.device) if kept_bytes is None else kept_bytes
         self._items = ItemParts(self._factorization, items, predictor, limit)
+        self._shared = self._items.shared(limit)
 
     @property
     def keeps_items(self) -> bool:
@@ -175,6 +196,8 @@ class PairScorer:
     @torch.inference_mode()
     def score_consecutive(self, users: Part, items: slice) -> Tensor:
         """Returns the float32 probabilities of U users with I consecutive items, shape (U, I)."""
+        if self._shared is not None and items.stop - items.start >= _LEAST_SHARED:
+            return self._shared.logits(users, items).sigmoid_()
         return self._predictor.micro_batch.within_memory(
             lambda rows: self._score_consecutive(users, items, rows)
         )

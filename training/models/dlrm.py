@@ -18,6 +18,7 @@ from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,
     FeatureSides,
+    ItemScores,
     Part,
     Side,
     common_side,
@@ -27,6 +28,7 @@ from training.models.factorization import (
 from training.models.inputs import Inputs
 from training.models.interaction import PairDots, interact, interaction_columns
 from training.models.layers import in_float32, mlp
+from training.models.shared_items import SharedItems
 from training.settings.dlrm import Settings, require_bottom
 
 
@@ -107,6 +109,14 @@ class FactorizedDLRM:
         vectors, columns = self._side_vectors(side, dense, categorical)
         part = (self._top.share(side, columns), vectors.to(self._dtype))
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._mixed else part
+
+    def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
+        """See `SharesItems.share_items`."""
+        user_vectors, hidden = len(self._vectors[Side.USER]), self._top.pair_weights.shape[1]
+        needed = SharedItems.bytes_of(items, hidden, mixed=self._mixed)
+        if needed > most_bytes or not user_vectors or not self._vectors[Side.ITEM]:
+            return None
+        return SharedItems(self._top, self._bottom if self._mixed else None, items, user_vectors)
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a side's vectors (R, V, E) and the side's columns (R, K_side) of the top MLP's input."""

@@ -102,6 +102,28 @@ class Factorization(Protocol):
         ...
 
 
+class ItemScores(Protocol):
+    """Items of which every user is scored against all, or against a range."""
+
+    def logits(self, users: Part, items: slice) -> Tensor:
+        """Returns logits (U, I) float32 of users, tensors (U, …) from `side_part`, with a range of items."""
+        ...
+
+
+@runtime_checkable
+class SharesItems(Protocol):
+    """A factorization that scores many items, which all users share, with less work than pair by pair."""
+
+    def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
+        """Returns the items; None if they would need more than `most_bytes` of memory.
+
+        Args:
+            items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.
+            most_bytes: maximum number of bytes beside `items`.
+        """
+        ...
+
+
 @runtime_checkable
 class Factorizable(Protocol):
     """A model that can be factorized."""
@@ -189,16 +211,21 @@ class FactorizedMLP:
         flat = values.flatten(0, 1)
         if pairs is not None:
             flat.addmm_(pairs.reshape(num_users * num_items, -1).to(self._dtype), self._pair)
-        return self._after_first(flat, num_users, num_items)
+        return self.after_first(flat, num_users, num_items)
+
+    @property
+    def pair_weights(self) -> Tensor:
+        """Returns the weights of the columns of pairs in the first layer, (K_pair, H)."""
+        return self._pair
 
     def outputs_of_pairs(self, pairs: Tensor) -> Tensor:
         """Computes `outputs` if all columns belong to pairs; `pairs` is (U, I, K)."""
         num_users, num_items = pairs.shape[:2]
         flat = pairs.reshape(num_users * num_items, -1).to(self._dtype)
         first = torch.addmm(self._bias.to(self._dtype), flat, self._pair)
-        return self._after_first(first, num_users, num_items)
+        return self.after_first(first, num_users, num_items)
 
-    def _after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
+    def after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
         """Computes the output from the first layer's sums `flat` (U * I, H). May overwrite `flat`."""
         if self._ends_first:
             return flat.view(num_users, num_items)

@@ -5,7 +5,7 @@ store and there is no server, nothing is copied.
 
 The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
 training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a
-thread.
+thread. The application of a run does both in a process of its own (mlflow_process.py).
 
 A training becomes one MLflow run and one version of the registered model, even if the training is copied
 several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from storage import file_io
 from storage.paths import Lake
+from training.registry import mlflow_process
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -60,14 +61,16 @@ def never_fails(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def prepare(lake: Lake) -> None:
-    """Imports MLflow and creates the store's tables in a thread. Later calls wait for this thread."""
+    """Imports MLflow and creates the store's tables in the background. Later calls wait for that."""
     if _uri(lake) is not None:
-        threading.Thread(target=_prepare, args=(lake,), name="mlflow", daemon=True).start()
+        threading.Thread(target=open_store, args=(lake,), name="mlflow", daemon=True).start()
 
 
 @never_fails
-def _prepare(lake: Lake) -> None:
-    open_client(lake)
+def open_store(lake: Lake) -> None:
+    """Imports MLflow, and creates the tables of a new store."""
+    if not mlflow_process.call("open_store", lake.root):
+        open_client(lake)
 
 
 @never_fails
@@ -83,6 +86,9 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
         description: the model's model.json.
         params: the nested configuration. Nested names are joined with dots.
     """
+    arguments = {"description": description, "params": params}
+    if _uri(lake) is not None and mlflow_process.call("track_training", lake.root, arguments):
+        return
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
@@ -96,6 +102,8 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
 @never_fails
 def set_aliases(lake: Lake, name: str, versions: Mapping[str, str]) -> None:
     """Sets the aliases (`champion`, `challenger`) of a registered model to the given versions."""
+    if mlflow_process.call("set_aliases", lake.root, {"name": name, "versions": versions}):
+        return
     if (client := open_client(lake)) is None:
         return
     for alias, version in versions.items():
@@ -128,13 +136,18 @@ def open_client(lake: Lake) -> MlflowClient | None:
         )
         return None
     with _import_lock:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow.tracking import MlflowClient
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client = import_mlflow()(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)  # creates the tables of a new store
     return client
+
+
+def import_mlflow() -> type[MlflowClient]:
+    """Imports MLflow, which takes seconds, and returns the class of its clients."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    return MlflowClient
 
 
 def _logged_run(

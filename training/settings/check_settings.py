@@ -29,6 +29,7 @@ _SHARED_MODULES = {
     "objective",
     "sequence",
     "sequence_model",
+    "shared_items",
 }
 
 

@@ -1,0 +1,153 @@
+"""Scores many items that all users of a block share, for models with dot products of vectors.
+
+For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
+are constants. So instead of the dot products of each pair, the user's vectors and the weights are multiplied
+once, and an item's vector is multiplied by a matrix of the user. Two kinds of vectors cost even less:
+
+* A vector that is equal in all items, as that of a context feature, is multiplied once per user.
+* If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
+  results are summed per item.
+
+Notation: U users, I items, E elements of a vector, P vectors of a user, Q vectors of an item, H outputs of
+the first layer of the top MLP.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from training.models.factorization import FactorizedMLP, Part
+
+# A feature has few values if at most this share of the items have distinct ones.
+_FEW_VALUES_SHARE = 0.25
+# Number of items whose first layers are in memory at the same time.
+_TILE_ITEMS = 1024
+# Number of users of a block: their matrices, and the first layers of a tile, fit into the cache of a core.
+_BLOCK_USERS = 16
+
+
+class SharedItems:
+    """Items of which every user is scored against all, or against a range.
+
+    Args:
+        top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
+            (Q · P, those of a user are adjacent). With `bottom`, the output of the bottom MLP (E) follows, and
+            its dot products with the user's vectors (P) and with the item's (Q).
+        bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
+        items: the parts of the items: the share of the top MLP's first layer (I, H), the vectors (I, Q, E),
+            and with `bottom`, the share of its first layer (I, H').
+        user_vectors: P.
+    """
+
+    def __init__(
+        self, top: FactorizedMLP, bottom: FactorizedMLP | None, items: Part, user_vectors: int
+    ) -> None:
+        self._top, self._bottom, self._items = top, bottom, items
+        vectors, weights = items[1], top.pair_weights
+        number, dim = vectors.shape[1:]
+        dots = number * user_vectors
+        self._weights = weights[:dots].view(number, user_vectors, -1)  # (Q, P, H)
+        self._divide(vectors)
+        if bottom is not None:
+            itself, of_users, of_items = weights[dots:].split([dim, user_vectors, number])
+            self._bottom_weights, self._bottom_users = itself, of_users
+            # What the bottom MLP's output is multiplied by for each item: (I, E, H).
+            self._bottom_items = torch.einsum("qh,iqe->ieh", of_items, vectors).contiguous()
+
+    @staticmethod
+    def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
+        """Returns the bytes that items need beside their parts; the first layer has `hidden` outputs."""
+        vectors = items[1]
+        return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
+
+    def _divide(self, vectors: Tensor) -> None:
+        """Divides the vectors of the items into those with one value, with few values, and all others."""
+        self._equal: list[int] = []
+        self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
+        self._many: list[tuple[int, Tensor]] = []  # (number of the vector, (I, E) its values)
+        numbers, start = [], 0
+        for column in range(vectors.shape[1]):
+            of_items = vectors[:, column].contiguous()
+            values, number = _distinct(of_items)
+            if len(values) == 1:
+                self._equal.append(column)
+            elif len(values) <= _FEW_VALUES_SHARE * len(of_items):
+                self._few.append((column, values))
+                numbers.append(number + start)
+                start += len(values)
+            else:
+                self._many.append((column, of_items))
+        self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, features with few values)
+
+    def logits(self, users: Part, items: slice) -> Tensor:
+        """Returns the logits (U, I) float32 of users with a range of items.
+
+        Args:
+            users: the parts of the users: (U, H), (U, P, E), and with a bottom MLP (U, H').
+            items: the range of items.
+        """
+        found = torch.empty(len(users[0]), items.stop - items.start)
+        for first in range(0, len(users[0]), _BLOCK_USERS):
+            block = slice(first, min(first + _BLOCK_USERS, len(users[0])))
+            self._fill(found[block], tuple(part[block] for part in users), items)
+        return found
+
+    def _fill(self, found: Tensor, users: Part, items: slice) -> None:
+        """Writes the logits of a block of users into `found` (U, I)."""
+        share, vectors = users[0], users[1]
+        if self._equal:
+            same = self._items[1][0, self._equal]  # (columns, E)
+            dots = torch.einsum("qe,upe->uqp", same, vectors).flatten(1)
+            share = share + dots @ self._weights[self._equal].flatten(0, 1)
+        few = [self._of_vector(column, vectors, values) for column, values in self._few]
+        table = torch.cat(few) if few else None  # (values, U * H)
+        many = [(self._matrix(column, vectors), values) for column, values in self._many]
+        of_users = None
+        if self._bottom is not None:
+            of_users = torch.einsum("ph,upe->ueh", self._bottom_users, vectors) + self._bottom_weights
+        for first in range(items.start, items.stop, _TILE_ITEMS):
+            tile = slice(first, min(first + _TILE_ITEMS, items.stop))
+            count = tile.stop - tile.start
+            if table is not None and self._numbers is not None:
+                sums = functional.embedding_bag(self._numbers[tile], table, mode="sum")
+            else:
+                sums = share.new_zeros(count, share.nelement())
+            for matrix, values in many:
+                sums.addmm_(values[tile], matrix)
+            hidden = sums.view(count, *share.shape)  # (I, U, H)
+            hidden += self._items[0][tile].unsqueeze(1)
+            hidden += share
+            if of_users is not None and self._bottom is not None:
+                bottom = self._bottom.outputs(self._items[2][tile], users[2].unsqueeze(0), None)  # (I, U, E)
+                hidden.baddbmm_(bottom, self._bottom_items[tile])
+                hidden.transpose(0, 1).baddbmm_(bottom.transpose(0, 1), of_users)
+            logits = self._top.after_first(hidden.flatten(0, 1), count, len(share))
+            found[:, tile.start - items.start : tile.stop - items.start] = logits.t()
+
+    def _matrix(self, column: int, vectors: Tensor) -> Tensor:
+        """Returns what each element of an item's vector adds to the first layer of each user, (E, U * H)."""
+        weights = self._weights[column]  # (P, H)
+        return torch.einsum("ph,upe->euh", weights, vectors).flatten(1)
+
+    def _of_vector(self, column: int, vectors: Tensor, values: Tensor) -> Tensor:
+        """Returns what each of some values of an item's vector adds to the first layers, (values, U * H)."""
+        return values @ self._matrix(column, vectors)
+
+
+def _distinct(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the distinct rows of vectors (I, E), and for each row the number of its value, (I,).
+
+    Rows are compared by a sum with random weights first. If two different rows have the same sum, which is
+    unlikely, all rows count as distinct.
+    """
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.rand(vectors.shape[1], generator=draw, dtype=torch.float64)
+    sums, number = torch.unique(vectors.double() @ weights, return_inverse=True)
+    place = torch.empty(len(sums), dtype=torch.int64)
+    place[number] = torch.arange(len(vectors))
+    values = vectors[place]
+    if not torch.equal(values[number], vectors):
+        return vectors, torch.arange(len(vectors))
+    return values, number

@@ -1,0 +1,48 @@
+"""The program of mlflow_process.py: runs functions of mlflow_mirror that another process asks for.
+
+    python -m training.registry.mlflow_calls
+
+Calls are read from standard input as pickles: (name of the function, path of the lake, other arguments by
+name, MLFLOW_TRACKING_URI or None). After each call, a line is written to standard output. The program ends
+when standard input ends, so also if the job is killed. Warnings go to standard error, that of the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+
+from conf.printable import PrintableFormatter
+from storage.paths import Lake
+from training.registry import mlflow_mirror
+from training.registry.mlflow_process import DONE, URI
+
+_LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
+
+
+def main() -> int:
+    """Runs the calls, and returns the exit code."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what MLflow prints belongs to the log
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    mlflow_mirror.import_mlflow()
+    while True:
+        try:
+            function, lake, arguments, uri = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        os.environ.pop(URI, None)
+        if uri is not None:
+            os.environ[URI] = uri
+        getattr(mlflow_mirror, function)(Lake(lake), **arguments)
+        answers.write(DONE)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
