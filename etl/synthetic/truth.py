@@ -93,6 +93,21 @@ class TrueProbabilities:
     shown: Floats
 
 
+@dataclass(frozen=True)
+class TrueProbabilitiesOfUsers:
+    """The attributes of TrueProbabilities for several users.
+
+    Attributes:
+        user_shares: (users,)
+        clicked: (users, items)
+        shown: (users, items)
+    """
+
+    user_shares: Floats
+    clicked: Floats
+    shown: Floats
+
+
 class DayTruth:
     """The true probabilities of one generated day.
 
@@ -122,6 +137,16 @@ class DayTruth:
 
     def of_user(self, user: int) -> TrueProbabilities:
         """Returns the true probabilities of the user at a position."""
-        return TrueProbabilities(
-            self._exposure.share_of_user(user), self._clicks.of_user(user), self._exposure.of_user(user)
+        of_users = self.of_users(np.array([user]))
+        return TrueProbabilities(float(of_users.user_shares[0]), of_users.clicked[0], of_users.shown[0])
+
+    def of_users(self, users: NDArray[np.int64]) -> TrueProbabilitiesOfUsers:
+        """Returns the true probabilities of the users at several positions.
+
+        Those of a user do not depend on the other users. They cost less if many users are computed at once.
+        """
+        return TrueProbabilitiesOfUsers(
+            self._exposure.shares_of_users(users),
+            self._clicks.of_users(users),
+            self._exposure.of_users(users),
         )

@@ -6,12 +6,13 @@ clicks the lists are compared with. So the hit rate of these lists is the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.types import Generate
@@ -33,9 +34,13 @@ _LISTS = pa.schema(
 )
 # Number of users whose lists one task of this machine makes.
 _USERS_PER_TASK = 500
+# The most pairs of a user and an item whose scores are computed at once. A pair needs a few dozen bytes.
+_SCORES_AT_ONCE = 500_000
+_EXCLUDED_SCORE = -np.inf
 
 Batches = Iterable[pa.RecordBatch]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def true_lists(
@@ -61,7 +66,7 @@ def true_lists(
     if isinstance(users, pa.Table):
         batches = tuple(users.combine_chunks().to_batches(max_chunksize=_USERS_PER_TASK))
         return workers.run(len(batches), partial(_lists_of_batch, maker, batches), _LISTS)
-    # The table `users` may have only one file, but a list takes a millisecond of one core.
+    # The table `users` may have only one file, but the lists of a user take 0.2 ms of one core.
     return map_rows(spread(users, USER_KEY), maker, _LISTS)
 
 
@@ -80,22 +85,41 @@ class _ListMaker:
     generated: GeneratedDays
     k: int
 
+    @cached_property
+    def _days(self) -> list[_Day]:
+        """The generated days, which a process of this machine computes once for all of its tasks."""
+        return [_Day(self.generated.settings, day, self.item_keys) for day in self.generated.days]
+
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        days = [_Day(self.generated.settings, day, self.item_keys) for day in self.generated.days]
+        item_keys = pa.array(self.item_keys, pa.string())
+        users_at_once = max(1, min(_USERS_PER_TASK, _SCORES_AT_ONCE // max(1, len(self.item_keys))))
         for batch in batches:
-            users = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-            rows = [row for user, excluded in users for row in _lists_of_user(user, excluded, days, self.k)]
-            columns = zip(*rows, strict=True) if rows else [[]] * 4
-            keys, rankings, positions, indices = columns
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array(keys, pa.string()),
-                    pa.array(rankings, pa.string()),
-                    pa.array(positions, pa.int32()),
-                    pa.array([self.item_keys[index] for index in indices], pa.string()),
-                ],
-                schema=_LISTS,
-            )
+            for start in range(0, len(batch), users_at_once):
+                yield self._lists(batch.slice(start, users_at_once), item_keys)
+
+    def _lists(self, batch: pa.RecordBatch, item_keys: pa.Array) -> pa.RecordBatch:
+        """Returns the lists of the users of one batch, which has the columns user_key and excluded."""
+        scores, known = _scores(batch.column(0).to_pylist(), self._days, len(item_keys))
+        excluded = batch.column(1)
+        lengths = pc.fill_null(pc.list_value_length(excluded), 0).to_numpy(zero_copy_only=False)
+        pairs = np.repeat(np.arange(len(batch)), lengths), excluded.flatten().to_numpy(zero_copy_only=False)
+        scores[pairs[0], :, pairs[1]] = _EXCLUDED_SCORE
+        users = np.flatnonzero(known)
+        lists = [_best_of(row, self.k) for user in users for row in scores[user]]
+        lengths_of_lists = np.array([len(items) for items in lists], dtype=np.int64)
+        list_of_entry = np.repeat(np.arange(len(lists)), lengths_of_lists)
+        first_entry = np.cumsum(lengths_of_lists) - lengths_of_lists
+        indices = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+        positions = np.arange(len(indices)) - first_entry[list_of_entry] + 1
+        return pa.RecordBatch.from_arrays(
+            [
+                batch.column(0).take(pa.array(users[list_of_entry // len(RANKINGS)])).cast(pa.string()),
+                pa.array(RANKINGS, pa.string()).take(pa.array(list_of_entry % len(RANKINGS))),
+                pa.array(positions.astype(np.int32)),
+                item_keys.take(pa.array(indices)),
+            ],
+            schema=_LISTS,
+        )
 
 
 class _Day:
@@ -103,33 +127,49 @@ class _Day:
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        positions = [self.truth.items.get(key, -1) for key in item_keys]
-        self._known = np.array([position >= 0 for position in positions], dtype=bool)
-        self._positions = np.array(positions, dtype=np.int64)[self._known]
+        # The position of each candidate in the log; -1, the last column of `add_scores`, if it has none.
+        self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
-    def scores(self, user: int) -> Floats:
-        """Returns the scores of the candidates for one user, one row per ranking, shape (2, candidates).
+    def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:
+        """Adds the scores of the day to an array (users, 2, candidates), which has one row per ranking.
 
-        An item that is not in the log of the day has the score 0.
+        An item or user that is not in the log of the day has the score 0.
+
+        Returns:
+            (users,) whether each user is in the log of the day.
         """
-        of_user = self.truth.of_user(user)
-        clicked = of_user.user_share * of_user.clicked
-        scores = np.zeros((len(RANKINGS), len(self._known)))
-        scores[:, self._known] = np.stack([clicked, clicked * of_user.shown])[:, self._positions]
-        return scores
+        of_keys = np.array([self.truth.users.get(key, -1) for key in keys], dtype=np.int64)
+        known = of_keys >= 0
+        true = self.truth.of_users(of_keys[known])
+        score = np.zeros((len(true.clicked), len(self.truth.items) + 1))  # 0 in the last column
+        score[:, :-1] = true.user_shares[:, None] * true.clicked
+        scores[known, 0] += score.take(self._positions, axis=1)
+        score[:, :-1] *= true.shown
+        scores[known, 1] += score.take(self._positions, axis=1)
+        return known
 
 
-def _lists_of_user(
-    key: str, excluded: list[int] | None, days: list[_Day], k: int
-) -> list[tuple[str, str, int, int]]:
-    """Returns the entries of a user's lists: user key, ranking, position and item index."""
-    known = [(day, day.truth.users[key]) for day in days if key in day.truth.users]
-    if not known:
-        return []
-    scores_of_rankings = np.sum([day.scores(user) for day, user in known], axis=0)  # (2, candidates)
-    entries = []
-    for ranking, scores in zip(RANKINGS, scores_of_rankings, strict=True):
-        order = np.argsort(-scores, kind="stable")  # stable: the smaller index comes first
-        allowed = order[~np.isin(order, excluded or [])][:k]
-        entries += [(key, ranking, place, int(index)) for place, index in enumerate(allowed, 1)]
-    return entries
+def _scores(keys: Sequence[str], days: list[_Day], candidates: int) -> tuple[Floats, Bools]:
+    """Returns the scores of the candidates for each user, and whether a user is in the log of any day.
+
+    The shapes are (users, 2, candidates) and (users,).
+    """
+    scores = np.zeros((len(keys), len(RANKINGS), candidates))
+    known = np.zeros(len(keys), dtype=bool)
+    for day in days:
+        known |= day.add_scores(keys, scores)
+    return scores, known
+
+
+def _best_of(scores: Floats, k: int) -> NDArray[np.int64]:
+    """Returns the indices of the k largest scores in descending order, or of all that are not excluded.
+
+    `scores` has the shape (candidates,). Of equal scores, that with the smaller index comes first.
+    """
+    if k < len(scores):
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        best = np.flatnonzero(scores >= least)  # more than k if several scores are equal to the k-th
+    else:
+        best = np.arange(len(scores))
+    best = best[scores[best] != _EXCLUDED_SCORE]
+    return best[np.argsort(-scores[best], kind="stable")[:k]]  # stable: the smaller index comes first

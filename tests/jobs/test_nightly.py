@@ -17,7 +17,7 @@ import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError
 from jobs import nightly
-from jobs.chain import application, submit
+from jobs.chain import application, night, submit
 from jobs.chain import isolated as isolated_stages
 from reporting.monitoring.run_record import read_records
 from storage.job_summary import JobSummary
@@ -380,7 +380,7 @@ def test_the_application_starts_before_the_checks(
     def check_tables(*_: object) -> None:
         _wait_for(lambda: len(stub.starts()) == 1)
 
-    monkeypatch.setattr(nightly, "check_tables", check_tables)
+    monkeypatch.setattr(night, "check_tables", check_tables)
     assert nightly.main(stub.arguments(*(["--retrain"] if retrain else []))) == 0
     [started] = stub.starts()
     assert started["modules"] == (["torch"] if retrain else [])
@@ -397,7 +397,7 @@ def test_a_check_that_fails_ends_the_application_at_once(
         _wait_for(lambda: len(stub.starts()) == 1)
         raise ConfigError("this is wrong", "correct it")
 
-    monkeypatch.setattr(nightly, "check_tables", check_tables)
+    monkeypatch.setattr(night, "check_tables", check_tables)
     assert nightly.main(stub.arguments()) == EXIT_CONFIG
     assert "this is wrong" in capsys.readouterr().err
     [started] = stub.starts()

@@ -17,9 +17,10 @@ from conf.types import MultiHot, Reading
 from storage.feature_spec import FeatureSpec
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
 from training.data.batch import Batch
-from training.data.columns import Columns
+from training.data.columns import Columns, scalar_columns
 from training.data.columns import read_columns as read_group
 from training.data.loader import Loader
+from training.data.row_groups import read_row_group, read_together
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [50, 7, 9])
@@ -237,3 +238,41 @@ def test_reading_is_silent(files: list[DataFile], capsys: pytest.CaptureFixture[
         next(make_loader(files).batches())
     assert [warning for warning in caught if warning.category is FutureWarning] == []
     assert capsys.readouterr().out == ""
+
+
+def test_row_groups_are_read_together_in_any_order(tmp_path: Path) -> None:
+    """And only if all files have the row groups of their manifest."""
+    files = []
+    for number in range(3):
+        path = tmp_path / f"part {number}.parquet"
+        write_file(path, SPEC, random_rows(SPEC, 100, seed=number))
+        pq.write_table(pq.read_table(path), path, row_group_size=30)
+        files.append(DataFile(str(path), 100, (30, 30, 30, 10)))
+    groups = row_groups(files)
+    names = list(scalar_columns(SPEC))
+    order = np.random.default_rng(4).permutation(len(groups))
+    together = list(read_together([groups[index] for index in order], names))
+    assert len(together) == len(groups) == 12
+    for index, columns in zip(order, together, strict=True):
+        alone = read_row_group(groups[index], names)
+        assert {*columns} == {*alone} == {*names}
+        for name in names:
+            np.testing.assert_array_equal(columns[name], alone[name])
+    wrong = replace(groups[5], count=3)
+    assert list(read_together([groups[0], wrong], names)) == []
+    (tmp_path / "part 2.parquet").unlink()
+    assert list(read_together(groups, names)) == []
+    assert list(read_together([], names)) == []
+
+
+def test_a_missing_file_is_named_after_the_row_groups_before_it(tmp_path: Path) -> None:
+    files = []
+    for number in range(4):
+        path = tmp_path / f"part-{number}.parquet"
+        write_file(path, SPEC, random_rows(SPEC, 64, seed=number))
+        files.append(DataFile(str(path), 64))
+    Path(files[3].path).unlink()
+    plan = plan_shards([64] * 4, 1, 64)
+    loader = Loader(files, plan, [0], SPEC, None, reading=Reading(pool_rows=1))
+    with pytest.raises(DataError, match=r"part-3.parquet does not exist although a manifest names it"):
+        list(loader.batches())

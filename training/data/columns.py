@@ -6,9 +6,10 @@ so pyarrow reads the lists of ids.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,21 +51,37 @@ class Columns:
         return sum(column.nbytes for column in (self.label, *self.dense, *self.categorical))
 
 
-def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+def scalar_columns(spec: FeatureSpec) -> dict[str, str]:
+    """Returns the dtypes of the label and of all features without lists, by name."""
+    scalars = (*spec.dense, *spec.categorical)
+    return {spec.label: "float32", **{feature.name: feature.dtype for feature in scalars}}
+
+
+def read_columns(
+    group: RowGroup,
+    spec: FeatureSpec,
+    multi_hot: MultiHot,
+    read: Mapping[str, NDArray[Any]] | None = None,
+) -> Columns:
     """Reads the label and the features of a row group, in the order of its rows.
 
     A null list is read as an empty list.
+
+    Args:
+        group: the row group.
+        spec: the features.
+        multi_hot: how lists are padded and cut.
+        read: the columns `scalar_columns` of the row group if they have been read already.
 
     Raises:
         DataError: the file is missing, or its number of rows differs from the manifest; an id is not below
             its cardinality; or a column is missing, has the wrong type, or contains nulls.
     """
     path = group.file.path
-    scalars = (*spec.dense, *spec.categorical)
-    wanted = {spec.label: "float32", **{feature.name: feature.dtype for feature in scalars}}
+    wanted = scalar_columns(spec)
     if not Path(group.file.on_disk).is_file():
         raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
-    columns = read_row_group(group, list(wanted))
+    columns = read_row_group(group, list(wanted)) if read is None else read
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:

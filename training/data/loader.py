@@ -15,20 +15,23 @@ A row takes 4 bytes for its label, and 4 bytes for each dense feature and each i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch, Transfer
 from training.data.buffer_pool import Pool, Pools
-from training.data.columns import Columns, read_columns
+from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch
+from training.data.row_groups import read_together
 from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
 from training.data.row_order import RowOrder, ShardStream
 from training.data.sharding import DataFile, RowGroup, ShardPlan, row_groups
@@ -41,6 +44,8 @@ _MIB = 2**20
 Read = TypeVar("Read")
 # With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
 _MIN_POOL_STEPS = 4
+# Up to this many row groups are read by one reader of Petastorm, if none of them has more rows than this.
+_GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 16, 100_000
 
 
 class Loader:
@@ -152,15 +157,24 @@ class Loader:
             present = contents.groups
 
     def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        local = all(file_io.is_local(group.file.path) for group in self._groups)
-        return read_groups(groups, self._read, self._reading, local=local)
+        if all(file_io.is_local(group.file.path) for group in self._groups):
+            return self._read_local(groups)
+        return read_groups(groups, self._read, self._reading, local=False)
+
+    def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
+        """Yields the columns of row groups on local disk, in order. Small ones are read together."""
+        names = list(scalar_columns(self.spec))
+        for run in _runs(groups):
+            with closing(read_together(run if len(run) > 1 else [], names)) as read:
+                for group in run:
+                    yield self._read(group, next(read, None))
 
     def _with_row_keys(self, batch: Batch, epoch: int) -> Batch:
         ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
         return replace(batch, categorical=ids, row_keys=row_keys, epoch=epoch)
 
-    def _read(self, group: RowGroup) -> Columns:
-        columns = read_columns(group, self.spec, self._multi_hot)
+    def _read(self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None) -> Columns:
+        columns = read_columns(group, self.spec, self._multi_hot, read)
         for name in columns.cut.keys() - self._warned_cut:
             log.warning(
                 "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
@@ -173,6 +187,21 @@ class Loader:
         if self._key_columns:
             return replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
         return columns
+
+
+def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
+    """Yields lists of consecutive row groups to read together: small ones, or a large one alone."""
+    run: list[RowGroup] = []
+    for group in groups:
+        if run and (group.rows > _SMALL_GROUP_ROWS or len(run) == _GROUPS_TOGETHER):
+            yield run
+            run = []
+        run.append(group)
+        if group.rows > _SMALL_GROUP_ROWS:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def read_groups(

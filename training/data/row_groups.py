@@ -1,4 +1,4 @@
-"""Reads one row group through Petastorm.
+"""Reads row groups through Petastorm.
 
 Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
 worker calls pyarrow's `take` on every table, even if rows keep their order, and this call needs as much time
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,54 @@ class _Worker(ArrowReaderWorker):
         return pq_file.read_row_group(piece.row_group, columns=sorted(column_names))
 
 
+class _Reader(Reader):
+    """A reader of some row groups of some files, in a given order.
+
+    Petastorm itself selects row groups by a shard number. The method that this class replaces gets all row
+    groups of the files, and returns the positions of those that are read.
+
+    Raises:
+        NoDataAvailableError: a file has another number of row groups than its manifest says.
+    """
+
+    def __init__(self, groups: Sequence[RowGroup], *arguments: Any, **options: Any) -> None:
+        self._groups = groups
+        super().__init__(*arguments, **options)
+
+    def _filter_row_groups(self, _: object, pieces: Sequence[Any], *__: object) -> tuple[list[int], None]:
+        position = {(piece.path, piece.row_group): number for number, piece in enumerate(pieces)}
+        counts = Counter(piece.path for piece in pieces)
+        for group in self._groups:
+            if counts[group.file.on_disk] != group.count:
+                raise NoDataAvailableError(f"{group.file.path} does not have {group.count} row groups")
+        return [position[group.file.on_disk, group.index] for group in self._groups], None
+
+
+def read_together(
+    groups: Sequence[RowGroup], names: Sequence[str]
+) -> Generator[dict[str, NDArray[Any]], None, None]:
+    """Yields the columns `names` of row groups in order, like `read_row_group`, but with one reader.
+
+    A reader needs more time before it reads than it needs to read a small row group. Yields nothing, or stops
+    early, if a row group cannot be read in this way. The caller then reads it alone, which raises an error
+    with its name.
+    """
+    if not groups:
+        return
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
+    try:
+        reader = _open(groups, names, partial(_Reader, groups))
+    except (pa.ArrowInvalid, NoDataAvailableError, OSError):
+        return
+    try:
+        yield from (table._asdict() for table in reader)
+    except (pa.ArrowInvalid, OSError):
+        return
+    finally:
+        reader.stop()
+        reader.join()
+
+
 def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Reads the columns `names` of a row group. Columns that the file does not have are left out.
 
@@ -48,7 +98,9 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
     # code runs in a background thread, where warnings.catch_warnings() is not safe.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     try:
-        reader = _open(group, names)
+        # The row group is selected as a shard of Petastorm: with as many shards as row groups, shard i is row
+        # group i. If `group.count` is 1, the reader reads the complete file.
+        reader = _open([group], names, partial(Reader, cur_shard=group.index, shard_count=group.count))
     except (pa.ArrowInvalid, NoDataAvailableError) as error:
         raise DataError(
             f"{group.file.path} is not a Parquet file with {group.count} row groups: {error}",
@@ -67,20 +119,18 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
     return {name: np.concatenate([table[name] for table in tables]) for name in names_read}
 
 
-def _open(group: RowGroup, names: Sequence[str]) -> Reader:
-    """Returns a reader of one row group. The reader works in this thread.
-
-    If `group.count` is 1, the reader reads the complete file.
+def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., Reader]) -> Reader:
+    """Returns a reader of the files of some row groups, which works in this thread.
 
     Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any row group if
-    the number of epochs is finite. The row group is selected as a shard of Petastorm: with as many shards as
-    row groups, shard i is row group i.
+    the number of epochs is finite.
     """
     # Petastorm expects the path without percent-encoding.
-    files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.on_disk}"])
-    return Reader(
-        files,
-        paths,
+    on_disk = dict.fromkeys(group.file.on_disk for group in groups)
+    files, paths = get_filesystem_and_path_or_paths([f"file://{path}" for path in on_disk])
+    return make(
+        pyarrow_filesystem=files,
+        dataset_path=paths,
         # A single pattern, because Petastorm's time for matching grows with the number of patterns times
         # columns.
         schema_fields=["|".join(re.escape(name) for name in names)],
@@ -88,7 +138,5 @@ def _open(group: RowGroup, names: Sequence[str]) -> Reader:
         reader_pool=DummyPool(),
         shuffle_row_groups=False,
         num_epochs=1,
-        cur_shard=group.index,
-        shard_count=group.count,
         is_batched_reader=True,
     )

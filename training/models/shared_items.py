@@ -33,7 +33,7 @@ class SharedItems:
 
     Args:
         top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
-            (Q · P, those of a user are adjacent). With `bottom`, the output of the bottom MLP (E) follows, and
+            (Q · P, those of a user are adjacent). With `bottom`, the bottom MLP's output (E) follows, and
             its dot products with the user's vectors (P) and with the item's (Q).
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
         items: the parts of the items: the share of the top MLP's first layer (I, H), the vectors (I, Q, E),

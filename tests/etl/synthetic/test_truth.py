@@ -177,6 +177,26 @@ def test_no_list_has_more_hits_than_the_list_of_the_largest_products() -> None:
             assert lost.mean() <= 4 * lost.std() / math.sqrt(days), items
 
 
+@pytest.mark.parametrize("items", [9, 130])
+def test_probabilities_of_a_user_do_not_depend_on_the_other_users(items: int) -> None:
+    truth = DayTruth(Generate(users=300, items=items, missing_share=0.1), DAY.isoformat())
+    users = np.random.default_rng(2).permutation(300)
+    users = np.append(users, users[:3])  # a user may occur twice
+    together = truth.of_users(users)
+    assert together.user_shares.shape == (303,)
+    assert together.clicked.shape == together.shown.shape == (303, items)
+    assert together.clicked.dtype == together.shown.dtype == np.float64
+    for row, user in enumerate(users.tolist()):
+        alone = truth.of_user(user)
+        assert together.user_shares[row] == alone.user_share
+        assert_allclose(together.clicked[row], alone.clicked, rtol=0, atol=1e-9)
+        assert_allclose(together.shown[row], alone.shown, rtol=1e-9)
+    assert_allclose(together.shown.sum(axis=1), 1.0, atol=2e-6)
+    nobody = truth.of_users(users[:0])
+    assert nobody.user_shares.shape == (0,)
+    assert nobody.clicked.shape == nobody.shown.shape == (0, items)
+
+
 def test_keys_are_those_of_the_log() -> None:
     truth = DayTruth(Generate(users=50, items=20, layout="named"), DAY.isoformat())
     world = world_of_day(Generate(users=50, items=20), DAY)

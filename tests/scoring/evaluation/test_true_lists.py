@@ -124,6 +124,40 @@ def test_a_log_of_displays_has_no_true_lists(spark: SparkSession, tmp_path: Path
     assert all(generated_days(lake, key, DAYS[:1]) is None for key in keys)
 
 
+@pytest.mark.parametrize("k", [1, 6, 200])
+def test_lists_equal_a_sort_with_ties_and_many_excluded_items(
+    monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    users, items = 30, 120
+    draw = np.random.default_rng(5)
+    # Few different scores, so that most lists end among equal ones.
+    scores = draw.integers(0, 7, size=(users, 2, items)) / 8
+    scores[0] = 0.5
+    sizes = [0, items, items - 1, items - k if k < items else 3, *draw.integers(0, items + 1, size=users - 4)]
+    excluded = [sorted(draw.choice(items, size=size, replace=False).tolist()) or None for size in sizes]
+
+    def drawn_scores(keys: list[str], days: object, candidates: int) -> tuple[np.ndarray, np.ndarray]:
+        assert candidates == items
+        known = np.array([key != "7" for key in keys])
+        return scores[[int(key) for key in keys]], known
+
+    monkeypatch.setattr(true_lists_module, "_scores", drawn_scores)
+    monkeypatch.setattr(true_lists_module, "_SCORES_AT_ONCE", 7 * items)  # several parts of a batch
+    keys = tuple(f"i{index}" for index in range(items))
+    maker = true_lists_module._ListMaker(keys, GeneratedDays(SETTINGS, DAYS[:1]), k)
+    arrays = [pa.array([str(user) for user in range(users)]), pa.array(excluded, pa.list_(pa.int32()))]
+    batch = pa.RecordBatch.from_arrays(arrays, names=["user_key", "excluded"])
+    rows = pa.Table.from_batches(maker([batch.slice(0, 11), batch.slice(11)])).to_pylist()
+    expected = []
+    for user in range(users):
+        for ranking, of_items in zip((CLICK_PROBABILITY, BEST), scores[user].tolist(), strict=True):
+            allowed = sorted(set(range(items)) - set(excluded[user] or []))
+            best = sorted(allowed, key=lambda index, of_items=of_items: (-of_items[index], index))[:k]
+            entries = enumerate(best if user != 7 else [], 1)
+            expected += [(str(user), ranking, position, f"i{index}") for position, index in entries]
+    assert [tuple(row.values()) for row in rows] == expected
+
+
 @pytest.mark.processes
 def test_processes_of_this_machine_make_the_same_lists(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
