@@ -7,7 +7,8 @@ DuckDB (spark/duckdb_queries.py) both understand, or as a function over batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.arrow_frames import frame_of, spark_types
@@ -57,15 +58,31 @@ def query(text: str, **tables: Rows) -> Rows:
     Args:
         text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. Only
             functions of both engines may occur (spark/duckdb_queries.py lists what it adds to DuckDB). Sums
-            of integers must be smaller than 2⁶³.
+            of integers must be smaller than 2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment
+            for DuckDB.
         tables: the rows by the name in braces.
     """
     frames = [rows for rows in tables.values() if isinstance(rows, DataFrame)]
     if not frames:
         return run_query(text, tables)
     session = frames[0].sparkSession
-    named: dict[str, Any] = {name: frame_of(session, rows) for name, rows in tables.items()}
-    return session.sql(text, None, **named)
+    return _query_frames(session, text, {name: frame_of(session, rows) for name, rows in tables.items()})
+
+
+def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
+    """Does the work of `query` in Spark, which knows the frames as temporary views while it plans.
+
+    `session.sql(text, **frames)` and `spark.catalog.dropTempView` would also remove frames from the cache.
+    """
+    catalog = session._jsparkSession.sessionState().catalog()
+    views = {name: f"rows_{uuid.uuid4().hex}" for name in frames}
+    try:
+        for name, frame in frames.items():
+            frame.createTempView(views[name])
+        return session.sql(text.format_map(views))
+    finally:
+        for view in views.values():
+            catalog.dropTempView(view)
 
 
 def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:

@@ -76,8 +76,10 @@ def measure_kinds(
     """
     marked = query(
         """
-        SELECT positives.user_key, positives.item_key, coalesce(items.new, false) AS is_new
-        FROM {positives} AS positives LEFT JOIN {items} AS items ON items.item_key = positives.item_key
+        SELECT /*+ BROADCAST(fresh) */
+            positives.user_key, positives.item_key, fresh.item_key IS NOT NULL AS is_new
+        FROM {positives} AS positives
+        LEFT JOIN (SELECT item_key FROM {items} WHERE new) AS fresh ON fresh.item_key = positives.item_key
         """,
         positives=positives,
         items=items,

@@ -9,6 +9,7 @@ from conf.types import SPLITS, Split
 from scoring.inputs.requests import FEATURES_DT
 from spark.rows import Rows, read_rows, union_all, with_value
 from storage.dataset import Dataset, split_partitions
+from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
 
@@ -42,12 +43,14 @@ def read_split(
 def count_rows(lake: Lake, dataset: Dataset) -> int:
     """Returns the number of feature rows of all splits of a dataset, which manifests record.
 
-    Raises:
-        DataError: a partition is missing or was replaced after the dataset was published.
+    Partitions that do not exist any more count as empty, and rows may have been replaced. The lineage of the
+    run does not contain what is read here.
     """
-    return sum(
-        entry.rows
-        for split in SPLITS
-        for _, manifest, label in split_partitions(lake, dataset, split)
-        for entry in manifest.split_files(label)
-    )
+    table = Lake(lake.root).features(dataset.workflow_version)
+    members = [member for split in SPLITS for member in dataset.splits.get(split, ())]
+    published = [
+        (read_manifest(table.partition(member.dt)), member.label)
+        for member in members
+        if is_published(table.partition(member.dt))
+    ]
+    return sum(entry.rows for manifest, label in published for entry in manifest.split_files(label))

@@ -101,6 +101,21 @@ def test_tables_join_a_query_of_frames(spark: SparkSession) -> None:
     assert in_order(mixed) == in_order(query(QUERIES["semi join"], clicks=clicks, users=users))
 
 
+def test_a_query_reads_persisted_frames_from_the_cache(spark: SparkSession) -> None:
+    """And leaves no views behind."""
+    clicks, users = frames(spark, 3, 40)
+    known = query(QUERIES["semi join"], clicks=clicks, users=users).persist()
+    assert known.count() > 0
+    twice = query("SELECT a.user_key FROM {a} AS a JOIN {b} AS b USING (user_key)", a=known, b=known)
+    again = query("SELECT user_key FROM {rows}", rows=known)
+    for rows, scans in ((twice, 2), (again, 1)):
+        plan = rows._jdf.queryExecution().toString()
+        assert plan.rpartition("== Physical Plan ==")[2].count("InMemoryTableScan") == scans
+    assert known.is_cached
+    assert spark.catalog.listTables() == []
+    known.unpersist()
+
+
 @settings(max_examples=6, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=30), st.lists(st.integers(-LONG, LONG), min_size=1, max_size=30))
 def test_hashes_are_those_of_spark(spark: SparkSession, texts: list[str], numbers: list[int]) -> None:
