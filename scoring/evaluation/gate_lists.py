@@ -140,9 +140,8 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
 
 def _of_users(rows: Rows, users: Rows) -> Rows:
     """Returns the rows of these users."""
-    return query(
-        "SELECT * FROM {rows} AS rows SEMI JOIN {users} AS users USING (user_key)", rows=rows, users=users
-    )
+    text = "SELECT /*+ BROADCAST(users) */ * FROM {rows} AS rows SEMI JOIN {users} AS users USING (user_key)"
+    return query(text, rows=rows, users=users)
 
 
 def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> str | None:
