@@ -14,6 +14,7 @@ its whole process group.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
@@ -24,7 +25,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import BinaryIO, TypedDict
+from typing import BinaryIO, NoReturn, TypedDict
 
 from pyspark import SparkContext
 
@@ -44,8 +45,8 @@ class Request(TypedDict):
     arguments: list[str]
 
 
-def main() -> int:
-    """Runs the stages, and returns the exit code of the process."""
+def main() -> NoReturn:
+    """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     start_server_early()  # its workers read the log in the first stage
@@ -60,7 +61,7 @@ def main() -> int:
         answer = {"exit_code": exit_code, "summary": summary}
         os.write(answers, f"{json.dumps(answer)}\n".encode())
     shared.stop()
-    return EXIT_OK
+    _end()
 
 
 def _run(
@@ -82,6 +83,14 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     return _signal_of_jvm() or exit_code, lines[-1] if lines else None
+
+
+def _end() -> NoReturn:
+    """Ends the process without freeing its objects one by one, which takes half a second with torch."""
+    atexit._run_exitfuncs()  # delete temporary files
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_OK)
 
 
 def _signal_of_jvm() -> int | None:
@@ -135,4 +144,4 @@ class _Requests:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
