@@ -56,7 +56,8 @@ def query(text: str, **tables: Rows) -> Rows:
     """Runs one query, and returns its rows: a table if all `tables` are tables, else a lazy frame.
 
     Args:
-        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. Only
+        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. Names of
+            columns that a user has chosen are written by `quoted`. Only
             functions of both engines may occur (spark/duckdb_queries.py lists what it adds to DuckDB). Sums
             of integers must be smaller than 2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment
             for DuckDB.
@@ -67,6 +68,11 @@ def query(text: str, **tables: Rows) -> Rows:
         return run_query(text, tables)
     session = frames[0].sparkSession
     return _query_frames(session, text, {name: frame_of(session, rows) for name, rows in tables.items()})
+
+
+def quoted(name: str) -> str:
+    """Returns the name of a column as it is written in the text of a query, whatever characters it has."""
+    return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
 def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:

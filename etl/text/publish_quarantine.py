@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -76,9 +77,11 @@ def _numbered(day: ScannedDay, scanned: pa.Table, filtered: Sequence[str]) -> pa
         pc.is_valid(scanned["reason"]),
         pc.invert(pc.is_in(scanned["reason"], pa.array(filtered, pa.string()))),
     )
-    lines = scanned.filter(is_bad)
+    lines = scanned.filter(is_bad)  # in the order of the tasks
+    tasks = lines["task"].to_numpy()
     for task, path, first_row, first_line in day.first_lines():
-        of_task = lines.filter(pc.equal(lines["task"], task))
+        first, last = np.searchsorted(tasks, [task, task + 1])
+        of_task = lines.slice(first, last - first)
         columns = [
             pc.add(of_task["line"], first_row),
             pa.array([path] * len(of_task), pa.string()),

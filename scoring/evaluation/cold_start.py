@@ -14,7 +14,7 @@ from etl.workflow.feature_plan import plan
 from etl.workflow.id_features import id_feature_of
 from scoring.evaluation.list_relevance import Relevance
 from scoring.evaluation.measured_lists import CLICKS, ITEMS, NO_ITEMS, ItemCounts, MeasuredLists
-from spark.rows import Rows, query, read_rows
+from spark.rows import Rows, query, quoted, read_rows
 from storage.dataset import read_spec
 from storage.feature_spec import ITEM_KEY, OOV_ID, USER_KEY
 from storage.manifest import read_manifest
@@ -44,7 +44,7 @@ def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Row
         columns = [key, feature] if feature in known else [key]
         rows = read_rows(context, partition, read_manifest(partition), columns=columns)
         if feature in known:
-            found.append(query(f"SELECT {key}, `{feature}` = {OOV_ID} AS new FROM {{rows}}", rows=rows))
+            found.append(query(f"SELECT {key}, {quoted(feature)} = {OOV_ID} AS new FROM {{rows}}", rows=rows))
             continue
         marked = f"""
             SELECT rows.{key}, trained.{key} IS NULL AS new

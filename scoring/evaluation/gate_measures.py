@@ -17,7 +17,7 @@ from scoring.evaluation.group_ranking import measure_groups
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
-from spark.rows import Rows, count, persist, query, records, select, unpersist, with_hash
+from spark.rows import Rows, count, persist, query, quoted, records, select, unpersist, with_hash
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.run_context import RunContext
@@ -146,7 +146,7 @@ def oov_shares(rows: Rows, spec: FeatureSpec) -> dict[str, float]:
         return {}
     sums = []
     for number, feature in enumerate(spec.embedded):
-        name = f"`{feature.name}`"
+        name = quoted(feature.name)
         ids, unknown = "count(1)", f"count(CASE WHEN {name} = {spec.oov_id} THEN 1 END)"
         if feature.kind == "multi_hot":
             known = f"size(array_remove({name}, {spec.oov_id}))"

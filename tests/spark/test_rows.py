@@ -23,6 +23,7 @@ from spark.rows import (
     map_rows,
     map_rows_in_threads,
     query,
+    quoted,
     records,
     select,
     spread,
@@ -123,6 +124,14 @@ def test_hashes_are_those_of_spark(spark: SparkSession, texts: list[str], number
         frame = spark.createDataFrame([(value,) for value in values], f"v {kind}")
         expected = [row.h for row in with_hash(frame, "v", "h").collect()]
         assert with_hash(as_table(frame), "v", "h").column("h").to_pylist() == expected
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("name", ["a b", "a`b", 'a"b', "a{b}c", "{}", "ä-1", "select"])
+def test_columns_may_have_any_name(spark: SparkSession, as_rows: AsRows, name: str) -> None:
+    rows = as_rows(spark.createDataFrame([(1,), (2,)], "v int").withColumnRenamed("v", name))
+    found = query(f"SELECT sum({quoted(name)}) AS total FROM {{rows}}", rows=rows)
+    assert records(found) == [{"total": 3}]
 
 
 def doubled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
