@@ -54,6 +54,16 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.fixture(autouse=True)
+def nothing_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row groups are not in files, so none can be read ahead with others."""
+
+    def nothing(*_: object) -> Iterator[None]:
+        yield from ()
+
+    monkeypatch.setattr(loading, "read_together", nothing)
+
+
 def made_up(group: RowGroup, *_: object) -> Columns:
     """Columns that number all rows of all files: each file's path says where its rows begin."""
     first = int(group.file.path) + sum(group.file.row_groups[: group.index])
