@@ -12,7 +12,7 @@ from conf.types import Config
 from reporting.facts.recent_runs import failures_of, read_history
 from reporting.html.charts.bars import stacked
 from reporting.html.page import build
-from reporting.html.sections.last_thirty_days import render
+from reporting.html.sections.last_thirty_days import _core_time, render
 from reporting.html.sections.stages import read_stage_times
 from reporting.monitoring.run_record import write_record
 from storage.paths import Lake
@@ -137,7 +137,13 @@ def test_two_days_of_which_little_is_known_can_be_drawn(tmp_path: Path) -> None:
     html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
     assert html is not None
     assert "AUC: there are no values to draw." in html
-    assert "core hours" in html
+    assert "core hours" in html  # the axis of the chart
+    assert "have run, on 0.0 core minutes" in html
+
+
+def test_core_time_has_a_unit_that_fits() -> None:
+    assert _core_time(0.05) == "3.0 core minutes"
+    assert _core_time(1234.5) == "1,234.5 core hours"
 
 
 def test_stages_come_from_the_rows_of_runs_where_a_scheduler_keeps_the_logs(tmp_path: Path) -> None:

@@ -56,12 +56,17 @@ def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html
     price = f", {sum(costs):,.2f} {currency}" if costs else ""
     return lead(
         f"Of the {DAYS} run dates up to {run_date}, {len(days)} {'has' if len(days) == 1 else 'have'} run, "
-        f"on {hours:,.1f} core hours{price}. ",
+        f"on {_core_time(hours)}{price}. ",
         tag("strong", f"Failed attempts: {failed}.", class_="stop") if failed else "No attempt failed.",
     )
 
 
 Chart = tuple[str, str, Html]
+
+
+def _core_time(hours: float) -> str:
+    """Returns core hours as text; in core minutes if they are fewer than one hour."""
+    return f"{hours:,.1f} core hours" if hours >= 1 else f"{60 * hours:,.1f} core minutes"
 
 
 def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | None) -> list[Chart]:
