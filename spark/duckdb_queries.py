@@ -53,7 +53,7 @@ def run_query(text: str, tables: Mapping[str, pa.Table]) -> pa.Table:
 def _in_duckdb(text: str, tables: Mapping[str, pa.Table]) -> str:
     """Returns the text with the names of the tables, and with the quotes of DuckDB around identifiers."""
     named = text.format_map({name: f'"{name}"' for name in tables})
-    return _IDENTIFIER.sub(lambda found: _quoted(found[1].replace("``", "`")), named)
+    return _IDENTIFIER.sub(lambda match: _quoted(match[1].replace("``", "`")), named)
 
 
 def _quoted(name: str) -> str:

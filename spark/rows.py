@@ -56,11 +56,10 @@ def query(text: str, **tables: Rows) -> Rows:
     """Runs one query, and returns its rows: a table if all `tables` are tables, else a lazy frame.
 
     Args:
-        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. Names of
-            columns that a user has chosen are written by `quoted`. Only
-            functions of both engines may occur (spark/duckdb_queries.py lists what it adds to DuckDB). Sums
-            of integers must be smaller than 2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment
-            for DuckDB.
+        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. `quoted`
+            writes names of columns that a configuration chooses. Only functions of both engines may occur
+            (spark/duckdb_queries.py lists what it adds to DuckDB). Sums of integers must be smaller than
+            2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
         tables: the rows by the name in braces.
     """
     frames = [rows for rows in tables.values() if isinstance(rows, DataFrame)]
@@ -207,11 +206,6 @@ def list_entries(rows: Rows, lists: str, name: str) -> Rows:
         values.flatten(),
     ]
     return pa.Table.from_arrays(columns, ["user_key", "position", name])
-
-
-def columns_of(rows: Rows) -> list[str]:
-    """Returns the names of the columns."""
-    return rows.columns if isinstance(rows, DataFrame) else rows.column_names
 
 
 def records(rows: Rows) -> list[dict[str, Any]]:

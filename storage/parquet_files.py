@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,13 +34,28 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         InfrastructureError: the file could not be read.
     """
     files, inner = file_io.filesystem(path)
+    with errors_of_file(path, _REBUILD), files.open_input_file(inner) as source:
+        return pq.ParquetFile(source).read(columns=None if columns is None else list(columns))
+
+
+@contextmanager
+def errors_of_file(path: str, remedy: str) -> Iterator[None]:
+    """Replaces the errors of reading a Parquet file by errors that name the file.
+
+    Args:
+        path: the file.
+        remedy: what to do if the file does not exist or is damaged.
+
+    Raises:
+        DataError: the file does not exist, or is damaged.
+        InfrastructureError: the file could not be read.
+    """
     try:
-        with files.open_input_file(inner) as source:
-            return pq.ParquetFile(source).read(columns=None if columns is None else list(columns))
+        yield
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist although a manifest names it", _REBUILD) from error
+        raise DataError(f"{path} does not exist although a manifest names it", remedy) from error
     except pa.ArrowInvalid as error:
-        raise DataError(f"{path} is not a complete Parquet file: {error}", _REBUILD) from error
+        raise DataError(f"{path} is not a complete Parquet file: {error}", remedy) from error
     except OSError as error:
         raise InfrastructureError(
             f"{path} could not be read: {error}", "check the storage, then run the job again"
@@ -52,17 +68,30 @@ def read_table(
     """Returns the rows of the files that a manifest names, or those of one split, with some or all columns.
 
     The rows are the same even if the partition was replaced in the meantime.
+
+    Raises:
+        DataError: a file does not exist or is damaged, or the manifest has no such column, or a type that
+            this release does not know.
+        InfrastructureError: a file could not be read.
     """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)
-    schema = pa.schema([(name, _type_of(kinds[name])) for name in names])
+    types = {name: _type_of(kinds.get(name, "")) for name in names}
+    unknown = [(name, kinds.get(name)) for name, kind in types.items() if kind is None]
+    if unknown:
+        raise DataError(
+            f"the manifest of {partition.path} lacks columns, or has columns of unknown types: {unknown}",
+            _REBUILD,
+        )
+    schema = pa.schema(list(types.items()))
     files = data_files(partition, manifest, split)
     tables = [read_file(path, names).select(names).cast(schema) for path in files]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _type_of(kind: str) -> pa.DataType:
-    """Returns the Arrow type that a manifest names."""
-    if kind.startswith(_LISTS):
-        return pa.list_(_TYPES[kind.removeprefix(_LISTS).removesuffix(">")])
-    return _TYPES[kind]
+def _type_of(kind: str) -> pa.DataType | None:
+    """Returns the Arrow type that a manifest names; None if this release does not know it."""
+    if not kind.startswith(_LISTS):
+        return _TYPES.get(kind)
+    element = _TYPES.get(kind.removeprefix(_LISTS).removesuffix(">"))
+    return None if element is None else pa.list_(element)

@@ -28,3 +28,8 @@ def as_frame(frame: DataFrame) -> DataFrame:
 
 # A test with the argument `as_rows` runs once for each form, and passes its frames through it.
 BOTH_FORMS = pytest.mark.parametrize("as_rows", [as_frame, as_table], ids=["frames", "tables"])
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """The names of the columns."""
+    return rows.columns if isinstance(rows, DataFrame) else rows.column_names

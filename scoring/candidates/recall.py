@@ -111,14 +111,14 @@ def _hits_of_table(pairs: pa.Table, num_items: int) -> pa.Table:
         for name, values in lists.items()
     }
 
-    def found(name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def matches(name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         row, value = pairs_of(lists[name])
         return row, value == item[row]
 
     excluded = np.zeros(len(pairs), bool)
-    row, same = found(EXCLUDED)
+    row, same = matches(EXCLUDED)
     excluded[row[same]] = True
-    row, same = found(CANDIDATES)
+    row, same = matches(CANDIDATES)
     hit = np.where(all_items, known & ~excluded, False)
     hit[row[same]] = True
     source = np.full(len(pairs), -1, np.int8)

@@ -34,7 +34,7 @@ def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Row
         raise ValueError("internal error, please report: the section keys is not set")
     feature_plan, spec = plan(context.config), read_spec(lake, version)
     known = {feature.name for feature in spec.categorical}
-    found = []
+    sides = []
     for column, key, table in (
         (keys.user, USER_KEY, lake.users(version)),
         (keys.item, ITEM_KEY, lake.items(version)),
@@ -44,15 +44,15 @@ def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Row
         columns = [key, feature] if feature in known else [key]
         rows = read_rows(context, partition, read_manifest(partition), columns=columns)
         if feature in known:
-            found.append(query(f"SELECT {key}, {quoted(feature)} = {OOV_ID} AS new FROM {{rows}}", rows=rows))
+            sides.append(query(f"SELECT {key}, {quoted(feature)} = {OOV_ID} AS new FROM {{rows}}", rows=rows))
             continue
         marked = f"""
             SELECT rows.{key}, trained.{key} IS NULL AS new
             FROM {{rows}} AS rows
             LEFT JOIN (SELECT DISTINCT {key} FROM {{train}}) AS trained ON trained.{key} = rows.{key}
         """
-        found.append(query(marked, rows=rows, train=train))
-    users, items = found
+        sides.append(query(marked, rows=rows, train=train))
+    users, items = sides
     return users, items
 
 

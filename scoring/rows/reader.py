@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.errors import DataError, InfrastructureError
+from conf.errors import DataError
 from scoring.rows.file_splits import Piece, RowGroup
 from storage import file_io
 from storage.feature_spec import Feature, FeatureSpec
+from storage.parquet_files import errors_of_file
 
 _TYPES = {"float32": "float", "int32": "int32"}
 _REBUILD = "run build_features again for the day of this file"
@@ -48,28 +49,23 @@ def read_piece(
     names = [*keep, *(feature.name for feature in spec.features)]
     files, inner = file_io.filesystem(group.path)
     done = 0
-    try:
-        with files.open_input_file(inner) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:
-            _check_footer(parquet, group, spec, keep)
-            batches = parquet.iter_batches(batch_rows, [group.index], names, use_threads=threads > 1)
-            for batch in batches:
-                first, last = max(piece.start - done, 0), min(piece.stop - done, batch.num_rows)
-                done += batch.num_rows
-                if last > first:
-                    part = batch.slice(first, last - first)
-                    for feature in spec.features:
-                        _check_values(group.path, feature, part.column(feature.name))
-                    yield part
-                if done >= piece.stop:
-                    return
-    except FileNotFoundError as error:
-        raise DataError(f"{group.path} does not exist although a manifest names it", _REBUILD) from error
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{group.path} is not a complete Parquet file: {error}", _REBUILD) from error
-    except OSError as error:
-        raise InfrastructureError(
-            f"{group.path} could not be read: {error}", "check the storage, then run the job again"
-        ) from error
+    with (
+        errors_of_file(group.path, _REBUILD),
+        files.open_input_file(inner) as source,
+        pq.ParquetFile(source, pre_buffer=True) as parquet,
+    ):
+        _check_footer(parquet, group, spec, keep)
+        batches = parquet.iter_batches(batch_rows, [group.index], names, use_threads=threads > 1)
+        for batch in batches:
+            first, last = max(piece.start - done, 0), min(piece.stop - done, batch.num_rows)
+            done += batch.num_rows
+            if last > first:
+                part = batch.slice(first, last - first)
+                for feature in spec.features:
+                    _check_values(group.path, feature, part.column(feature.name))
+                yield part
+            if done >= piece.stop:
+                return
     raise DataError(
         f"row group {group.index} of {group.path} has {done} rows, its manifest says {group.rows}", _REBUILD
     )

@@ -56,14 +56,14 @@ def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows(partition: Partition, manifest: Manifest, order: list[str]) -> list[dict[str, Any]]:
     files = data_files(partition, manifest)
-    found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in files)
-    return found.sort_by([(name, "ascending") for name in order]).to_pylist()
+    table = pa.concat_tables(pq.read_table(path, partitioning=None) for path in files)
+    return table.sort_by([(name, "ascending") for name in order]).to_pylist()
 
 
 def published(config: Any) -> dict[str, Any]:
     """The manifests and the rows of what the four jobs published, without times and names of files."""
     lake = Lake(config.lake)
-    found: dict[str, Any] = {}
+    partitions: dict[str, Any] = {}
     for day in (RUN_DATE, DAY_AFTER):
         for name, table, order in (
             ("candidate_items", lake.candidate_items(WORKFLOW), ["item_index"]),
@@ -77,7 +77,7 @@ def published(config: Any) -> dict[str, Any]:
             partition = table.partition(day)
             manifest = read_manifest(partition)
             facts = {key: value for key, value in manifest.facts.items() if key != "scored_at"}
-            found[f"{name} {day}"] = {
+            partitions[f"{name} {day}"] = {
                 "schema": manifest.schema,
                 "rows": manifest.rows,
                 "rows_in": manifest.rows_in,
@@ -85,7 +85,7 @@ def published(config: Any) -> dict[str, Any]:
                 "facts": facts,
                 "content": rows(partition, manifest, order) if order else None,
             }
-    return found
+    return partitions
 
 
 def run_all(context: Any) -> None:
@@ -169,5 +169,5 @@ def test_measures_are_those_of_pandas(
     facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
     cold = facts["cold_users"] or {"users": 0, "hit_rate": 0.0}
     assert facts["users"] + cold["users"] == len(asked)
-    found = facts["users"] * facts["hit_rate"] + cold["users"] * cold["hit_rate"]
-    assert found == pytest.approx(hits.user.nunique())
+    users_with_hit = facts["users"] * facts["hit_rate"] + cold["users"] * cold["hit_rate"]
+    assert users_with_hit == pytest.approx(hits.user.nunique())

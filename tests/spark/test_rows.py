@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.choose_workers import stay_in_process
 from spark.rows import (
     Rows,
-    columns_of,
     count,
     list_entries,
     map_rows,
@@ -35,7 +34,7 @@ from spark.rows import (
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.processes import ROOT
-from tests.rows import BOTH_FORMS, AsRows, as_table
+from tests.rows import BOTH_FORMS, AsRows, as_table, columns_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 LONG = 2**63 - 1
@@ -130,8 +129,8 @@ def test_hashes_are_those_of_spark(spark: SparkSession, texts: list[str], number
 @pytest.mark.parametrize("name", ["a b", "a`b", 'a"b', "a{b}c", "{}", "ä-1", "select"])
 def test_columns_may_have_any_name(spark: SparkSession, as_rows: AsRows, name: str) -> None:
     rows = as_rows(spark.createDataFrame([(1,), (2,)], "v int").withColumnRenamed("v", name))
-    found = query(f"SELECT sum({quoted(name)}) AS total FROM {{rows}}", rows=rows)
-    assert records(found) == [{"total": 3}]
+    totals = query(f"SELECT sum({quoted(name)}) AS total FROM {{rows}}", rows=rows)
+    assert records(totals) == [{"total": 3}]
 
 
 def doubled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -75,8 +75,8 @@ def test_distinct_rows_and_their_numbers(values: int) -> None:
     draw = torch.Generator().manual_seed(values)
     table: Tensor = torch.randn(values, 6, generator=draw)
     rows = table[torch.randint(values, (200,), generator=draw)]
-    found, number = _distinct(rows)
-    assert len(found) == len(torch.unique(rows, dim=0))
-    assert torch.equal(found[number], rows)
+    distinct, number = _distinct(rows)
+    assert len(distinct) == len(torch.unique(rows, dim=0))
+    assert torch.equal(distinct[number], rows)
     same_sum = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])
     assert torch.equal(_distinct(same_sum)[0][_distinct(same_sum)[1]], same_sum)

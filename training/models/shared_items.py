@@ -88,14 +88,14 @@ class SharedItems:
             users: the parts of the users: (U, H), (U, P, E), and with a bottom MLP (U, H').
             items: the range of items.
         """
-        found = torch.empty(len(users[0]), items.stop - items.start)
+        logits = torch.empty(len(users[0]), items.stop - items.start)
         for first in range(0, len(users[0]), _BLOCK_USERS):
             block = slice(first, min(first + _BLOCK_USERS, len(users[0])))
-            self._fill(found[block], tuple(part[block] for part in users), items)
-        return found
+            self._fill(logits[block], tuple(part[block] for part in users), items)
+        return logits
 
-    def _fill(self, found: Tensor, users: Part, items: slice) -> None:
-        """Writes the logits of a block of users into `found` (U, I)."""
+    def _fill(self, logits: Tensor, users: Part, items: slice) -> None:
+        """Writes the logits of a block of users into `logits` (U, I)."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)
@@ -123,8 +123,8 @@ class SharedItems:
                 bottom = self._bottom.outputs(self._items[2][tile], users[2].unsqueeze(0), None)  # (I, U, E)
                 hidden.baddbmm_(bottom, self._bottom_items[tile])
                 hidden.transpose(0, 1).baddbmm_(bottom.transpose(0, 1), of_users)
-            logits = self._top.after_first(hidden.flatten(0, 1), count, len(share))
-            found[:, tile.start - items.start : tile.stop - items.start] = logits.t()
+            of_tile = self._top.after_first(hidden.flatten(0, 1), count, len(share))
+            logits[:, tile.start - items.start : tile.stop - items.start] = of_tile.t()
 
     def _matrix(self, column: int, vectors: Tensor) -> Tensor:
         """Returns what each element of an item's vector adds to the first layer of each user, (E, U * H)."""

@@ -23,8 +23,8 @@ from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from scoring.candidates.similar_items import latest_items, similarities
-from spark.rows import columns_of, records
-from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table
+from spark.rows import records
+from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table, columns_of
 
 USERS = [f"u{index:02d}" for index in range(12)]
 ITEMS = [f"i{index:02d}" for index in range(15)]

@@ -1,0 +1,62 @@
+"""Tables of a partition: the rows that the manifest names, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from conf.errors import DataError
+from storage.manifest import data_files, read_manifest
+from storage.parquet_files import read_table
+from storage.paths import Lake, Partition
+from storage.publish_rows import publish_rows
+
+ROWS = pa.table(
+    {
+        "user_key": pa.array(["a", "b", "c"]),
+        "ids": pa.array([[1], None, []], pa.list_(pa.int32())),
+        "score": pa.array([0.5, 1.5, 2.5], pa.float32()),
+    }
+)
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Partition:
+    partition = Lake(str(tmp_path)).recommendations.partition("2026-01-01")
+    publish_rows(ROWS, partition, inputs={}, row_group_rows=2)
+    return partition
+
+
+def test_rows_come_back_from_all_files(partition: Partition) -> None:
+    manifest = read_manifest(partition)
+    assert len(manifest.files) == 2
+    assert read_table(partition, manifest).to_pylist() == ROWS.to_pylist()
+    some = read_table(partition, manifest, columns=["score", "user_key"])
+    assert some.to_pylist() == ROWS.select(["score", "user_key"]).to_pylist()
+    nothing = read_table(partition, replace(manifest, files=()))
+    assert (len(nothing), nothing.column_names) == (0, ROWS.column_names)
+
+
+def test_a_column_that_the_manifest_lacks_or_that_has_an_unknown_type_is_named(partition: Partition) -> None:
+    manifest = read_manifest(partition)
+    with pytest.raises(DataError, match=r"dt=2026-01-01 lacks columns.*'gone', None"):
+        read_table(partition, manifest, columns=["user_key", "gone"])
+    odd = replace(manifest, schema=(("user_key", "string"), ("ids", "list<element: time>")))
+    with pytest.raises(DataError, match=r"unknown types.*'ids', 'list<element: time>'"):
+        read_table(partition, odd)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_missing_or_damaged_file_is_named(partition: Partition, damage: str) -> None:
+    manifest = read_manifest(partition)
+    path = Path(data_files(partition, manifest)[1])
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    problem = "does not exist" if damage == "gone" else "is not a complete Parquet file"
+    with pytest.raises(DataError, match=rf"{path.name} {problem}"):
+        read_table(partition, manifest)
