@@ -18,12 +18,15 @@ returns four integers per replicate. The time is proportional to rows × replica
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from metrics import compiled_replicates
 
 SUMS = ("positives", "negatives", "doubled_wins", "loss_units")
 
@@ -70,7 +73,7 @@ def _poisson_table() -> NDArray[np.uint8]:
 _POISSON = _poisson_table()
 
 
-def draw_weights(units: Ints, resample: Resample) -> Iterable[NDArray[np.uint8]]:
+def draw_weights(units: Ints, resample: Resample) -> Iterator[NDArray[np.uint8]]:
     """Yields the (m,) weights of m units for each replicate, in order.
 
     A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The weights are
@@ -105,24 +108,54 @@ def reduce_replicates(
         resample: number of replicates, and seed.
     """
     distinct, unit_of_row = np.unique(units, return_inverse=True)  # (m,), (n,)
+    losses = _sums_by_unit(loss_units, unit_of_row, len(distinct))
     by_score = np.argsort(score, kind="stable")
-    positive, negative = by_score[click[by_score]], by_score[~click[by_score]]
+    rows = unit_of_row[by_score].astype(np.int32), click[by_score], score[by_score]
+    blocks = list(block_sums(*rows, draw_weights(distinct, resample)))
+    positives, negatives, doubled_wins = np.concatenate(blocks, axis=1)
+    of_losses = [int(weights.astype(np.int64) @ losses) for weights in draw_weights(distinct, resample)]
+    sums = (positives.tolist(), negatives.tolist(), doubled_wins.tolist(), of_losses)
+    return dict(zip(SUMS, sums, strict=True))
+
+
+def block_sums(
+    units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterator[NDArray[np.uint8]]
+) -> Iterator[Ints]:
+    """Yields positives, negatives and doubled wins of blocks of replicates, (3, replicates of the block).
+
+    Args:
+        units: (n,) index of the unit of each row. The rows are in ascending order of their scores.
+        clicks, scores: (n,) whether each row is a click, and its score.
+        draws: yields the weights of the units in each replicate.
+    """
+    library = compiled_replicates.library()
+    if library is None:
+        yield from numpy_sums(units, clicks, scores, draws)
+        return
+    tied = np.zeros(len(scores), np.bool_)
+    np.equal(scores[1:], scores[:-1], out=tied[1:])
+    while block := list(islice(draws, compiled_replicates.REPLICATES)):
+        weights = np.zeros((len(block[0]), compiled_replicates.REPLICATES), np.uint8)
+        weights[:, : len(block)] = np.stack(block, axis=1)
+        sums = compiled_replicates.replicate_sums(library, units, clicks, tied, weights)
+        yield sums[:, : len(block)]
+
+
+def numpy_sums(
+    units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterable[NDArray[np.uint8]]
+) -> Iterator[Ints]:
+    """Does the same as `block_sums` with NumPy. Each block is one replicate."""
+    of_negatives = scores[~clicks]
     # A click has a higher score than the negatives before `low`, and the same score as those from `low` to
     # `high`.
-    low = np.searchsorted(score[negative], score[positive], "left")
-    high = np.searchsorted(score[negative], score[positive], "right")
-    unit_of_positive, unit_of_negative = unit_of_row[positive], unit_of_row[negative]
-    losses = _sums_by_unit(loss_units, unit_of_row, len(distinct))
-    below = np.zeros(len(negative) + 1, np.int64)
-    sums: dict[str, list[int]] = {name: [] for name in SUMS}
-    for weights in draw_weights(distinct, resample):
-        weight_positive = weights[unit_of_positive].astype(np.int64)
-        np.cumsum(weights[unit_of_negative], out=below[1:])
-        sums["positives"].append(int(weight_positive.sum()))
-        sums["negatives"].append(int(below[-1]))
-        sums["doubled_wins"].append(int(weight_positive @ (below[low] + below[high])))
-        sums["loss_units"].append(int(weights.astype(np.int64) @ losses))
-    return sums
+    low = np.searchsorted(of_negatives, scores[clicks], "left")
+    high = np.searchsorted(of_negatives, scores[clicks], "right")
+    below = np.zeros(len(of_negatives) + 1, np.int64)
+    click_units, other_units = units[clicks], units[~clicks]
+    for weights in draws:
+        of_clicks = weights[click_units].astype(np.int64)
+        np.cumsum(weights[other_units], out=below[1:])
+        yield np.array([[of_clicks.sum()], [below[-1]], [of_clicks @ (below[low] + below[high])]])
 
 
 def reduce_means(units: Ints, values: Mapping[str, Ints], resample: Resample) -> dict[str, list[int]]:

@@ -23,6 +23,7 @@ LIBRARIES = {
     "training/data/native": Path(
         "lib/nightrank/libnightrank_reading.so"
     ),  # training/data/native_library.py looks there
+    "metrics/native": Path("lib/nightrank/libnightrank_metrics.so"),  # metrics/compiled_replicates.py looks there
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
@@ -61,13 +62,8 @@ def library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _open() -> ctypes.CDLL | None:
-    try:
-        opened = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
-        version = opened.nightrank_version
-    except (OSError, AttributeError):
-        return None
-    version.restype = ctypes.c_int32
-    if version() != VERSION:
+    opened = open_library(LIBRARY, "nightrank_version", VERSION)
+    if opened is None:
         return None
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(opened, f"nightrank_{name}")

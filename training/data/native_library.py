@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.compiled import open_library
 from training.data.row_order import BLOCK_ROWS
 
 log = logging.getLogger("nightrank.training")
@@ -41,13 +42,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def _open() -> ctypes.CDLL | None:
-    try:
-        opened = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
-        version = opened.nightrank_reading_version
-    except (OSError, AttributeError):
-        return None
-    version.restype = ctypes.c_int32
-    if version() != VERSION:
+    opened = open_library(LIBRARY, "nightrank_reading_version", VERSION)
+    if opened is None:
         return None
     opened.nightrank_transpose.restype = None
     opened.nightrank_transpose.argtypes = (

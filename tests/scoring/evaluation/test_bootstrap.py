@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import metrics
+from metrics import bootstrap, compiled_replicates
 from metrics.bootstrap import Resample, combine_means, draw_weights, interval, reduce_means
 from scoring.evaluation.prediction_quality import (
     UNIT,
@@ -68,6 +69,35 @@ def test_each_replicate_equals_measures_of_repeated_rows() -> None:
         assert actual.replicates["auc"][replicate] == pytest.approx(expected, abs=1e-12)
         expected = metrics.log_loss(label[again], probability[again])
         assert actual.replicates["log_loss"][replicate] == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 300, 2_047, 2_048, 2_049, 9_000])
+@pytest.mark.parametrize("scores", [1, 3, 40, 10**6])
+@pytest.mark.parametrize("replicates", [1, 33])
+def test_the_compiled_sums_equal_those_of_numpy(rows: int, scores: int, replicates: int) -> None:
+    """The numbers of rows and of distinct scores are around the size of a chunk of the compiled loop."""
+    library = compiled_replicates.library()
+    assert library is not None, "run `make setup`"
+    draw = np.random.default_rng(rows + scores)
+    ordered = np.sort(draw.integers(0, scores, rows)).astype(np.float64)
+    users, clicks = draw.integers(0, 40, rows, dtype=np.int32), draw.random(rows) < 0.5
+    # The largest weight that the compiled loop supports, where its sums could overflow.
+    draws = [np.full(40, 15, np.uint8), *draw.integers(0, 16, (replicates, 40), dtype=np.uint8)]
+    compiled = list(bootstrap.block_sums(users, clicks, ordered, iter(draws)))
+    expected = list(bootstrap.numpy_sums(users, clicks, ordered, draws))
+    np.testing.assert_array_equal(np.concatenate(compiled, axis=1), np.concatenate(expected, axis=1))
+
+
+def test_without_the_library_numpy_computes_the_same_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    label, probability, units = rows_of_users()
+    compiled = measured(label, probability, units)
+    monkeypatch.setattr(compiled_replicates, "library", lambda: None)
+    for name, values in measured(label, probability, units).replicates.items():
+        np.testing.assert_array_equal(values, compiled.replicates[name])
+
+
+def test_no_weight_is_larger_than_the_compiled_sums_allow() -> None:
+    assert bootstrap._POISSON.max() <= 15
 
 
 @pytest.mark.parametrize("cuts", [(0.1,), (0.01, 0.02, 0.03, 0.5), tuple(np.linspace(0, 1, 97))])
