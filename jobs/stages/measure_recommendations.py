@@ -9,7 +9,7 @@ model that made the lists.
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -69,7 +69,7 @@ def run(context: RunContext) -> JobSummary:
             "measure another date, or change measure.against",
         )
     with context.phase("lists"):
-        kinds = persist(all_kinds(context, dataset, published, train))
+        kinds = persist(all_kinds(context, dataset, published, train, clicked))
         users, items = users_and_items(context, published.facts["workflow_version"], train)
         items = persist(items)
         measured = measure_kinds(kinds, clicked, warm, users, items, k)
@@ -106,11 +106,14 @@ def require_no_refit(published: Manifest) -> None:
         )
 
 
-def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train: Rows) -> Rows:
+def all_kinds(
+    context: RunContext, dataset: Dataset, published: Manifest, train: Rows, clicked: Rows
+) -> Rows:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
-    generated log, lists by the true probabilities (scoring.evaluation.true_lists).
+    generated log, lists by the true probabilities (scoring.evaluation.true_lists). The last are expensive, so
+    they are made only for the users in `clicked`. The lists of other users cannot be compared with clicks.
     """
     k = published.facts["k"]
     items, excluding = candidates_of(context, dataset, published)
@@ -120,7 +123,13 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     ]
     generated = generated_days(context.lake, context.config.keys, measured_days(context, dataset))
     if generated is not None:
-        kinds.append(true_lists(workers_of(context), excluding, items, generated, k))
+        compared = query(
+            "SELECT * FROM {users} WHERE user_key IN (SELECT user_key FROM {clicked})",
+            users=excluding.users,
+            clicked=clicked,
+        )
+        with_clicks = replace(excluding, users=compared)
+        kinds.append(true_lists(workers_of(context), with_clicks, items, generated, k))
     return union_all(kinds)
 
 

@@ -57,6 +57,8 @@ def truth_facts(
 ) -> dict[str, Any] | None:
     """Returns the figures of the lists by the true probabilities, and the share of the best that ours reach.
 
+    These lists were made only for users with clicks, so their coverage is that of fewer lists than ours.
+
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
     if BEST not in counts:

@@ -45,7 +45,7 @@ Read = TypeVar("Read")
 # With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
 _MIN_POOL_STEPS = 4
 # Up to this many row groups are read by one reader of Petastorm, if none of them has more rows than this.
-_GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 16, 100_000
+_GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 
 
 class Loader:

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import torch
-
 from conf.errors import InfrastructureError, NightrankError
 from training.device.choose_device import choose_device
+from training.device.threads import torch_threads
 from training.distributed.collectives import LocalCollectives
 from training.distributed.progress import Report
 from training.loop.run import run_plan
@@ -40,7 +39,7 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
             the configuration nor the data.
         ConfigError, DataError: as `run_plan`.
     """
-    with _threads(threads), _steps_logged(show is None), _ended_by_signals():
+    with torch_threads(threads), _steps_logged(show is None), _ended_by_signals():
         device = choose_device(plan.train.device, 0, "train.device")
         try:
             return run_plan(plan, LocalCollectives(), device, report=show)
@@ -53,16 +52,6 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
                 "correct the cause if the traceback shows it; otherwise rerun to resume from the last "
                 "checkpoint",
             ) from error
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import nn
 
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
+from training.device.threads import threads_of_model
 from training.distributed.collectives import Collectives
 from training.loop.distributed_metrics import summarize_over_ranks
 
@@ -27,7 +28,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     labels, probabilities = [torch.zeros(0, device=device)], [torch.zeros(0, device=device)]
-    with Prefetch(loader.batches()) as batches:
+    with threads_of_model(model), Prefetch(loader.batches()) as batches:
         for batch in batches:
             local = batch.to(device)
             real = local.weights > 0

@@ -13,6 +13,7 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
+from training.device.threads import threads_of_model
 from training.loop.callback import Callback, StepResult, TrainingState
 from training.loop.learning_rate import learning_rate_factor
 from training.loop.train_step import Trainer
@@ -66,6 +67,7 @@ class TrainingLoop:
         for callback in self._callbacks:
             callback.on_train_start(state)
         with ExitStack() as stack:
+            stack.enter_context(threads_of_model(self._trainer.model))
             batches = stack.enter_context(Prefetch(loader.batches(self._train.epochs, state.step)))
             for callback in self._callbacks:
                 stack.callback(callback.teardown)
