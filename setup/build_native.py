@@ -20,10 +20,12 @@ FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
 # Folder of sources → path of the library below the environment.
 LIBRARIES = {
     "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py looks there
-    "training/data/native": Path(
-        "lib/nightrank/libnightrank_reading.so"
-    ),  # training/data/native_library.py looks there
-    "metrics/native": Path("lib/nightrank/libnightrank_metrics.so"),  # metrics/compiled_replicates.py looks there
+    "training/native": Path(
+        "lib/nightrank/libnightrank_training.so"
+    ),  # training/native/library.py looks there
+    "metrics/native": Path(
+        "lib/nightrank/libnightrank_metrics.so"
+    ),  # metrics/compiled_replicates.py looks there
 }
 
 

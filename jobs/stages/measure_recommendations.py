@@ -106,9 +106,7 @@ def require_no_refit(published: Manifest) -> None:
         )
 
 
-def all_kinds(
-    context: RunContext, dataset: Dataset, published: Manifest, train: Rows, clicked: Rows
-) -> Rows:
+def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train: Rows, clicked: Rows) -> Rows:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a

@@ -9,7 +9,7 @@ from etl.native import library
 from metrics import compiled_replicates
 from setup import build_native
 from setup.console import SetupError
-from training.data import native_library
+from training.native import library as training_library
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +31,7 @@ def test_it_is_compiled_once_for_its_sources_and_put_into_the_environment(
 ) -> None:
     venv = tmp_path / "venv"
     built = build_native.build(checkout, venv)
-    looked_for = [module.LIBRARY for module in (library, native_library, compiled_replicates)]
+    looked_for = [module.LIBRARY for module in (library, training_library, compiled_replicates)]
     assert built == [venv / path for path in looked_for]
     for path in built:
         assert ctypes.CDLL(str(path)).f() == 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training.embeddings.row_gradients import SummedRowGradient
@@ -132,3 +133,32 @@ def test_rows_without_gradient_stay() -> None:
     adagrad.step(SummedRowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
     adagrad.step(SummedRowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
     assert torch.equal(before, table.weight)
+
+
+@given(
+    keys=st.integers(0, 2**31).flatmap(
+        lambda end: st.tuples(st.just(end + 1), st.lists(st.integers(0, end), max_size=300))
+    ),
+    repeated=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=300)
+@example(keys=(1, [0, 0, 0]), repeated=1)
+@example(keys=(2**31, [2**31 - 1, 0, 2**31 - 1]), repeated=2)
+@example(keys=(2**31 + 1, [2**31, 0, 2**31]), repeated=1)  # too large for the compiled code
+def test_compiled_groups_equal_sorted_ones(keys: tuple[int, list[int]], repeated: int) -> None:
+    end, elements = keys
+    by_element = torch.tensor(elements * repeated, dtype=torch.int64)
+    groups = group(by_element, end)
+    ordered, order = torch.sort(by_element, stable=True)
+    distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
+    assert torch.equal(groups.order, order)
+    assert torch.equal(groups.keys, distinct)
+    assert torch.equal(groups.starts, counts.cumsum(0) - counts)
+
+
+def test_without_the_library_groups_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = torch.randint(0, 50, (1_000,), generator=torch.Generator().manual_seed(1))
+    compiled = group(keys, 50)
+    monkeypatch.setattr("training.embeddings.rows.library", lambda: None)
+    for name, value in vars(group(keys, 50)).items():
+        assert torch.equal(value, getattr(compiled, name))

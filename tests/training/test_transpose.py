@@ -13,13 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.data import native_library, transpose
-from training.data.native_library import CompiledTransposer
+from training.data import transpose
 from training.data.row_order import BLOCK_ROWS
-from training.data.transpose import NumpyTransposer, transposer_of
+from training.data.transpose import NumpyTransposer, Transposer, transposer_of
+from training.native import library, transposer
+from training.native.transposer import CompiledTransposer
 
 
-@pytest.mark.parametrize("kind", [CompiledTransposer, NumpyTransposer])
+def compiled(columns: list[NDArray[Any]]) -> CompiledTransposer:
+    return CompiledTransposer(columns, BLOCK_ROWS)
+
+
+@pytest.mark.parametrize("kind", [compiled, NumpyTransposer])
 @given(
     singles=st.integers(0, 9),
     lengths=st.lists(st.integers(1, 5), max_size=2),
@@ -31,7 +36,7 @@ from training.data.transpose import NumpyTransposer, transposer_of
 )
 @settings(deadline=None, max_examples=150)
 def test_each_row_comes_to_its_place_whole(
-    kind: type,
+    kind: Callable[[list[NDArray[Any]]], Transposer],
     singles: int,
     lengths: list[int],
     rows: int,
@@ -63,22 +68,22 @@ def test_the_compiled_way_is_taken_where_it_was_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(transposer_of([np.zeros(3, np.int32)]), CompiledTransposer)
-    native_library.library.cache_clear()
+    library.library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
         assert isinstance(transpose.transposer_of([np.zeros(3, np.int32)]), NumpyTransposer)
         assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
-        native_library.library.cache_clear()
+        library.library.cache_clear()
 
 
 def test_numbers_of_other_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
-        CompiledTransposer([np.zeros(3, np.int64)])
+        compiled([np.zeros(3, np.int64)])
 
 
-@pytest.mark.parametrize("of", [native_library.target_rows, transpose.numpy_target_rows])
+@pytest.mark.parametrize("of", [transposer.target_rows, transpose.numpy_target_rows])
 @given(shard_rows=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(

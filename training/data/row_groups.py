@@ -29,7 +29,6 @@ from petastorm.workers_pool.dummy_pool import DummyPool
 from conf.errors import DataError
 from training.data.sharding import RowGroup
 
-
 _POLL_S = 0.0002
 
 

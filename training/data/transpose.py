@@ -1,6 +1,6 @@
 """Writes the columns of row groups as shuffled rows to a buffer pool.
 
-This module uses NumPy. If the compiled library was built, native_library.py does the same with the library.
+This module uses NumPy. If the compiled library was built, training/native/transposer.py does the same.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data import native_library
 from training.data.row_order import BLOCK_ROWS
+from training.native import transposer
+from training.native.library import library
 
 # Number of rows that are transposed at a time: 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096
@@ -49,8 +50,8 @@ def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
         columns: first the columns with one number per row, shape (rows,); then the columns with lists, shape
             (rows, length).
     """
-    if native_library.library():
-        return native_library.CompiledTransposer(columns)
+    if library():
+        return transposer.CompiledTransposer(columns, BLOCK_ROWS)
     return NumpyTransposer(columns)
 
 
@@ -69,8 +70,8 @@ def target_rows(
         batch_rows: number of rows of a batch.
         first: the row of a batch where the shard's rows begin.
     """
-    if native_library.library():
-        return native_library.target_rows(rows, order, shard_rows, batch_rows, first)
+    if library():
+        return transposer.target_rows(rows, order, shard_rows, batch_rows, first)
     return numpy_target_rows(rows, order, shard_rows, batch_rows, first)
 
 

@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.embeddings.row_gradients import SummedRowGradient
+from training.native.grouping import KEY_BITS, compiled_groups
+from training.native.library import library
 
 _INT32_END = 2**31
+_FEW_KEYS = 2**18
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,14 @@ def sum_by_sorting(
 
 
 def group(keys: Tensor, end: int) -> Groups:
-    """Groups N elements by their keys (N,), which are integers in [0, end)."""
+    """Groups N elements by their keys (N,), which are integers in [0, end).
+
+    Small batches on a CPU are grouped by compiled code, which is 2 to 8 times as fast as `torch.sort` on one
+    core. For large batches, `torch.sort` uses all cores.
+    """
+    small = keys.device.type == "cpu" and len(keys) <= _FEW_KEYS and end <= 1 << KEY_BITS
+    if small and keys.dtype == torch.int64 and library() is not None:
+        return Groups(*compiled_groups(keys, end))
     narrow = keys.to(torch.int32) if end <= _INT32_END else keys  # 32 bits sort faster than 64
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)

@@ -1,0 +1,56 @@
+"""Loads the library that is compiled from the C++ files of this folder, and declares its functions to ctypes.
+
+`make setup` builds the library into the Python environment. If it is missing, NumPy and torch do the same
+work, which is slower, and a warning is logged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from conf.compiled import open_library
+
+log = logging.getLogger("nightrank.training")
+
+# Below sys.prefix; setup/build_native.py puts it there.
+LIBRARY = Path("lib/nightrank/libnightrank_training.so")
+VERSION = 3  # version of the interface; must equal the number in native/transpose.cpp
+
+_pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """Returns the library; logs a warning and returns None if it is missing or has another version."""
+    opened = open_library(LIBRARY, "nightrank_training_version", VERSION)
+    if opened is None:
+        log.warning(
+            "%s is missing or of another version: the training is slower; run `make setup`",
+            Path(sys.prefix) / LIBRARY,
+        )
+        return None
+    opened.nightrank_transpose.restype = None
+    opened.nightrank_transpose.argtypes = (
+        _number, _number, _pointer, _pointer, _long, _pointer, _long, _long, _long, _long, _pointer, _pointer,
+    )  # fmt: skip
+    opened.nightrank_target_rows.restype = None
+    opened.nightrank_target_rows.argtypes = (_long, _pointer, _long, _long, _long, _pointer)
+    opened.nightrank_group.restype = _long
+    opened.nightrank_group.argtypes = (_long, _pointer, _number, _pointer, _pointer, _pointer)
+    return opened
+
+
+def required_library() -> ctypes.CDLL:
+    """Returns the library. Call this only if `library` did not return None.
+
+    Raises:
+        RuntimeError: the library is missing.
+    """
+    opened = library()
+    if opened is None:
+        raise RuntimeError("internal error, please report: the compiled library was called but is missing")
+    return opened

@@ -1,0 +1,71 @@
+"""The compiled transposition of columns to rows (transpose.cpp). training/data/transpose.py calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.native.library import required_library
+
+
+def target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
+) -> NDArray[np.int64]:
+    """Computes `training.data.transpose.target_rows` in compiled code."""
+    targets = np.empty(rows, dtype=np.int64)
+    order_address = None if order is None else order.ctypes.data
+    required_library().nightrank_target_rows(
+        rows, order_address, shard_rows, batch_rows, first, targets.ctypes.data
+    )
+    return targets
+
+
+class CompiledTransposer:
+    """A `training.data.transpose.Transposer`. The compiled code releases Python's global interpreter lock.
+
+    Args:
+        columns: as for `transposer_of`.
+        block_rows: number of rows of a block.
+
+    Raises:
+        ValueError: the dtype of a column does not have 4 bytes.
+    """
+
+    def __init__(self, columns: Sequence[NDArray[Any]], block_rows: int) -> None:
+        if any(column.itemsize != 4 for column in columns):
+            dtypes = [str(column.dtype) for column in columns]
+            raise ValueError(f"columns have dtypes {dtypes}: only dtypes of 4 bytes are supported")
+        self._block_rows = block_rows
+        self._columns = [np.ascontiguousarray(column) for column in columns]
+        self._singles = sum(column.ndim == 1 for column in columns)
+        self._lengths = np.array([column.shape[1] for column in columns[self._singles :]], dtype=np.int64)
+        self._addresses = np.array([column.ctypes.data for column in self._columns], dtype=np.int64)
+        self._row_bytes = np.array([column.strides[0] for column in self._columns], dtype=np.int64)
+
+    def transpose(
+        self,
+        first: int,
+        blocks: NDArray[np.int64] | None,
+        rows: range,
+        target_rows: NDArray[np.int64],
+        into: NDArray[Any],
+    ) -> None:
+        """See `Transposer.transpose`."""
+        addresses = self._addresses + first * self._row_bytes
+        required_library().nightrank_transpose(
+            self._singles,
+            len(self._lengths),
+            addresses.ctypes.data,
+            self._lengths.ctypes.data,
+            into.shape[1],
+            None if blocks is None else blocks.ctypes.data,
+            0 if blocks is None else len(blocks),
+            self._block_rows,
+            rows.start,
+            rows.stop,
+            target_rows.ctypes.data,
+            into.ctypes.data,
+        )
