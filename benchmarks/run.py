@@ -25,6 +25,9 @@ process trees (benchmarks/harness.py), from the start of the first process to th
 The results of each pair are compared (benchmarks/run_agreement.py). If rows, users, AUC or lists differ, the
 benchmark fails. Ratios say how many times as fast as the script nightly is, by wall time or by CPU time. Targets
 limit the inverse: how many times the script's seconds nightly takes.
+
+The script keeps all rows in memory. If a run of the script fails at a large scale, for example because the system
+kills it when memory runs out, this is reported, and only nightly is measured at that scale.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ import argparse
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +71,21 @@ TARGETS = {
 Runs = Mapping[str, Mapping[str, Sequence[Run]]]  # kind of run -> contender -> one run per pair
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What was measured at one scale.
+
+    Attributes:
+        runs: maps the kind of run and the contender to one run per pair. A contender that failed has no runs.
+        agreement: AUC and hit rate of both contenders, by pair and kind of run.
+        failed: why the script failed; None if it did not.
+    """
+
+    runs: Runs
+    agreement: Sequence[Mapping[str, Any]]
+    failed: str | None = None
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="scale 1, one pair, no pair that does not count")
@@ -97,11 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"scale {scale} is left out: {missing}")
             continue
         pairs = options.pairs or (1 if options.quick else LARGEST_SCALE_PAIRS if scale == 100 else PAIRS)
-        runs, figures[f"{scale}x"] = measure_scale(scale, pairs, options.cores, warm_up=not options.quick)
-        for name, of_name in facts(runs).items():
+        measured = measure_scale(scale, pairs, options.cores, warm_up=not options.quick)
+        figures[f"{scale}x"] = measured.agreement
+        for name, of_name in facts(measured.runs).items():
             results[name][f"{scale}x"] = of_name
-        ratios |= ratios_of(scale, runs)
-        print_scale(scale, runs)
+        if measured.failed:
+            results[PlainScript.name][f"{scale}x"] = {"failed": measured.failed}
+        ratios |= ratios_of(scale, measured.runs)
+        print_scale(scale, measured)
     for line in verdicts(ratios):
         print(line)
     peers = {PlainScript.name: {**results[PlainScript.name], "skipped": skipped}}
@@ -127,8 +149,12 @@ def missing_disk(scale: int) -> str | None:
     )
 
 
-def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> tuple[Runs, list[dict[str, Any]]]:
-    """Measures both contenders at a scale. Returns their runs, and AUC and hit rate of each pair."""
+def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> Scale:
+    """Measures both contenders at a scale, or only nightly if the script fails.
+
+    Raises:
+        RunFailed: nightly failed, or the script failed at the smallest scale.
+    """
     say(f"log of scale {scale} …")
     log = make_log(scale)
     work = CACHE / f"{scale}x/work"
@@ -138,30 +164,54 @@ def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> tuple
     clicks = {kind: clicks_of(log / "raw", day_after, cores) for kind, (_, day_after) in KINDS.items()}
     runs: dict[str, dict[str, list[Run]]] = {kind: {one.name: [] for one in contenders} for kind in KINDS}
     agreement = []
+    failed: str | None = None
     try:
         for pair in range(pairs + warm_up):
             counts = pair >= warm_up
             pair_runs: dict[str, dict[str, Run]] = {kind: {} for kind in KINDS}
             for contender in contenders if pair % 2 == 0 else reversed(contenders):
-                contender.start()
-                for kind, (run_date, _) in KINDS.items():
-                    run = contender.run(run_date, warm=kind == "warm")
-                    pair_runs[kind][contender.name] = run
-                    note = "" if counts else " (does not count)"
-                    say(
-                        f"{contender.name}, {kind}: {run.measured.wall_s:.1f} s, CPU {run.measured.cpu_s:.1f} s{note}"
+                if failed and contender.name == PlainScript.name:
+                    continue
+                try:
+                    for kind, run in runs_of(contender, "" if counts else " (does not count)"):
+                        pair_runs[kind][contender.name] = run
+                except RunFailed as error:
+                    if contender.name == Nightly.name or scale == 1:
+                        raise
+                    failed = str(error)
+                    say(f"{contender.name} failed: {failed}")
+                finally:
+                    contender.end()
+            for kind, of_pair in pair_runs.items():
+                if not failed:
+                    compared = require_same_work(
+                        of_pair[Nightly.name], of_pair[PlainScript.name], clicks[kind]
                     )
-            for kind in KINDS:
-                compared = require_same_work(
-                    pair_runs[kind][Nightly.name], pair_runs[kind][PlainScript.name], clicks[kind]
-                )
-                agreement.append({"run": kind, **{name: round(value, 4) for name, value in compared.items()}})
+                    rounded = {name: round(value, 4) for name, value in compared.items()}
+                    agreement.append({"run": kind, **rounded})
                 if counts:
-                    for name, run in pair_runs[kind].items():
+                    for name, run in of_pair.items():
                         runs[kind][name].append(run)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return runs, agreement
+    if failed:
+        runs = {kind: {Nightly.name: of_kind[Nightly.name]} for kind, of_kind in runs.items()}
+    return Scale(runs, agreement, failed)
+
+
+def runs_of(contender: Contender, note: str) -> Iterator[tuple[str, Run]]:
+    """Yields the fresh run and the warm run of a contender, which starts in an empty folder.
+
+    `note` is added to the line that says what was measured.
+    """
+    contender.start()
+    for kind, (run_date, _) in KINDS.items():
+        run = contender.run(run_date, warm=kind == "warm")
+        say(
+            f"{contender.name}, {kind}: {run.measured.wall_s:.1f} s, CPU {run.measured.cpu_s:.1f} s, "
+            f"{run.measured.peak_rss_bytes / GIB:.1f} GiB{note}"
+        )
+        yield kind, run
 
 
 def median_wall(runs: Sequence[Run]) -> float:
@@ -172,10 +222,15 @@ def median_cpu(runs: Sequence[Run]) -> float:
     return statistics.median(run.measured.cpu_s for run in runs)
 
 
-def ratios_of(scale: int, runs: Runs) -> dict[str, float]:
-    """Returns how many times as fast as the script our run is, by wall and CPU seconds."""
+def ratios_of(scale: int, runs: Runs) -> dict[str, float | None]:
+    """Returns how many times as fast as the script our run is, by wall and CPU seconds.
+
+    A ratio is None if the script has no runs, because it failed.
+    """
     return {
         f"{scale}x_{kind}_{what}": median(of_kind[PlainScript.name]) / median(of_kind[Nightly.name])
+        if PlainScript.name in of_kind
+        else None
         for kind, of_kind in runs.items()
         for what, median in (("wall", median_wall), ("cpu", median_cpu))
     }
@@ -197,7 +252,7 @@ def facts(runs: Runs) -> dict[str, dict[str, Any]]:
             }
             for kind, of_kind in runs.items()
         }
-        for name in (Nightly.name, PlainScript.name)
+        for name in runs["fresh"]
     }
 
 
@@ -212,9 +267,9 @@ def parts_of(runs: Sequence[Run]) -> dict[str, float]:
     return {**parts, "start-up and end": outside}
 
 
-def print_scale(scale: int, runs: Runs) -> None:
+def print_scale(scale: int, measured: Scale) -> None:
     """Prints the table of a scale, and the tables of where the time goes."""
-    lines = []
+    runs, lines = measured.runs, []
     for kind, of_kind in runs.items():
         mine = of_kind[Nightly.name]
         for name, of_name in of_kind.items():
@@ -232,7 +287,9 @@ def print_scale(scale: int, runs: Runs) -> None:
     )
     head = ["run", "seconds", "CPU s", "peak RSS GiB", "nightly takes, × seconds", "nightly takes, × CPU s"]
     print(table(head, lines), end="\n\n")
-    for name in (Nightly.name, PlainScript.name):
+    if measured.failed:
+        print(f"plain_run does not finish at the scale {scale}: {measured.failed}", end="\n\n")
+    for name in runs["fresh"]:
         by_kind = {kind: parts_of(of_kind[name]) for kind, of_kind in runs.items()}
         names = dict.fromkeys(part for kind in by_kind for part in by_kind[kind])
         body = [[part, *(_cell(by_kind[kind].get(part)) for kind in by_kind)] for part in names]
@@ -251,7 +308,7 @@ def verdicts(ratios: Mapping[str, float | None]) -> list[str]:
             continue
         ratio = ratios[name]
         if ratio is None:
-            lines.append(f"{name}: not measured")
+            lines.append(f"{name}: no ratio, because a contender was not measured or did not finish")
             continue
         states = [
             f"{kind} at most {limit:g}: {'met' if 1 / ratio <= limit else 'MISSED'}"

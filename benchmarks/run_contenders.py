@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Measured, measure, settle
+from benchmarks.report import GIB
 from setup.console import cache_folder
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, is_published, read_manifest
@@ -74,6 +76,10 @@ class Contender(Protocol):
 
     def run(self, run_date: str, warm: bool) -> Run:
         """Runs the contender and waits for its end. A warm run continues from the run before."""
+        ...
+
+    def end(self) -> None:
+        """Deletes the files of the runs."""
         ...
 
 
@@ -156,6 +162,10 @@ class Nightly:
             lists=pa.concat_tables(pq.read_table(file, columns=LISTS, partitioning=None) for file in files),
         )
 
+    def end(self) -> None:
+        """See `Contender.end`."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _summary_of(self, run_date: str, stage: str) -> JobSummary:
         log = self._lake / f"logs/dt={run_date}/{stage}.log"
         summary = JobSummary.in_log(log)
@@ -197,6 +207,10 @@ class PlainScript:
             lists=pq.read_table(lists, columns=LISTS),
         )
 
+    def end(self) -> None:
+        """See `Contender.end`."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
 
 def _measure(name: str, command: Sequence[str], output: Path, log: Path, cores: int, scale: int) -> Measured:
     """Runs a command on a log that is in the file cache. Raises RunFailed if it fails."""
@@ -205,6 +219,9 @@ def _measure(name: str, command: Sequence[str], output: Path, log: Path, cores: 
     measured = measure(command, log=output, cores=cores, limit_s=limit_s, env=_environment(), cwd=ROOT)
     if measured.timed_out:
         raise RunFailed(f"{name} did not end within {limit_s:.0f} s")
+    if measured.returncode == -signal.SIGKILL:
+        memory = f"{measured.peak_rss_bytes / GIB:.1f} GiB"
+        raise RunFailed(f"{name} was killed with {memory} of memory in use; probably memory ran out")
     if measured.returncode:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-25:])
         raise RunFailed(f"{name} ended with exit code {measured.returncode}:\n{tail}")

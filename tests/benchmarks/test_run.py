@@ -10,7 +10,7 @@ import pytest
 from benchmarks import run
 from benchmarks.agreement import Disagreement
 from benchmarks.harness import Measured
-from benchmarks.run import KINDS, TARGETS, facts, parse, parts_of, print_scale, ratios_of, verdicts
+from benchmarks.run import KINDS, TARGETS, Scale, facts, parse, parts_of, print_scale, ratios_of, verdicts
 from benchmarks.run_agreement import hit_rate, require_same_work
 from benchmarks.run_contenders import CONFIG, FRESH_DATE, ROOT, Nightly, PlainScript, Run, RunFailed
 from conf.load import load_config
@@ -96,7 +96,7 @@ def test_ratios_and_facts_are_of_medians(capsys: pytest.CaptureFixture[str]) -> 
     assert ratios_of(10, runs)["10x_fresh_cpu"] == 0.25
     assert facts(runs)[Nightly.name]["warm"]["seconds"] == 5.0
     assert parts_of(mine) == {"read": 0.5, "train": 1.0, "start-up and end": 3.5}
-    print_scale(10, runs)
+    print_scale(10, Scale(runs, []))
     output = capsys.readouterr().out
     assert "2.00" in output
     assert "start-up and end" in output
@@ -107,7 +107,53 @@ def test_a_missed_target_is_printed_as_missed() -> None:
     assert "2.50 times" in line
     assert "milestone at most 3: met" in line
     assert "target at most 2: MISSED" in line
-    assert verdicts({"100x_warm_wall": None}) == ["100x_warm_wall: not measured"]
+    (line,) = verdicts({"100x_warm_wall": None})
+    assert line.startswith("100x_warm_wall: no ratio")
+
+
+class Measurable:
+    """A contender with prepared results. The script fails in its second run if `fails` is set."""
+
+    fails = False
+
+    def __init__(self, *_: object) -> None:
+        self.ended = 0
+
+    def start(self) -> None:
+        self.runs = 0
+
+    def run(self, run_date: str, warm: bool) -> Run:
+        self.runs += 1
+        if self.fails and self.runs == 2:
+            raise RunFailed("killed")
+        return a_run()
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_script_that_fails_at_a_large_scale_is_reported(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = type("Ours", (Measurable,), {"name": Nightly.name})
+    script = type("Script", (Measurable,), {"name": PlainScript.name, "fails": fails})
+    monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "make_log", lambda _: tmp_path)
+    monkeypatch.setattr(run, "clicks_of", lambda *_: CLICKS)
+    monkeypatch.setattr(run, "Nightly", ours)
+    monkeypatch.setattr(run, "PlainScript", script)
+    measured = run.measure_scale(100, 2, 2, warm_up=True)
+    assert [len(of_kind[Nightly.name]) for of_kind in measured.runs.values()] == [2, 2]
+    assert measured.failed == ("killed" if fails else None)
+    assert (ratios_of(100, measured.runs)["100x_warm_wall"] is None) == fails
+    assert len(measured.agreement) == (0 if fails else 6)
+    assert set(facts(measured.runs)) == {Nightly.name} | (set() if fails else {PlainScript.name})
+    print_scale(100, measured)
+    assert ("plain_run does not finish at the scale 100: killed" in capsys.readouterr().out) == fails
+    if fails:
+        with pytest.raises(RunFailed):  # the smallest scale must run
+            run.measure_scale(1, 1, 2, warm_up=False)
 
 
 def test_every_target_is_a_ratio_of_the_benchmark() -> None:
