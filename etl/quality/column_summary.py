@@ -17,6 +17,7 @@ from operator import mul
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -98,19 +99,36 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
         counts: (n,) counts[i] is the number of cells with values[i].
         kind: "string", "int" or "float" (etl.quality.counts.Column).
     """
-    valid = values.is_valid()
-    nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
-    texts, text_counts = values.filter(valid), counts.filter(valid)
-    if not len(texts):
+    nulls = 0
+    if values.null_count:
+        nulls = int(pc.sum(counts.filter(values.is_null())).as_py())
+        valid = values.is_valid()
+        values, counts = values.filter(valid), counts.filter(valid)
+    if not len(values):
         return Summary(nulls=nulls)
-    table = pa.table({"value": texts if kind == "string" else _numbers(texts, kind), "count": text_counts})
-    order = [("count", "descending"), ("value", "ascending")]
-    most = table.take(pc.select_k_unstable(table, k=min(TOP, len(table)), sort_keys=order))
-    top = tuple(zip(most["value"].to_pylist(), most["count"].to_pylist(), strict=True))
-    cells = int(pc.sum(text_counts).as_py())
+    return summarise_values(values, counts.to_numpy(), kind) + Summary(nulls=nulls)
+
+
+def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) -> Summary:
+    """Returns the summary of those of n different values that occur.
+
+    Args:
+        values: (n,) the values as strings, without null.
+        counts: (n,) counts[i] is the number of cells with values[i], which may be 0.
+        kind: as for `summarise`.
+    """
+    distinct, cells = int(np.count_nonzero(counts)), int(counts.sum())
+    if not distinct:
+        return Summary()
     if kind == "string":
-        return Summary(nulls, cells, len(table), top)
-    numbers, times = table["value"].to_pylist(), text_counts.to_pylist()
+        places = most_frequent(values, counts)
+        top = tuple(zip(values.take(pa.array(places)).to_pylist(), counts[places].tolist(), strict=True))
+        return Summary(0, cells, distinct, top)
+    occurring = np.flatnonzero(counts)
+    typed = _numbers(values.take(pa.array(occurring)), kind)
+    places = most_frequent(typed, counts[occurring])
+    numbers, times = typed.to_pylist(), counts[occurring].tolist()
+    top = tuple((numbers[place], times[place]) for place in places)
     keys, position = np.unique(bin_keys(np.array(numbers, np.float64)), return_inverse=True)
     in_bin = np.zeros(len(keys), np.int64)
     np.add.at(in_bin, position, np.asarray(times, np.int64))
@@ -119,7 +137,28 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
         total = sum(map(mul, numbers, times)) * _UNIT
     else:
         total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
-    return Summary(nulls, cells, len(table), top, min(numbers), max(numbers), total, bins)
+    return Summary(0, cells, distinct, top, min(numbers), max(numbers), total, bins)
+
+
+def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the positions of the TOP values with the largest counts, in descending order of the counts.
+
+    Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
+
+    Args:
+        values: (n,) different values, without null. Only those that are frequent enough are copied.
+        counts: (n,)
+    """
+    least = 1
+    if len(counts) > TOP:
+        least = max(int(np.partition(counts, len(counts) - TOP)[len(counts) - TOP]), 1)
+    places = np.flatnonzero(counts >= least)  # more than TOP if several values have the least count
+    if not len(places):
+        return places
+    table = pa.table({"value": values.take(pa.array(places)), "count": counts[places]})
+    order = [("count", "descending"), ("value", "ascending")]
+    best = pc.select_k_unstable(table, k=min(TOP, len(table)), sort_keys=order)
+    return np.asarray(places[best.to_numpy()])
 
 
 def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:

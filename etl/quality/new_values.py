@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl.quality.column_summary import TOP
+from etl.quality.column_summary import TOP, most_frequent
 from etl.quality.reduce_by_key import reduce_by_key
 from storage.paths import Partition
 from storage.publish import read_published
@@ -107,29 +108,31 @@ def values_of(column: str, rows: pa.RecordBatch) -> Values:
         rows: one row (column, value, train, day) for each value of the column. `train` and `day` are the
             numbers of cells with this value on the train days and on the day.
     """
-    table = pa.table({"value": rows.column(1), "train": rows.column(2), "day": rows.column(3)})
-    old, new = (
-        table.filter(pc.greater(table["train"], 0)),
-        table.filter(pc.equal(table["train"], 0)),
-    )
+    return compare_counts(rows.column(1), rows.column(2).to_numpy(), rows.column(3).to_numpy())
+
+
+def compare_counts(values: pa.Array, train: NDArray[np.int64], day: NDArray[np.int64]) -> Values:
+    """Compares the values of a column on a day with those on the train days.
+
+    Args:
+        values: (n,) different values, without null.
+        train, day: (n,) the numbers of cells with each value on the train days and on the day. Both may be 0.
+    """
+    new = np.where(train > 0, 0, day)
     return Values(
-        train_cells=_sum(old["train"]),
-        day_cells=_sum(table["day"]),
-        train_distinct=len(old),
-        new_cells=_sum(new["day"]),
-        new_distinct=len(new),
-        top=_top(old, "train"),
-        new_top=_top(new, "day"),
+        train_cells=int(train.sum()),
+        day_cells=int(day.sum()),
+        train_distinct=int(np.count_nonzero(train)),
+        new_cells=int(new.sum()),
+        new_distinct=int(np.count_nonzero(new)),
+        top=_top(values, train, train, day),
+        new_top=_top(values, new, train, day),
     )
 
 
-def _sum(counts: pa.ChunkedArray) -> int:
-    return int(pc.sum(counts, min_count=0).as_py())
-
-
-def _top(table: pa.Table, by: str) -> tuple[Count, ...]:
-    if not len(table):
-        return ()
-    order = [(by, "descending"), ("value", "ascending")]
-    most = table.take(pc.select_k_unstable(table, k=min(TOP, len(table)), sort_keys=order))
-    return tuple(zip(*(most[name].to_pylist() for name in ("value", "train", "day")), strict=True))
+def _top(
+    values: pa.Array, by: NDArray[np.int64], train: NDArray[np.int64], day: NDArray[np.int64]
+) -> tuple[Count, ...]:
+    places = most_frequent(values, by)
+    texts = values.take(pa.array(places)).to_pylist()
+    return tuple(zip(texts, train[places].tolist(), day[places].tolist(), strict=True))

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from etl.native.count_sums import Sums
-from etl.quality.column_summary import Summary, summarise
+from etl.quality.column_summary import Summary, summarise_values
 from etl.quality.counts import LABEL_CELLS, Column
-from etl.quality.new_values import Values, values_of
+from etl.quality.new_values import Values, compare_counts
 from etl.value_counts.count_file_format import Bucket, read_counts
 from etl.value_counts.merge_tasks import assign_to_tasks
 from etl.value_counts.requests import Counts
@@ -99,31 +99,16 @@ def _figures(
             if counts.latest in nulls:
                 nulls[counts.latest] += missing
     values, summed, _ = sums.result()
+    by_side = np.ascontiguousarray(summed.T)
     figures = [
-        (_summary(values, summed[:, side], column) + Summary(nulls=nulls[day_number])).to_json()
+        (summarise_values(values, by_side[side], column.kind) + Summary(nulls=nulls[day_number])).to_json()
         for side, day_number in enumerate(summarised)
     ]
     if not compares:
         return figures
     sides_of_train = sorted({side_of[number] for number in of_train})
-    in_train, on_day = summed[:, sides_of_train].sum(axis=1), summed[:, side_of[day.latest]]
-    # Values of days that are only summarised are left out.
-    places = np.flatnonzero((in_train > 0) | (on_day > 0))
-    texts = values if len(places) == len(values) else values.take(pa.array(places))
-    key = pa.array([name]).take(pa.array(np.zeros(len(places), np.int64)))
-    batch = pa.RecordBatch.from_arrays(
-        [key, texts, pa.array(in_train[places]), pa.array(on_day[places])],
-        ["column", "value", "train", "day"],
-    )
-    return [*figures, values_of(name, batch).to_json()]
-
-
-def _summary(values: pa.StringArray, times: np.ndarray, column: Column) -> Summary:
-    """Returns the summary of those of n values that occur; times[i] is how often values[i] does."""
-    places = np.flatnonzero(times)
-    if len(places) < len(values):
-        values, times = values.take(pa.array(places)), times[places]
-    return summarise(values, pa.array(np.ascontiguousarray(times)), column.kind)
+    in_train, on_day = by_side[sides_of_train].sum(axis=0), by_side[side_of[day.latest]]
+    return [*figures, compare_counts(values, in_train, on_day).to_json()]
 
 
 def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:

@@ -6,10 +6,11 @@ The features of a model are computed by the workflow version with which the mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.load import config_digest
+from conf.types import SPLITS, Split
 from scoring.evaluation.gate import Verdict
 from scoring.evaluation.gate_run import run_gate
 from scoring.inputs.feature_rows import count_rows
@@ -36,7 +37,9 @@ def run(context: RunContext) -> JobSummary:
     before = champion_state.champion
     champion = read_model_info(model_path(lake, name, before), lake.recorder) if before else None
     dataset = read_dataset(lake, run_date)
-    stay_in_process(context, count_rows(lake, dataset))
+    # Without lists, only test rows are read. They are held for one workflow at a time.
+    splits: Sequence[Split] = SPLITS if context.config.gate.lists_users else ("test",)
+    stay_in_process(context, count_rows(lake, dataset, splits))
     barred_because = reason_against_promotion(lake, name, challenger.version, champion_state)
     evaluation = run_gate(context, dataset, challenger, champion, barred_because)
     verdict = evaluation.verdict

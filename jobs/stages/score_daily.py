@@ -34,7 +34,7 @@ from storage.run_context import RunContext, require
 
 # Largest number of users per scoring task. It limits the work to repeat if a task is lost.
 USERS_PER_TASK = 50_000
-# Lists of at most this number of entries are collected to the driver: some 100 MB.
+# Lists of at most this number of entries are collected from Spark to the driver: some 100 MB.
 ENTRIES_IN_DRIVER = 2_000_000
 _REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 
@@ -45,8 +45,7 @@ def run(context: RunContext) -> JobSummary:
     model, dataset = serving_model_and_dataset(context)
     require_listable(model.spec)
     users, items, candidates = read_inputs(context, dataset)
-    if users.rows * context.config.score.k <= ENTRIES_IN_DRIVER:
-        stay_in_process(context, users.rows)
+    stay_in_process(context, users.rows * context.config.score.k)
     request, rule_digests = list_request(context, model, items)
     blend = served_blend(context, candidates)
     if blend is not None:

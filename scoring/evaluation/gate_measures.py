@@ -86,13 +86,15 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
-    rows: dict[str, Rows] = {}
+    rows: dict[str, Rows] = {}  # of the workflow of the model that is measured
     oov: dict[str, dict[str, float]] = {}
+    units = 0
     measures: dict[str, ModelMeasures] = {}
     for model in models:
         version = model.spec.workflow_version
         model.require_spec(read_spec(context.lake, version))
         if version not in rows:
+            rows.clear()
             with context.phase("encode"):
                 rows[version] = _with_unit(encoded_test_rows(context, dataset, version), model.spec)
                 oov[version] = oov_shares(rows[version], model.spec)
@@ -106,6 +108,8 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
             unpersist(predictions)
         measures[model.version] = ModelMeasures(model.version, version, quality, oov[version], ranking)
+        if resample and not units:
+            units = _count_units(rows[version])
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
         raise DataError(
@@ -113,10 +117,6 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
             f"{sorted(counts)}",
             f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
-    first = next(iter(rows.values()))
-    units = (
-        count(query(f"SELECT DISTINCT {UNIT} FROM {{rows}}", rows=select(first, [UNIT]))) if resample else 0
-    )
     return Measurement(measures, units)
 
 
@@ -159,6 +159,11 @@ def oov_shares(rows: Rows, spec: FeatureSpec) -> dict[str, float]:
         name: (totals[f"oov_{number}"] or 0) / (totals[f"ids_{number}"] or 1)
         for number, name in enumerate(names)
     }
+
+
+def _count_units(rows: Rows) -> int:
+    """Returns the number of units that a bootstrap resamples."""
+    return count(query(f"SELECT DISTINCT {UNIT} FROM {{rows}}", rows=select(rows, [UNIT])))
 
 
 def _with_unit(rows: Rows, spec: FeatureSpec) -> Rows:

@@ -40,14 +40,14 @@ def read_split(
     return union_all(parts)
 
 
-def count_rows(lake: Lake, dataset: Dataset) -> int:
-    """Returns the number of feature rows of all splits of a dataset, which manifests record.
+def count_rows(lake: Lake, dataset: Dataset, splits: Sequence[Split] = SPLITS) -> int:
+    """Returns the number of feature rows of some splits of a dataset, which manifests record.
 
     Partitions that do not exist any more count as empty, and rows may have been replaced. The lineage of the
     run does not contain what is read here.
     """
     table = Lake(lake.root).features(dataset.workflow_version)
-    members = [member for split in SPLITS for member in dataset.splits.get(split, ())]
+    members = [member for split in splits for member in dataset.splits.get(split, ())]
     published = [
         (read_manifest(table.partition(member.dt)), member.label)
         for member in members
