@@ -36,6 +36,7 @@ from pathlib import Path
 SAMPLE_S = 0.1
 _PSS_SHARE, _GROWN = 0.02, 1.1
 _PR_SET_CHILD_SUBREAPER = 36
+_LEAST_AVAILABLE_BYTES = 2**29
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -48,6 +49,7 @@ class Measured:
         returncode: exit code of the process that was started. If a signal ended it, this is the negative
             number of the signal.
         timed_out: whether the process tree was killed at its time limit.
+        out_of_memory: whether the process tree was killed because the machine had almost no memory left.
         wall_s: seconds from the start of the process to the end of the last process of its tree.
         cpu_s: CPU seconds of the process tree.
         peak_rss_bytes: highest sum of the resident set sizes of all processes. A page that is shared by n
@@ -65,6 +67,7 @@ class Measured:
     peak_rss_bytes: int
     peak_pss_bytes: int
     samples: tuple[tuple[float, float], ...]
+    out_of_memory: bool = False
 
     def cpu_between(self, start: float, end: float) -> float:
         """Returns the CPU seconds of the process tree between two times, interpolated between samples."""
@@ -92,6 +95,9 @@ def measure(
 ) -> Measured:
     """Runs a command until it ends, or kills its process tree at the time limit.
 
+    The tree is also killed if the machine has less than 512 MiB of memory left. Otherwise the system would
+    spend minutes on reading programs from disk again before it kills a process.
+
     Args:
         command: the command and its arguments.
         log: file to which the command's standard output and error are written.
@@ -108,7 +114,7 @@ def measure(
     samples: list[tuple[float, float]] = [(start, 0.0)]
     peak_rss = peak_pss = rss_then = 0
     next_pss = start
-    timed_out = False
+    timed_out = out_of_memory = False
     with log.open("wb") as output:
         child = subprocess.Popen(
             list(command),
@@ -142,6 +148,9 @@ def measure(
             elif now - start > limit_s:
                 timed_out = True
                 _kill(tree, signal.SIGKILL)
+            elif _available_bytes() < _LEAST_AVAILABLE_BYTES:
+                out_of_memory = True
+                _kill(tree, signal.SIGKILL)
             time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - now)))
         end = time.monotonic()
     cpu = _reaped_cpu_s() - before
@@ -154,6 +163,7 @@ def measure(
         peak_rss_bytes=peak_rss,
         peak_pss_bytes=peak_pss,
         samples=tuple(samples),
+        out_of_memory=out_of_memory,
     )
 
 
@@ -167,6 +177,15 @@ def settle(files: Iterable[str]) -> None:
         with open(file, "rb", buffering=0) as source:
             while source.read(1 << 24):
                 pass
+
+
+def _available_bytes() -> int:
+    """Returns how much memory processes can still get without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
 
 
 def _become_subreaper() -> None:

@@ -34,17 +34,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks has files named like packages
 
+import pyarrow as pa
+
 from benchmarks.agreement import Disagreement
-from benchmarks.report import GIB, machine, summary_line, table
+from benchmarks.report import GIB, machine, summary_line
 from benchmarks.run_agreement import clicks_of, require_same_work
 from benchmarks.run_contenders import (
     CACHE,
@@ -59,6 +59,7 @@ from benchmarks.run_contenders import (
     RunFailed,
     make_log,
 )
+from benchmarks.run_output import Runs, Scale, median_cpu, median_peak, median_wall, parts_of, print_scale
 
 SCALES, PAIRS, LARGEST_SCALE_PAIRS = (1, 10, 100), 7, 1
 KINDS = {"fresh": (FRESH_DATE, WARM_DATE), "warm": (WARM_DATE, LAST_DAY)}  # run date, day after it
@@ -68,22 +69,6 @@ TARGETS = {
     "10x_warm_cpu": {"target": 1.3},
     "100x_warm_wall": {"target": 1.0},
 }
-Runs = Mapping[str, Mapping[str, Sequence[Run]]]  # kind of run -> contender -> one run per pair
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What was measured at one scale.
-
-    Attributes:
-        runs: maps the kind of run and the contender to one run per pair. A contender that failed has no runs.
-        agreement: AUC and hit rate of both contenders, by pair and kind of run.
-        failed: why the script failed; None if it did not.
-    """
-
-    runs: Runs
-    agreement: Sequence[Mapping[str, Any]]
-    failed: str | None = None
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -168,27 +153,17 @@ def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> Scale
     try:
         for pair in range(pairs + warm_up):
             counts = pair >= warm_up
-            pair_runs: dict[str, dict[str, Run]] = {kind: {} for kind in KINDS}
-            for contender in contenders if pair % 2 == 0 else reversed(contenders):
-                if failed and contender.name == PlainScript.name:
-                    continue
-                try:
-                    for kind, run in runs_of(contender, "" if counts else " (does not count)"):
-                        pair_runs[kind][contender.name] = run
-                except RunFailed as error:
-                    if contender.name == Nightly.name or scale == 1:
-                        raise
-                    failed = str(error)
-                    say(f"{contender.name} failed: {failed}")
-                finally:
-                    contender.end()
+            ordered = contenders if pair % 2 == 0 else contenders[::-1]
+            pair_runs, error = measure_pair(
+                [one for one in ordered if not failed or one.name == Nightly.name],
+                "" if counts else " (does not count)",
+            )
+            if error is not None and scale == 1:
+                raise error
+            failed = failed or (str(error) if error else None)
             for kind, of_pair in pair_runs.items():
                 if not failed:
-                    compared = require_same_work(
-                        of_pair[Nightly.name], of_pair[PlainScript.name], clicks[kind]
-                    )
-                    rounded = {name: round(value, 4) for name, value in compared.items()}
-                    agreement.append({"run": kind, **rounded})
+                    agreement.append({"run": kind, **compared(of_pair, clicks[kind])})
                 if counts:
                     for name, run in of_pair.items():
                         runs[kind][name].append(run)
@@ -197,6 +172,38 @@ def measure_scale(scale: int, pairs: int, cores: int, *, warm_up: bool) -> Scale
     if failed:
         runs = {kind: {Nightly.name: of_kind[Nightly.name]} for kind, of_kind in runs.items()}
     return Scale(runs, agreement, failed)
+
+
+def measure_pair(
+    contenders: Sequence[Contender], note: str
+) -> tuple[dict[str, dict[str, Run]], RunFailed | None]:
+    """Returns the runs of a pair, by kind and contender, and the error of the script if it failed.
+
+    `note` is added to the line that says what was measured.
+
+    Raises:
+        RunFailed: nightly failed.
+    """
+    runs: dict[str, dict[str, Run]] = {kind: {} for kind in KINDS}
+    failed: RunFailed | None = None
+    for contender in contenders:
+        try:
+            for kind, run in runs_of(contender, note):
+                runs[kind][contender.name] = run
+        except RunFailed as error:
+            if contender.name == Nightly.name:
+                raise
+            failed = error
+            say(f"{contender.name} failed: {error}")
+        finally:
+            contender.end()
+    return runs, failed
+
+
+def compared(runs: Mapping[str, Run], clicks: pa.Table) -> dict[str, float]:
+    """Returns AUC and hit rate of the two contenders' runs. Raises Disagreement if their results differ."""
+    figures = require_same_work(runs[Nightly.name], runs[PlainScript.name], clicks)
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def runs_of(contender: Contender, note: str) -> Iterator[tuple[str, Run]]:
@@ -212,14 +219,6 @@ def runs_of(contender: Contender, note: str) -> Iterator[tuple[str, Run]]:
             f"{run.measured.peak_rss_bytes / GIB:.1f} GiB{note}"
         )
         yield kind, run
-
-
-def median_wall(runs: Sequence[Run]) -> float:
-    return statistics.median(run.measured.wall_s for run in runs)
-
-
-def median_cpu(runs: Sequence[Run]) -> float:
-    return statistics.median(run.measured.cpu_s for run in runs)
 
 
 def ratios_of(scale: int, runs: Runs) -> dict[str, float | None]:
@@ -243,7 +242,7 @@ def facts(runs: Runs) -> dict[str, dict[str, Any]]:
             kind: {
                 "seconds": round(median_wall(of_kind[name]), 2),
                 "cpu_s": round(median_cpu(of_kind[name]), 2),
-                "peak_rss_gib": round(_median_peak(of_kind[name]) / GIB, 2),
+                "peak_rss_gib": round(median_peak(of_kind[name]) / GIB, 2),
                 "rows": of_kind[name][0].kept,
                 "dropped": of_kind[name][0].dropped,
                 "parts": {part: round(seconds, 2) for part, seconds in parts_of(of_kind[name]).items()},
@@ -254,50 +253,6 @@ def facts(runs: Runs) -> dict[str, dict[str, Any]]:
         }
         for name in runs["fresh"]
     }
-
-
-def _median_peak(runs: Sequence[Run]) -> float:
-    return statistics.median(run.measured.peak_rss_bytes for run in runs)
-
-
-def parts_of(runs: Sequence[Run]) -> dict[str, float]:
-    """Returns the median seconds of each part of a run, and those outside of all parts (start-up and end)."""
-    parts = {part: statistics.median(run.parts[part] for run in runs) for part in runs[0].parts}
-    outside = statistics.median(run.measured.wall_s - sum(run.parts.values()) for run in runs)
-    return {**parts, "start-up and end": outside}
-
-
-def print_scale(scale: int, measured: Scale) -> None:
-    """Prints the table of a scale, and the tables of where the time goes."""
-    runs, lines = measured.runs, []
-    for kind, of_kind in runs.items():
-        mine = of_kind[Nightly.name]
-        for name, of_name in of_kind.items():
-            wall, cpu = median_wall(of_name), median_cpu(of_name)
-            times = (
-                ["", ""]
-                if name == Nightly.name
-                else [f"{median_wall(mine) / wall:.2f}", f"{median_cpu(mine) / cpu:.2f}"]
-            )
-            lines.append(
-                [f"{kind}: {name}", f"{wall:.1f}", f"{cpu:.1f}", f"{_median_peak(of_name) / GIB:.1f}", *times]
-            )
-    print(
-        f"{scale}x: {runs['warm'][Nightly.name][0].kept:,} good rows in the window of a run; medians of {len(mine)}\n"
-    )
-    head = ["run", "seconds", "CPU s", "peak RSS GiB", "nightly takes, × seconds", "nightly takes, × CPU s"]
-    print(table(head, lines), end="\n\n")
-    if measured.failed:
-        print(f"plain_run does not finish at the scale {scale}: {measured.failed}", end="\n\n")
-    for name in runs["fresh"]:
-        by_kind = {kind: parts_of(of_kind[name]) for kind, of_kind in runs.items()}
-        names = dict.fromkeys(part for kind in by_kind for part in by_kind[kind])
-        body = [[part, *(_cell(by_kind[kind].get(part)) for kind in by_kind)] for part in names]
-        print(table([f"{name}: part", *(f"{kind}, s" for kind in by_kind)], body), end="\n\n")
-
-
-def _cell(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.2f}"
 
 
 def verdicts(ratios: Mapping[str, float | None]) -> list[str]:

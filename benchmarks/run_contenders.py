@@ -219,9 +219,12 @@ def _measure(name: str, command: Sequence[str], output: Path, log: Path, cores: 
     measured = measure(command, log=output, cores=cores, limit_s=limit_s, env=_environment(), cwd=ROOT)
     if measured.timed_out:
         raise RunFailed(f"{name} did not end within {limit_s:.0f} s")
-    if measured.returncode == -signal.SIGKILL:
+    if measured.out_of_memory or measured.returncode == -signal.SIGKILL:
         memory = f"{measured.peak_rss_bytes / GIB:.1f} GiB"
-        raise RunFailed(f"{name} was killed with {memory} of memory in use; probably memory ran out")
+        raise RunFailed(
+            f"{name} was killed after {measured.wall_s:.0f} s with {memory} of memory in use"
+            f"{': memory ran out' if measured.out_of_memory else ''}"
+        )
     if measured.returncode:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-25:])
         raise RunFailed(f"{name} ended with exit code {measured.returncode}:\n{tail}")

@@ -42,9 +42,9 @@ from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.report import machine, summary_line, table
 from benchmarks.steps import Step, alternate
+from conf.freed_memory import keep_freed_memory
 from conf.types import ModelConfig, Train
 from training.data.batch import Batch
-from training.device.memory import keep_freed_memory
 from training.distributed.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model

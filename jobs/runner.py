@@ -25,6 +25,7 @@ from conf.load import load_config, parse_date
 from conf.printable import PrintableFormatter
 from jobs.checks import check_config
 from jobs.command_line import job_parser
+from jobs.process_end import end_job
 from jobs.sessions import OwnSession
 from jobs.standard_output import separate_output
 from reporting.monitoring.run_observer import Observer
@@ -63,7 +64,7 @@ def run_with_options(
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     _log_to_stderr()
     arguments = parser.parse_args(words)
-    sys.exit(_run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession()))
+    end_job(_run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession()))
 
 
 def run_in_application(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
+from conf.freed_memory import keep_freed_memory
 from spark.fork_server import start_server, without_main_module
 from spark.scratch_folder import ScratchFolder
 from spark.workers import Workers
@@ -165,6 +166,8 @@ def _begin(function: bytes, folder: str) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     # As many workers as cores run at a time, so each uses one thread.
     pa.set_cpu_count(1)
+    # The memory of a task is used again for the next task of this worker.
+    keep_freed_memory()
     _function = pickle.loads(function)
 
 

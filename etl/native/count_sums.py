@@ -62,10 +62,11 @@ class Sums:
         added. The sums are int64 of shape (n, sides), the days are int32 of shape (n,). The arrays use the
         memory of this object, so do not call `add` afterwards.
         """
-        (count, size, *_), (offsets, data, sums, last, _) = self._handle.describe("summed")
+        (count, size, *_), (offsets, data, address, *_) = self._handle.describe("summed")
         values = self._handle.strings(count, offsets, data, size)
-        totals = self._handle.numbers(sums, count * self._sides, np.int64).reshape(count, self._sides)
-        return values, totals, self._handle.numbers(last, count, np.int32)
+        width = 1 + self._sides
+        rows = self._handle.numbers(address, count * width, np.int64).reshape(count, width)
+        return values, rows[:, 1:], rows[:, 0].astype(np.int32)
 
 
 def buckets_of(values: pa.StringArray, buckets: int) -> np.ndarray:

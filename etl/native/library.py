@@ -19,7 +19,7 @@ from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 2  # version of the interface; must be equal to the number in native/scan.cpp
+VERSION = 3  # version of the interface; must be equal to the number in native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -243,7 +243,7 @@ private:
 }  // namespace
 
 // Increase it with every change of the interface. etl/native/library.py loads only its own version.
-EXPORT int32_t nightrank_version() { return 2; }
+EXPORT int32_t nightrank_version() { return 3; }
 
 // A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Returns null if memory
 // runs out.

@@ -91,7 +91,8 @@ def _figures(
     of_train = {counts.latest for counts in train}
     side_of = {day_number: side for side, day_number in enumerate(summarised)}
     side_of |= {counts.latest: len(days) + (counts.latest not in of_train) for counts in others}
-    sums, nulls = Sums(sides=len(days) + 2), dict.fromkeys(summarised, 0)
+    sides = max(side_of.values()) + 1  # unused ones would take memory, which is most of the work
+    sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in (*days, *others):
         for path, _ in counts.files:
             values, times, missing = read_counts(path, name, bucket)

@@ -14,7 +14,6 @@ its whole process group.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import queue
@@ -31,6 +30,7 @@ from pyspark import SparkContext
 
 from conf.errors import EXIT_OK
 from jobs.command_line import job_parser
+from jobs.process_end import end_process
 from jobs.runner import run_in_application
 from jobs.sessions import SharedSession
 from spark.choose_workers import cores_without_jvm
@@ -61,7 +61,7 @@ def main() -> NoReturn:
         answer = {"exit_code": exit_code, "summary": summary}
         os.write(answers, f"{json.dumps(answer)}\n".encode())
     shared.stop()
-    _end()
+    end_process(EXIT_OK)
 
 
 def _run(
@@ -83,14 +83,6 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     return _signal_of_jvm() or exit_code, lines[-1] if lines else None
-
-
-def _end() -> NoReturn:
-    """Ends the process without freeing its objects one by one, which takes half a second with torch."""
-    atexit._run_exitfuncs()  # delete temporary files
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_OK)
 
 
 def _signal_of_jvm() -> int | None:

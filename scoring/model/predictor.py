@@ -11,13 +11,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from conf.freed_memory import keep_freed_memory
 from conf.types import MultiHot
 from scoring.inputs.requests import ModelRequest, Precision
 from scoring.model.micro_batch import MicroBatch, default_rows
 from storage.feature_spec import FeatureSpec
 from training.checkpoints import load_model
 from training.device.choose_device import choose_device
-from training.device.memory import keep_freed_memory
 from training.device.precision import mixed_precision
 from training.models.inputs import id_columns, pad_lists
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.harness import Measured, measure, settle
 
 pytestmark = pytest.mark.processes
@@ -105,6 +107,18 @@ def test_a_run_that_passes_its_limit_is_killed_with_its_children(tmp_path: Path)
     assert used.timed_out
     assert time.monotonic() - began < 20
     assert not alive(int((tmp_path / "log").read_text()))
+
+
+def test_a_run_is_killed_before_the_machine_has_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is above the memory of this machine, so that the test needs no memory."""
+    monkeypatch.setattr(harness, "_LEAST_AVAILABLE_BYTES", 2**60)
+    measured = measure(["sleep", "60"], log=tmp_path / "log", cores=1, limit_s=60)
+    assert measured.out_of_memory
+    assert not measured.timed_out
+    assert measured.returncode == -signal.SIGKILL
+    assert measured.wall_s < 30
 
 
 def test_failure_and_output_are_kept(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from benchmarks import run
 from benchmarks.agreement import Disagreement
 from benchmarks.harness import Measured
-from benchmarks.run import KINDS, TARGETS, Scale, facts, parse, parts_of, print_scale, ratios_of, verdicts
+from benchmarks.run import KINDS, TARGETS, facts, parse, ratios_of, verdicts
 from benchmarks.run_agreement import hit_rate, require_same_work
 from benchmarks.run_contenders import CONFIG, FRESH_DATE, ROOT, Nightly, PlainScript, Run, RunFailed
+from benchmarks.run_output import Scale, parts_of, print_scale
 from conf.load import load_config
 
 LISTS = pa.table({"user_id": ["a", "a", "b", "b", "c", "c"], "item_id": ["1", "2", "1", "3", "2", "3"]})

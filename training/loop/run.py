@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from conf.freed_memory import keep_freed_memory
 from conf.types import ModelConfig, Split
 from storage import file_io
 from training.checkpoints import Checkpoints, open_trained, save_trained
@@ -25,7 +26,6 @@ from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.data.unknown_ids import RowsWithUnknownIds, UnknownIds
 from training.device.choose_device import choose_device
-from training.device.memory import keep_freed_memory
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.distributed.progress import Report
 from training.embeddings.tables_of_model import set_kernels

@@ -1,8 +1,9 @@
-"""Keeps freed memory in the process for the next step.
+"""Keeps freed memory in the process for the next step or task.
 
-A step on a CPU allocates and frees the same tensors, of tens of megabytes each. By default, glibc requests
-the memory of each tensor from the system and returns it afterwards. So in every step, each memory page must
-be set up again at its first use. GPUs need no such setting, because torch keeps freed GPU memory.
+A training step on a CPU, or a task that scans text, allocates and frees arrays of tens of megabytes. By
+default, glibc requests the memory of each array from the system and returns it afterwards. So in every step,
+each memory page must be set up again at its first use. GPUs need no such setting, because torch keeps freed
+GPU memory.
 """
 
 from __future__ import annotations
