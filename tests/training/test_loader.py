@@ -5,17 +5,20 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from petastorm.workers_pool import dummy_pool
 
 from conf.errors import DataError
 from conf.types import MultiHot, Reading
 from storage.feature_spec import FeatureSpec
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
+from training.data import row_groups as row_groups_module
 from training.data.batch import Batch
 from training.data.columns import Columns, scalar_columns
 from training.data.columns import read_columns as read_group
@@ -263,6 +266,29 @@ def test_row_groups_are_read_together_in_any_order(tmp_path: Path) -> None:
     (tmp_path / "part 2.parquet").unlink()
     assert list(read_together(groups, names)) == []
     assert list(read_together([], names)) == []
+
+
+def test_a_file_is_opened_once_for_its_row_groups_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Petastorm's own pool sleeps for 100 ms when a row group is read faster than the next one is queued."""
+    path = tmp_path / "part.parquet"
+    write_file(path, SPEC, random_rows(SPEC, 400, seed=1))
+    pq.write_table(pq.read_table(path), path, row_group_size=10)
+    groups = row_groups([DataFile(str(path), 400, (10,) * 40)])
+    opened: list[object] = []
+    slept: list[float] = []
+    whole = pq.ParquetFile
+
+    def opens(*arguments: Any, **options: Any) -> pq.ParquetFile:
+        opened.append(arguments[0])
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(row_groups_module.pq, "ParquetFile", opens)
+    monkeypatch.setattr(dummy_pool, "sleep", slept.append)
+    assert len(list(read_together(groups, list(scalar_columns(SPEC))))) == 40
+    assert opened.count(str(path)) == 1
+    assert slept == []
 
 
 def test_a_missing_file_is_named_after_the_row_groups_before_it(tmp_path: Path) -> None:

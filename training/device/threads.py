@@ -6,12 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
-
-from training.embeddings.tables_of_model import tables_of
-
-# A model with fewer weights outside its tables, such as a logistic regression, has no matrix products.
-_FEW_WEIGHTS = 1024
 
 
 @contextmanager
@@ -23,16 +17,3 @@ def torch_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def threads_of_model(model: nn.Module) -> Iterator[None]:
-    """Makes torch use one thread if the model has so few weights that more threads would not be faster.
-
-    The steps of such a model are shorter than the time in which threads wait for one another, and its loader
-    needs the other cores. benchmarks/run.py trains such a model.
-    """
-    tables = {id(table.weight) for table in tables_of(model).values()}
-    weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in tables)
-    with torch_threads(1 if weights < _FEW_WEIGHTS else torch.get_num_threads()):
-        yield

@@ -9,9 +9,9 @@ from torch import nn
 
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
-from training.device.threads import threads_of_model
 from training.distributed.collectives import Collectives
 from training.loop.distributed_metrics import summarize_over_ranks
+from training.loop.threads_of_model import threads_of_model
 
 
 @torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in another thread

@@ -13,9 +13,9 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
-from training.device.threads import threads_of_model
 from training.loop.callback import Callback, StepResult, TrainingState
 from training.loop.learning_rate import learning_rate_factor
+from training.loop.threads_of_model import threads_of_model
 from training.loop.train_step import Trainer
 
 

@@ -6,12 +6,13 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.quality.column_summary import TOP, Summary, summarise
+from etl.quality.column_summary import TOP, Summary, most_frequent, summarise, summarise_values
 from etl.quality.counts import Kind
 from etl.quality.new_values import Values, values_of
 from metrics.histogram import bin_bounds
@@ -108,3 +109,23 @@ def test_values_are_compared_as_plain_python_does(rows: list[tuple[str, int, int
     assert list(values.top) == sorted(known, key=lambda row: (-row[1], row[0].encode()))[:TOP]
     assert list(values.new_top) == sorted(new, key=lambda row: (-row[2], row[0].encode()))[:TOP]
     assert Values.from_json(_values(rows[::2]).to_json()) + _values(rows[1::2]) == values
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 4), max_size=60))
+@settings(deadline=None)
+def test_the_most_frequent_values_are_those_of_plain_python(counted: dict[str, int]) -> None:
+    """Many values have equal counts, also more than fit into the list, and some have the count 0."""
+    values, counts = list(counted), np.array([*counted.values()], np.int64)
+    places = most_frequent(pa.array(values, pa.string()), counts)
+    occurring = [(count, value) for value, count in counted.items() if count]
+    expected = sorted(occurring, key=lambda entry: (-entry[0], entry[1].encode()))[:TOP]
+    assert [(int(counts[place]), values[place]) for place in places] == expected
+
+
+@pytest.mark.parametrize("kind", ["string", "int"])
+def test_values_that_do_not_occur_are_not_in_a_summary(kind: Kind) -> None:
+    texts = pa.array(["1", "7", "3"])
+    assert summarise_values(texts, np.array([2, 0, 1]), kind) == summarise(
+        pa.array(["1", "3"]), pa.array([2, 1]), kind
+    )
+    assert summarise_values(texts, np.zeros(3, np.int64), kind) == Summary()

@@ -1,0 +1,64 @@
+"""A job without a JVM ends at once: with its exit code, all of its output, and no temporary files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.process_end import end_job
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent.parent
+# Freeing the object, or waiting for the thread, would print a line or take a minute.
+SCRIPT = """
+import atexit, sys, threading, time
+from pathlib import Path
+from pyspark import SparkContext
+from jobs.process_end import end_job
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+kept = Freed()
+sys.argv[0] = {argv!r}
+SparkContext._gateway = {gateway}
+atexit.register(Path({leftover!r}).unlink)
+print("output", end="")
+print("errors", end="", file=sys.stderr)
+end_job(4)
+"""
+
+
+def run(tmp_path: Path, argv: str, gateway: str = "None") -> subprocess.CompletedProcess[str]:
+    leftover = tmp_path / "leftover"
+    leftover.touch()
+    script = SCRIPT.format(argv=argv, gateway=gateway, leftover=str(leftover))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert not leftover.exists()
+    return done
+
+
+def test_a_job_ends_without_freeing_its_objects(tmp_path: Path) -> None:
+    done = run(tmp_path, "jobs/build_features.py")
+    assert (done.returncode, done.stdout, done.stderr) == (4, "output", "errors")
+
+
+@pytest.mark.parametrize(
+    "argv, gateway", [("jobs/build_features.py", "object()"), ("notebook.py", "None"), ("-c", "None")]
+)
+def test_a_job_with_a_jvm_or_another_program_ends_as_usual(tmp_path: Path, argv: str, gateway: str) -> None:
+    done = run(tmp_path, argv, gateway)
+    assert (done.returncode, done.stdout) == (4, "outputfreed\n")
+
+
+def test_in_another_program_it_is_an_exception() -> None:
+    with pytest.raises(SystemExit) as ended:
+        end_job(3)
+    assert ended.value.code == 3
