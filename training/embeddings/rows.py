@@ -90,8 +90,8 @@ def sum_by_sorting(
 def group(keys: Tensor, end: int) -> Groups:
     """Groups N elements by their keys (N,), which are integers in [0, end).
 
-    Small batches on a CPU are grouped by compiled code, which is 2 to 8 times as fast as `torch.sort` on one
-    core. For large batches, `torch.sort` uses all cores.
+    Small batches on a CPU are grouped by compiled code, which needs less time than `torch.sort` on one core.
+    For large batches, `torch.sort` uses all cores.
     """
     small = keys.device.type == "cpu" and len(keys) <= _FEW_KEYS and end <= 1 << KEY_BITS
     if small and keys.dtype == torch.int64 and library() is not None:
