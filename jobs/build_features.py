@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark.fork_server import start_server_early
+from spark.pandas_import import refuse_pandas
 
 DESCRIPTION = (
     "Builds features from the raw click log. Publishes the quarantine, the data report, the workflow, "
@@ -11,8 +12,12 @@ DESCRIPTION = (
 
 
 def main() -> None:
-    """Runs the job. The processes that read the log start while the other modules are imported."""
+    """Runs the job. The processes that read the log start while the other modules are imported.
+
+    Only the session, if it is opened, needs pandas.
+    """
     start_server_early()
+    refuse_pandas()
     from jobs.runner import run_job
     from jobs.stages.build_features import run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +15,12 @@ _JOBS = Path(__file__).parent
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process at once, after the functions of `atexit`, which delete temporary files."""
+    """Ends this process at once, after the functions of `atexit`, which delete temporary files.
+
+    As at the end of the interpreter, other threads end first. Otherwise a thread of a pool of processes and
+    `atexit` could wait for the same process, and one of them would wait forever.
+    """
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from spark.error_log import SparkLog
+from spark.pandas_import import allow_pandas
 from spark.session import build_session
 from storage.run_context import RunContext
 
@@ -19,6 +20,7 @@ class OwnSession:
 
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session. Attaches the error log before it, because building can fail, and after it."""
+        allow_pandas()
         self.error_log.attach()
         session = self._build(context)
         self.error_log.attach()

@@ -11,12 +11,10 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from conf.freed_memory import keep_freed_memory
 from spark.fork_server import start_server, without_main_module
+from spark.pandas_import import refuse_pandas
 from spark.scratch_folder import ScratchFolder
 from spark.workers import Workers
 
@@ -106,7 +105,7 @@ class LocalWorkers(Workers):
         ) as pool:
             with without_main_module():
                 results = [pool.submit(_run_task, index) for index in range(tasks)]
-            pa.array([0])  # pyarrow imports pandas at its first conversion; better while the workers run
+            pa.array([0])  # pyarrow may import pandas at its first conversion; better while the workers run
             try:
                 return _results(results)
             except BrokenProcessPool as error:
@@ -142,18 +141,6 @@ class _WriteBatches:
         return path
 
 
-class _WithoutPandas(MetaPathFinder):
-    """An import finder that finds no pandas. Only a worker has it.
-
-    pyarrow would import pandas when it first converts Python values, which takes a quarter of a second in
-    each worker. Without pandas, pyarrow works too, and the tasks of build_features do not need it.
-    """
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("workers of build_features have no pandas", name=fullname)
-
-
 _function: Any = None  # the function of this worker
 
 
@@ -163,7 +150,7 @@ def _begin(function: bytes, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[LOCAL_FOLDERS] = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.meta_path.insert(0, _WithoutPandas())
+    refuse_pandas()  # the tasks of build_features do not need it
     # As many workers as cores run at a time, so each uses one thread.
     pa.set_cpu_count(1)
     # The memory of a task is used again for the next task of this worker.

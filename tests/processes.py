@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +45,22 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def fork_server(*modules: str) -> Iterator[BaseContext]:
+    """A server of multiprocessing that has imported these modules, and forks processes within 100 ms.
+
+    Python has one server, which keeps the modules of its start. So a server that runs is stopped before, and
+    this one at the end.
+    """
+    forkserver._forkserver._stop()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    try:
+        yield context
+    finally:
+        forkserver._forkserver._stop()
 
 
 def environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from storage.job_summary import JobSummary
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.faults.training_process import MODEL, RUN_DATE, TRAIN
-from tests.training.checkpoints.attempts import attempt, make_old
+from tests.training.checkpoints.attempts import attempt, make_old, server_of_attempts
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training.checkpoints import checkpoints, load_model
 from training.loop.run import train_in_process
@@ -26,6 +27,12 @@ from training.registry.model_json import is_complete, read_description
 pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
 
 EVERY = 10  # steps from checkpoint to checkpoint, of 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with server_of_attempts():
+        yield
 
 
 def config_of(root: str) -> Config:

@@ -58,6 +58,30 @@ def test_a_job_with_a_jvm_or_another_program_ends_as_usual(tmp_path: Path, argv:
     assert (done.returncode, done.stdout) == (4, "outputfreed\n")
 
 
+POOL = """
+import multiprocessing, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from jobs.process_end import end_job
+from spark.fork_server import without_main_module
+
+sys.argv[0] = "jobs/build_features.py"
+pool = ProcessPoolExecutor(2, multiprocessing.get_context("forkserver"))
+with without_main_module():
+    futures = [pool.submit(time.sleep, seconds) for seconds in (0, 0.3)]
+futures[0].result()
+pool.shutdown(wait=False, cancel_futures=True)
+end_job(4)
+"""
+
+
+def test_a_pool_that_still_ends_its_processes_does_not_block_the_end() -> None:
+    """The pool's thread and multiprocessing's function for `atexit` wait for the same processes."""
+    done = subprocess.run(
+        [sys.executable, "-c", POOL], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
+
+
 def test_in_another_program_it_is_an_exception() -> None:
     with pytest.raises(SystemExit) as ended:
         end_job(3)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
 
 from storage.manifest import current_manifest
+from tests.processes import fork_server
 from tests.storage.dying_publisher import (
     Death,
     partition_of,
@@ -47,10 +49,15 @@ DEATHS = [
 ]
 
 
-def test_readers_see_the_old_partition_or_the_new_whatever_the_instant(tmp_path: Path) -> None:
-    # A server that has imported everything forks each process: a hundred milliseconds instead of seconds.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.storage.dying_publisher"])
+@pytest.fixture
+def context() -> Iterator[BaseContext]:
+    with fork_server("tests.storage.dying_publisher") as started:
+        yield started
+
+
+def test_readers_see_the_old_partition_or_the_new_whatever_the_instant(
+    context: BaseContext, tmp_path: Path
+) -> None:
     root = str(tmp_path)
 
     def run(generation: int, death: Death | None) -> int | None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from storage.paths import Lake, Partition
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
 from tests.etl.lakes.readers import Readers
+from tests.processes import fork_server
 from tests.storage.dying_publisher import Death, partition_of, publish_generation
 
 ROWS = 30
@@ -89,9 +91,15 @@ DEATHS = [
 ]
 
 
-def test_who_lists_a_local_folder_sees_the_published_files_or_fails(readers: Readers, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.storage.dying_publisher"])
+@pytest.fixture
+def context() -> Iterator[BaseContext]:
+    with fork_server("tests.storage.dying_publisher") as started:
+        yield started
+
+
+def test_who_lists_a_local_folder_sees_the_published_files_or_fails(
+    context: BaseContext, readers: Readers, tmp_path: Path
+) -> None:
     root, table = str(tmp_path), str(Path(partition_of(str(tmp_path)).path).parent)
 
     def run(generation: int, death: Death | None) -> int | None:

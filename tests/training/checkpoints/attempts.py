@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import file_io
+from tests.processes import fork_server
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
 from training.checkpoints import (
     Checkpoints,
@@ -34,9 +35,12 @@ CARDINALITIES = [9, 5, 17]
 END = "the end"
 _PATIENCE_S = 120
 
-# A server that has imported everything forks each process: a hundred milliseconds instead of seconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "tests.training.checkpoints.test_models_on_disk"])
+
+
+def server_of_attempts() -> AbstractContextManager[object]:
+    """The server that forks the processes. A file of tests starts it, because it imports torch once."""
+    return fork_server(__name__, "tests.training.checkpoints.test_models_on_disk")
 
 
 @dataclass

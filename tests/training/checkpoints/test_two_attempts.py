@@ -18,6 +18,7 @@ from tests.training.checkpoints.attempts import (
     restore_a_checkpoint,
     save_a_checkpoint,
     save_a_model,
+    server_of_attempts,
 )
 from tests.training.checkpoints.test_models_on_disk import CPU, make_trainer, same_weights
 from training.checkpoints import load_model, open_trained
@@ -25,6 +26,12 @@ from training.registry.model_json import is_complete
 from training.registry.training_leftovers import delete_training_leftovers
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with server_of_attempts():
+        yield
 
 
 def files(folder: Path) -> set[str]:

@@ -1,0 +1,37 @@
+"""Keeps pandas out of processes that do not need it.
+
+pyarrow imports pandas when it first converts Python values, which takes a quarter of a second. Without
+pandas, pyarrow works too.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class _WithoutPandas(MetaPathFinder):
+    """An import finder that finds no pandas."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("this process does without pandas", name=fullname)
+
+
+_finder = _WithoutPandas()
+
+
+def refuse_pandas() -> None:
+    """Lets imports of pandas fail, unless it has been imported already."""
+    if "pandas" not in sys.modules and _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def allow_pandas() -> None:
+    """Lets imports of pandas succeed again. Call this before PySpark, which needs pandas, runs a query."""
+    if _finder not in sys.meta_path:
+        return
+    sys.meta_path.remove(_finder)
+    import pyarrow as pa
+
+    pa.array([0]).to_pandas()  # pyarrow looks for pandas again only where it must have it
