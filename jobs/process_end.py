@@ -20,7 +20,7 @@ def end_process(exit_code: int) -> NoReturn:
     As at the end of the interpreter, other threads end first. Otherwise a thread of a pool of processes and
     `atexit` could wait for the same process, and one of them would wait forever.
     """
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
