@@ -6,6 +6,8 @@ If the library is missing, metrics/bootstrap.py does the same with NumPy, which 
 from __future__ import annotations
 
 import ctypes
+import logging
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.compiled import open_library
+
+log = logging.getLogger("nightrank.evaluate_model")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
@@ -24,11 +28,16 @@ _pointer, _long = ctypes.c_void_p, ctypes.c_int64
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """Returns the library; None if it is missing or has another version."""
+    """Returns the library; logs a warning and returns None if it is missing or has another version."""
     opened = open_library(LIBRARY, "nightrank_metrics_version", VERSION)
-    if opened is not None:
-        opened.nightrank_replicate_sums.restype = None
-        opened.nightrank_replicate_sums.argtypes = (_long, *[_pointer] * 5)
+    if opened is None:
+        log.warning(
+            "%s is missing or of another version: the gate is slower; run `make setup`",
+            Path(sys.prefix) / LIBRARY,
+        )
+        return None
+    opened.nightrank_replicate_sums.restype = None
+    opened.nightrank_replicate_sums.argtypes = (_long, *[_pointer] * 5)
     return opened
 
 

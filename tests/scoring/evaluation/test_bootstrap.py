@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,19 @@ def test_without_the_library_numpy_computes_the_same_replicates(monkeypatch: pyt
     monkeypatch.setattr(compiled_replicates, "library", lambda: None)
     for name, values in measured(label, probability, units).replicates.items():
         np.testing.assert_array_equal(values, compiled.replicates[name])
+
+
+def test_a_missing_library_is_a_warning_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled_replicates.library.cache_clear()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    try:
+        assert compiled_replicates.library() is None
+        assert "run `make setup`" in caplog.text
+    finally:
+        monkeypatch.undo()
+        compiled_replicates.library.cache_clear()
 
 
 def test_no_weight_is_larger_than_the_compiled_sums_allow() -> None:
