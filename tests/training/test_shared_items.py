@@ -34,16 +34,22 @@ def parts_of(name: str, shape: str) -> tuple[SharesItems, Part, Part]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tile", [16, 1024])
+@pytest.mark.parametrize("way", ["compiled", 16, 1024])
 @torch.inference_mode()
-def test_logits_are_those_of_pairs(name: str, shape: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_items, "_TILE_ITEMS", tile)
+def test_logits_are_those_of_pairs(
+    name: str, shape: str, way: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way != "compiled":  # by torch, in tiles of so many items
+        monkeypatch.setattr(shared_items, "_TILE_ITEMS", way)
+        monkeypatch.setattr(shared_items, "library", lambda: None)
     factorization, users, items = parts_of(name, shape)
     shared = factorization.share_items(items, 2**30)
     if shared is None:
         assert not len(users[1][0]) or not len(items[1][0])  # there is no product of two vectors
         return
     expected = factorization.pair_logits(users, tuple(part.unsqueeze(0) for part in items))
+    assert isinstance(shared, shared_items.SharedItems)
+    assert (shared._compiled_logits is not None) == (way == "compiled")
     for first, last in ((0, ITEMS), (0, 1), (5, 70)):
         actual = shared.logits(users, slice(first, last))
         torch.testing.assert_close(actual, expected[:, first:last], rtol=1e-4, atol=1e-4)

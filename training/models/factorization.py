@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from storage.feature_spec import FeatureSpec
+from training.native.pair_logits import DenseLayer, LayersAfterFirst
 
 Part = tuple[Tensor, ...]
 
@@ -217,6 +218,17 @@ class FactorizedMLP:
     def pair_weights(self) -> Tensor:
         """Returns the weights of the columns of pairs in the first layer, (K_pair, H)."""
         return self._pair
+
+    @property
+    def after(self) -> LayersAfterFirst:
+        """Returns the layers that `after_first` computes: none if the first layer gives the logit."""
+        layers = [
+            DenseLayer(weight, bias, slopes)
+            for (weight, bias), slopes in zip(self._hidden, self._slopes[1:], strict=True)
+        ]
+        if self._last is not None:
+            layers.append(DenseLayer(self._last.weight.detach().t(), self._last.bias.detach(), None))
+        return LayersAfterFirst(self._slopes[0] if self._slopes else None, layers)
 
     def outputs_of_pairs(self, pairs: Tensor) -> Tensor:
         """Computes `outputs` if all columns belong to pairs; `pairs` is (U, I, K)."""

@@ -8,6 +8,9 @@ once, and an item's vector is multiplied by a matrix of the user. Two kinds of v
 * If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
   results are summed per item.
 
+From these products to the logits, a compiled function computes all layers (training/native/pair_logits.cpp).
+Without the library, torch does, which is slower.
+
 Notation: U users, I items, E elements of a vector, P vectors of a user, Q vectors of an item, H outputs of
 the first layer of the top MLP.
 """
@@ -19,13 +22,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.models.factorization import FactorizedMLP, Part
+from training.native.library import library
+from training.native.pair_logits import ItemInputs, PairLogits, UserBlock
 
 # A feature has few values if at most this share of the items have distinct ones.
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
 # Number of users of a block: their matrices, and the first layers of a tile, fit into the cache of a core.
-_BLOCK_USERS = 16
+_BLOCK_USERS = 24
 
 
 class SharedItems:
@@ -55,6 +60,7 @@ class SharedItems:
             self._bottom_weights, self._bottom_users = itself, of_users
             # What the bottom MLP's output is multiplied by for each item: (I, E, H).
             self._bottom_items = torch.einsum("qh,iqe->ieh", of_items, vectors).contiguous()
+        self._compiled_logits = self._compiled()
 
     @staticmethod
     def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
@@ -66,7 +72,7 @@ class SharedItems:
         """Divides the vectors of the items into those with one value, with few values, and all others."""
         self._equal: list[int] = []
         self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
-        self._many: list[tuple[int, Tensor]] = []  # (number of the vector, (I, E) its values)
+        self._many: list[int] = []
         numbers, start = [], 0
         for column in range(vectors.shape[1]):
             of_items = vectors[:, column].contiguous()
@@ -78,8 +84,24 @@ class SharedItems:
                 numbers.append(number + start)
                 start += len(values)
             else:
-                self._many.append((column, of_items))
+                self._many.append(column)
         self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, features with few values)
+        # The elements of all vectors with many values, (I, vectors · E).
+        self._values = vectors[:, self._many].flatten(1) if self._many else None
+
+    def _compiled(self) -> PairLogits | None:
+        """Returns the compiled computation of logits; None if the library is missing."""
+        if library() is None:
+            return None
+        bottom = self._bottom
+        items = ItemInputs(
+            self._items[0],
+            self._numbers,
+            self._values,
+            None if bottom is None else self._items[2],
+            None if bottom is None else self._bottom_items,
+        )
+        return PairLogits(items, self._top.after, None if bottom is None else bottom.after)
 
     def logits(self, users: Part, items: slice) -> Tensor:
         """Returns the logits (U, I) float32 of users with a range of items.
@@ -89,40 +111,52 @@ class SharedItems:
             items: the range of items.
         """
         logits = torch.empty(len(users[0]), items.stop - items.start)
+        fill = self._fill if self._compiled_logits is None else self._compiled_logits.fill
         for first in range(0, len(users[0]), _BLOCK_USERS):
             block = slice(first, min(first + _BLOCK_USERS, len(users[0])))
-            self._fill(logits[block], tuple(part[block] for part in users), items)
+            fill(logits[block], self._block_of(tuple(part[block] for part in users)), items)
         return logits
 
-    def _fill(self, logits: Tensor, users: Part, items: slice) -> None:
-        """Writes the logits of a block of users into `logits` (U, I)."""
+    def _block_of(self, users: Part) -> UserBlock:
+        """Returns what the users of a block add to the first layers, and what their matrices are."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)
             dots = torch.einsum("qe,upe->uqp", same, vectors).flatten(1)
             share = share + dots @ self._weights[self._equal].flatten(0, 1)
         few = [self._of_vector(column, vectors, values) for column, values in self._few]
-        table = torch.cat(few) if few else None  # (values, U * H)
-        many = [(self._matrix(column, vectors), values) for column, values in self._many]
-        of_users = None
+        many = [self._matrix(column, vectors) for column in self._many]
+        bottom = None
         if self._bottom is not None:
-            of_users = torch.einsum("ph,upe->ueh", self._bottom_users, vectors) + self._bottom_weights
+            bottom = torch.einsum("ph,upe->ueh", self._bottom_users, vectors) + self._bottom_weights
+        return UserBlock(
+            share,
+            torch.cat(few) if few else None,
+            torch.cat(many) if many else None,
+            None if self._bottom is None else users[2],
+            bottom,
+        )
+
+    def _fill(self, logits: Tensor, block: UserBlock, items: slice) -> None:
+        """Writes the logits of a block of users into `logits` (U, I), like `PairLogits.fill`."""
+        share = block.share
         for first in range(items.start, items.stop, _TILE_ITEMS):
             tile = slice(first, min(first + _TILE_ITEMS, items.stop))
             count = tile.stop - tile.start
-            if table is not None and self._numbers is not None:
-                sums = functional.embedding_bag(self._numbers[tile], table, mode="sum")
+            if block.table is not None and self._numbers is not None:
+                sums = functional.embedding_bag(self._numbers[tile], block.table, mode="sum")
             else:
                 sums = share.new_zeros(count, share.nelement())
-            for matrix, values in many:
-                sums.addmm_(values[tile], matrix)
+            if block.matrix is not None and self._values is not None:
+                sums.addmm_(self._values[tile], block.matrix)
             hidden = sums.view(count, *share.shape)  # (I, U, H)
             hidden += self._items[0][tile].unsqueeze(1)
             hidden += share
-            if of_users is not None and self._bottom is not None:
-                bottom = self._bottom.outputs(self._items[2][tile], users[2].unsqueeze(0), None)  # (I, U, E)
+            if block.bottom is not None and block.bottom_share is not None and self._bottom is not None:
+                users = block.bottom_share.unsqueeze(0)
+                bottom = self._bottom.outputs(self._items[2][tile], users, None)  # (I, U, E)
                 hidden.baddbmm_(bottom, self._bottom_items[tile])
-                hidden.transpose(0, 1).baddbmm_(bottom.transpose(0, 1), of_users)
+                hidden.transpose(0, 1).baddbmm_(bottom.transpose(0, 1), block.bottom)
             of_tile = self._top.after_first(hidden.flatten(0, 1), count, len(share))
             logits[:, tile.start - items.start : tile.stop - items.start] = of_tile.t()
 

@@ -18,7 +18,7 @@ log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
-VERSION = 3  # version of the interface; must equal the number in native/transpose.cpp
+VERSION = 4  # version of the interface; must equal the number in native/transpose.cpp
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | None:
     opened = open_library(LIBRARY, "nightrank_training_version", VERSION)
     if opened is None:
         log.warning(
-            "%s is missing or of another version: the training is slower; run `make setup`",
+            "%s is missing or of another version: training and scoring are slower; run `make setup`",
             Path(sys.prefix) / LIBRARY,
         )
         return None
@@ -41,6 +41,8 @@ def library() -> ctypes.CDLL | None:
     opened.nightrank_target_rows.argtypes = (_long, _pointer, _long, _long, _long, _pointer)
     opened.nightrank_group.restype = _long
     opened.nightrank_group.argtypes = (_long, _pointer, _number, _pointer, _pointer, _pointer)
+    opened.nightrank_pair_logits.restype = _number
+    opened.nightrank_pair_logits.argtypes = (_pointer, _pointer, _long, _number)
     return opened
 
 

@@ -11,8 +11,8 @@ The mean of 1 / (w + W) is the integral of exp(-t·w) · L(t)^(CHOICES - 1) over
 The integral is computed by the trapezoidal rule after the substitution t = exp(s - exp(-s)) of Takahasi and
 Mori (1974).
 
-The exponentials in the integral, which are most of the work, are computed as float32. This and the step of the
-rule change a probability by less than 5e-6 of it, with up to 5000 items.
+The exponentials in the integral, which are most of the work, are computed as float32. This and the step of
+the rule change a probability by less than 5e-6 of it, with up to 5000 items.
 """
 
 from __future__ import annotations

@@ -1,0 +1,233 @@
+"""The compiled logits of pairs (pair_logits.cpp). training/models/shared_items.py calls it.
+
+Notation: U users of a block, I items, H outputs of the top MLP's first layer, H' outputs of the bottom MLP's
+first layer, E outputs of the bottom MLP. All tensors are on the CPU; all but `numbers` are float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.native.library import required_library
+
+# The instructions that the library may use: the best that the processor has, or those of every processor,
+# AVX2, AVX-512.
+BEST, EVERYWHERE, AVX2, AVX512 = -1, 0, 1, 2
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer.
+
+    Attributes:
+        weight: (inputs, outputs).
+        bias: (outputs,); None is zeros.
+        slopes: (outputs,) of the PReLU after the layer; None is ReLU. The layer of the logit has neither.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayersAfterFirst:
+    """The layers of an MLP after its first one.
+
+    Attributes:
+        slopes: (outputs,) of the PReLU after the first layer; None is ReLU.
+        layers: the other layers, in order.
+    """
+
+    slopes: Tensor | None
+    layers: Sequence[DenseLayer]
+
+
+@dataclass(frozen=True)
+class ItemInputs:
+    """What does not depend on the user.
+
+    Attributes:
+        share: (I, H) the items' share of the top MLP's first layer.
+        numbers: (I, F) int64, for each vector with few values, the row of the value in `UserBlock.table`.
+        vectors: (I, K) the elements of all other vectors.
+        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None without a bottom MLP.
+        bottom: (I, E, H) what the outputs of the bottom MLP are multiplied by.
+    """
+
+    share: Tensor
+    numbers: Tensor | None
+    vectors: Tensor | None
+    bottom_share: Tensor | None
+    bottom: Tensor | None
+
+
+@dataclass(frozen=True)
+class UserBlock:
+    """What depends on the users of a block.
+
+    Attributes:
+        share: (U, H) what the users add to the top MLP's first layer.
+        table: (values, U * H) what each value of an item's vector with few values adds.
+        matrix: (K, U * H) what the elements of `ItemInputs.vectors` are multiplied by.
+        bottom_share: (U, H') the users' share of the bottom MLP's first layer.
+        bottom: (U, E, H) what the outputs of the bottom MLP are multiplied by.
+    """
+
+    share: Tensor
+    table: Tensor | None
+    matrix: Tensor | None
+    bottom_share: Tensor | None
+    bottom: Tensor | None
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("slopes", ctypes.c_void_p),
+    )
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = (
+        ("users", ctypes.c_int64),
+        ("items", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("share", ctypes.c_void_p),
+        ("item_share", ctypes.c_void_p),
+        ("few", ctypes.c_int64),
+        ("numbers", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("many", ctypes.c_int64),
+        ("vectors", ctypes.c_void_p),
+        ("matrix", ctypes.c_void_p),
+        ("first", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("bottom_share", ctypes.c_void_p),
+        ("bottom_item_share", ctypes.c_void_p),
+        ("bottom_items", ctypes.c_void_p),
+        ("bottom_users", ctypes.c_void_p),
+        ("bottom_slopes", ctypes.c_void_p),
+        ("bottom_layers", ctypes.c_int64),
+        ("bottom", ctypes.POINTER(_Layer)),
+        ("top_slopes", ctypes.c_void_p),
+        ("top_layers", ctypes.c_int64),
+        ("top", ctypes.POINTER(_Layer)),
+    )
+
+
+class PairLogits:
+    """Computes the logits of blocks of users with a range of items.
+
+    Args:
+        items: the inputs of all items.
+        top, bottom: the layers of the MLPs. `bottom` is None without a bottom MLP.
+        instructions: BEST, or the instructions to use.
+    """
+
+    def __init__(
+        self,
+        items: ItemInputs,
+        top: LayersAfterFirst,
+        bottom: LayersAfterFirst | None,
+        instructions: int = BEST,
+    ) -> None:
+        self._items = ItemInputs(
+            *(None if tensor is None else tensor.contiguous() for tensor in vars(items).values())
+        )
+        self._top, self._bottom = _contiguous(top), None if bottom is None else _contiguous(bottom)
+        self._top_layers = _layers(self._top)
+        self._bottom_layers = None if self._bottom is None else _layers(self._bottom)
+        self._instructions = instructions
+
+    def fill(self, logits: Tensor, block: UserBlock, items: slice) -> None:
+        """Writes the logits of a block of users with a range of items into `logits` (U, I).
+
+        Raises:
+            MemoryError: memory ran out.
+            ValueError: `logits` has another shape.
+        """
+        own = ItemInputs(
+            *(None if tensor is None else tensor[items] for tensor in vars(self._items).values())
+        )
+        users = UserBlock(
+            *(None if tensor is None else tensor.contiguous() for tensor in vars(block).values())
+        )
+        if logits.shape != (len(users.share), len(own.share)) or logits.stride(1) != 1:
+            raise ValueError(f"internal error, please report: no room in {tuple(logits.shape)}")
+        problem = _Problem(
+            users=len(users.share),
+            items=len(own.share),
+            hidden=users.share.shape[1],
+            share=_address(users.share),
+            item_share=_address(own.share),
+            few=_width(own.numbers),
+            numbers=_address(own.numbers, torch.int64),
+            table=_address(users.table),
+            many=_width(own.vectors),
+            vectors=_address(own.vectors),
+            matrix=_address(users.matrix),
+            first=_width(users.bottom_share),
+            dim=_width(users.bottom),
+            bottom_share=_address(users.bottom_share),
+            bottom_item_share=_address(own.bottom_share),
+            bottom_items=_address(own.bottom),
+            bottom_users=_address(users.bottom),
+            bottom_slopes=_address(self._bottom.slopes) if self._bottom else None,
+            bottom_layers=len(self._bottom.layers) if self._bottom else 0,
+            bottom=self._bottom_layers,
+            top_slopes=_address(self._top.slopes),
+            top_layers=len(self._top.layers),
+            top=self._top_layers,
+        )
+        failed = required_library().nightrank_pair_logits(
+            ctypes.byref(problem), _address(logits), logits.stride(0), self._instructions
+        )
+        if failed:
+            raise MemoryError
+
+
+def _contiguous(mlp: LayersAfterFirst) -> LayersAfterFirst:
+    """Returns the layers with tensors whose elements are adjacent."""
+    return LayersAfterFirst(
+        None if mlp.slopes is None else mlp.slopes.contiguous(),
+        [
+            DenseLayer(*(None if tensor is None else tensor.contiguous() for tensor in vars(layer).values()))
+            for layer in mlp.layers
+        ],
+    )
+
+
+def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
+    """Returns layers for the library. They are valid as long as `mlp` exists."""
+    return (_Layer * len(mlp.layers))(
+        *(
+            _Layer(*layer.weight.shape, _address(layer.weight), _address(layer.bias), _address(layer.slopes))
+            for layer in mlp.layers
+        )
+    )
+
+
+def _width(values: Tensor | None) -> int:
+    return 0 if values is None else values.shape[1]
+
+
+def _address(values: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Returns the address of the first element of a tensor.
+
+    Raises:
+        TypeError: the tensor has another type.
+    """
+    if values is None:
+        return None
+    if values.dtype != dtype or values.device.type != "cpu":
+        raise TypeError(f"internal error, please report: {values.dtype} on {values.device}, not {dtype}")
+    return values.data_ptr()
