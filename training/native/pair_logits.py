@@ -7,8 +7,9 @@ first layer, E outputs of the bottom MLP. All tensors are on the CPU; all but `n
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -86,6 +87,9 @@ class UserBlock:
     bottom: Tensor | None
 
 
+Group = TypeVar("Group", DenseLayer, ItemInputs, UserBlock)
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         ("inputs", ctypes.c_int64),
@@ -140,9 +144,7 @@ class PairLogits:
         bottom: LayersAfterFirst | None,
         instructions: int = BEST,
     ) -> None:
-        self._items = ItemInputs(
-            *(None if tensor is None else tensor.contiguous() for tensor in vars(items).values())
-        )
+        self._items = _each(items, Tensor.contiguous)
         self._top, self._bottom = _contiguous(top), None if bottom is None else _contiguous(bottom)
         self._top_layers = _layers(self._top)
         self._bottom_layers = None if self._bottom is None else _layers(self._bottom)
@@ -155,12 +157,8 @@ class PairLogits:
             MemoryError: memory ran out.
             ValueError: `logits` has another shape.
         """
-        own = ItemInputs(
-            *(None if tensor is None else tensor[items] for tensor in vars(self._items).values())
-        )
-        users = UserBlock(
-            *(None if tensor is None else tensor.contiguous() for tensor in vars(block).values())
-        )
+        own = _each(self._items, lambda tensor: tensor[items])
+        users = _each(block, Tensor.contiguous)
         if logits.shape != (len(users.share), len(own.share)) or logits.stride(1) != 1:
             raise ValueError(f"internal error, please report: no room in {tuple(logits.shape)}")
         problem = _Problem(
@@ -195,15 +193,16 @@ class PairLogits:
             raise MemoryError
 
 
+def _each(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
+    """Returns a group of tensors, each changed; None stays."""
+    tensors = {name: None if value is None else change(value) for name, value in vars(group).items()}
+    return replace(group, **tensors)
+
+
 def _contiguous(mlp: LayersAfterFirst) -> LayersAfterFirst:
     """Returns the layers with tensors whose elements are adjacent."""
-    return LayersAfterFirst(
-        None if mlp.slopes is None else mlp.slopes.contiguous(),
-        [
-            DenseLayer(*(None if tensor is None else tensor.contiguous() for tensor in vars(layer).values()))
-            for layer in mlp.layers
-        ],
-    )
+    layers = [_each(layer, Tensor.contiguous) for layer in mlp.layers]
+    return LayersAfterFirst(None if mlp.slopes is None else mlp.slopes.contiguous(), layers)
 
 
 def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
