@@ -21,6 +21,7 @@ from conf.errors import (
     NightrankError,
     raised_in,
 )
+from conf.garbage import ignore_imported
 from conf.load import load_config, parse_date
 from conf.printable import PrintableFormatter
 from jobs.checks import check_config
@@ -108,6 +109,7 @@ def _run(
 ) -> int:
     """Runs the stage, records the run, writes the summary, and returns the exit code."""
     start = time.monotonic()
+    ignore_imported()
     try:
         config = load_config(arguments.config, arguments.overrides)
         context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)

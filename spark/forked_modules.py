@@ -11,6 +11,10 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
+from conf.garbage import collect_rarely
+
+_before = gc.get_threshold()
+collect_rarely()
 for _module in (
     "etl.latest.rows_in_files",
     "etl.text.encode_pass",
@@ -21,3 +25,4 @@ for _module in (
     import_module(_module)
 gc.collect()
 gc.freeze()
+gc.set_threshold(*_before)

@@ -28,6 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from socket import socket
 
+from conf.garbage import collect_rarely
 from spark.worker_imports import requested_imports
 
 # Modules that our Python workers run; they import numpy, pyarrow and pyspark. Workers that score also import
@@ -90,6 +91,7 @@ def ending_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, b
 def main() -> None:
     """Imports the modules that workers run, then runs Spark's daemon."""
     forget_archives()
+    collect_rarely()
     for module in (*IMPORTED, *requested_imports()):
         import_module(module)
     import pyspark.daemon

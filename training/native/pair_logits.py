@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -195,8 +195,10 @@ class PairLogits:
 
 def _each(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
     """Returns a group of tensors, each changed; None stays."""
-    tensors = {name: None if value is None else change(value) for name, value in vars(group).items()}
-    return replace(group, **tensors)
+    changed: dict[str, Any] = {
+        name: None if value is None else change(value) for name, value in vars(group).items()
+    }
+    return replace(group, **changed)
 
 
 def _contiguous(mlp: LayersAfterFirst) -> LayersAfterFirst:

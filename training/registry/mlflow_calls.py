@@ -14,6 +14,7 @@ import os
 import pickle
 import sys
 
+from conf.garbage import collect_rarely
 from conf.printable import PrintableFormatter
 from storage.paths import Lake
 from training.registry import mlflow_mirror
@@ -24,6 +25,7 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 def main() -> int:
     """Runs the calls, and returns the exit code."""
+    collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what MLflow prints belongs to the log
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)

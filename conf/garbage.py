@@ -1,0 +1,29 @@
+"""How often Python looks for garbage that reference counting cannot free: objects that refer to each other.
+
+By default, Python looks after every 700 new objects. A job imports some hundred thousand objects that live as
+long as the job, and each search in the oldest generation visits all of them. This took a fifth of the time of
+the imports, and a twentieth of a training's.
+"""
+
+from __future__ import annotations
+
+import gc
+
+# Number of new objects after which Python looks for garbage, and number of searches in a generation after
+# which it looks in the next older one, too.
+_THRESHOLDS = (20_000, 20, 20)
+
+
+def collect_rarely() -> None:
+    """Makes Python look for garbage less often. Call this before the imports of a process."""
+    gc.set_threshold(*_THRESHOLDS)
+
+
+def ignore_imported() -> None:
+    """Excludes the objects that exist now from later searches. Only the first call in a process does so.
+
+    Call this after the imports of a process. Garbage among these objects is never freed, so later calls would
+    keep the garbage of the work between them.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
