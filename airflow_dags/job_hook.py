@@ -1,12 +1,19 @@
-"""A spark-submit hook that reads a job's exit code and job summary, and ends all processes of the job."""
+"""A spark-submit hook that reads a job's exit code and job summary, and ends all processes of the job.
+
+With a local master, the hook starts jobs by Python instead of spark-submit, because small jobs then need no
+JVM. A job that needs Spark starts the JVM itself, with the same options.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from shutil import which
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -46,6 +53,26 @@ class JobHook(SparkSubmitHook):
         finally:
             if self.exit_code != 0:
                 self._end_group()
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        """Returns the command of the job. PySpark reads the options of spark-submit from the environment."""
+        command: list[str] = super()._build_spark_submit_command(application)
+        python = self._python_of_local_jobs()
+        if python is None:
+            return command
+        start = command.index(application)
+        options = shlex.join([*command[1:start], "pyspark-shell"])
+        self._env = {**(self._env or {}), "PYSPARK_SUBMIT_ARGS": options}
+        self.log.info("The master is local, so the job starts without a JVM: %s with %s", python, options)
+        return [python, *command[start:]]
+
+    def _python_of_local_jobs(self) -> str | None:
+        """Returns the interpreter in spark-submit's folder; None if there is none or spark-submit is needed."""
+        connection = self._connection
+        if not str(connection["master"]).startswith("local") or connection["deploy_mode"] == "cluster":
+            return None
+        submit = which(connection["spark_binary"])
+        return None if submit is None else which(str(Path(submit).with_name("python")))
 
     def on_kill(self) -> None:
         """Ends spark-submit and all of its processes."""

@@ -23,6 +23,8 @@ _REQUIRED = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
+_KEPT_CLASSES = ("functions", "PythonUtils", "SparkSession")
+
 _DAEMON = "spark.python.daemon.module"
 _FORMER_DAEMONS = ("etl.worker_daemon",)  # 0.1.0
 
@@ -51,10 +53,19 @@ def build_session(
     for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    # PySpark looks up this class at every call of a function. Without this import the JVM first searches five
-    # other packages.
-    java_import(session._jvm, "org.apache.spark.sql.functions")
+    _keep_classes(session)
     return session
+
+
+def _keep_classes(session: SparkSession) -> None:
+    """Keeps the Java classes that PySpark looks up at every call of a function or a method.
+
+    For each of thousands of calls, the JVM would search all jars for a class of this short name, and then the
+    packages that PySpark has imported.
+    """
+    java_import(session._jvm, "org.apache.spark.sql.functions")
+    for name in _KEPT_CLASSES:
+        setattr(session._jvm, name, getattr(session._jvm, name))
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:

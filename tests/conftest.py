@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from conf.garbage import collect_rarely, ignore_imported
 from conf.waiting_threads import limit_spinning
 from spark.properties import read_properties
 from spark.session import build_session
@@ -19,6 +20,7 @@ from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
 limit_spinning()  # test files import torch before our packages
+collect_rarely()
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,6 +70,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, names in MARKED_FIXTURES.items():
             if fixtures & names:
                 item.add_marker(marker)
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what the files of tests have imported from searches for garbage."""
+    ignore_imported()
 
 
 def _refuse_processes(event: str, _: object) -> None:

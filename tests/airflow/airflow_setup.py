@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from tests.standalone import Cluster
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "conf/datasets/generated.yaml"
+SPARK = "spark_default"  # the Airflow connection with the master
+LOCAL_MASTER = "local[2]"
 FIRST = "2026-01-01"
 TRAINED, BACKFILLED, BAD = (
     "2026-01-04",
@@ -47,9 +49,9 @@ SMALL_LOG = [
     "gate.lists_margin=0.1",
 ]
 
-# Takes the place of spark-submit. While <folder>/<job> has lines, a start of that job takes the first line as
-# its end: an exit code, or `kill`. Otherwise the real spark-submit runs.
-_SUBMIT = """#!/bin/bash
+# Takes the place of spark-submit, and of the interpreter beside it, which starts jobs with a local master. While <folder>/<job> has lines, a start of that job takes the first line as
+# its end: an exit code, or `kill`. Otherwise the real program runs.
+_PROGRAM = """#!/bin/bash
 for word in "$@"; do case "$word" in */jobs/*.py) job=$(basename "$word" .py);; esac; done
 ends={folder}/$job
 if [ -s "$ends" ]; then
@@ -97,6 +99,11 @@ class AirflowSetup:
         """The folder of files that say how the next starts of a job end."""
         return self.folder / "planned_ends"
 
+    def without_spark(self) -> Home:
+        """The Airflow without the connection to Spark, which a test then makes in Airflow's database."""
+        others = {name: value for name, value in self.home.connections.items() if name != SPARK}
+        return replace(self.home, connections=others)
+
     def plan_ends(self, job: str, *ends: str) -> None:
         """Makes the next starts of a job end with these exit codes, or `kill`."""
         (self.planned_ends / job).write_text("".join(f"{end}\n" for end in ends))
@@ -112,11 +119,12 @@ def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Clu
     variable["profiles"] = {"default": str(profile)}
     variable["param_keys"] = [*DEFAULT_KEYS, "candidates.sources", "deliver.sinks"]  # those of one day only
     variable["environment"]["SPARK_LOCAL_IP"] = "127.0.0.1"
-    submit = folder / "spark-submit"
-    submit.write_text(_SUBMIT.format(folder=folder / "planned_ends", real=variable["spark_submit"]))
-    submit.chmod(0o755)
+    for name in ("spark-submit", "python"):
+        real = Path(variable["spark_submit"]).with_name(name)
+        (folder / name).write_text(_PROGRAM.format(folder=folder / "planned_ends", real=real))
+        (folder / name).chmod(0o755)
     connections = {
-        "spark_default": {"conn_type": "spark", "host": cluster.master},
+        SPARK: {"conn_type": "spark", "host": cluster.master},
         "nightrank_alerts": {"conn_type": "http", "host": alerts},
     }
     options = {
@@ -128,7 +136,7 @@ def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Clu
     home = Home(
         folder / "airflow",
         free_port(),
-        {**variable, "spark_submit": str(submit)},
+        {**variable, "spark_submit": str(folder / "spark-submit")},
         connections,
         options=options,
     )

@@ -18,7 +18,15 @@ from local_airflow.environment import environment
 from local_airflow.processes import airflow, running
 from local_airflow.rest import Api
 from setup.console import SetupError
-from tests.airflow.airflow_setup import TRAINED, AirflowSetup, Alerts, alert_server, prepare_airflow
+from tests.airflow.airflow_setup import (
+    LOCAL_MASTER,
+    SPARK,
+    TRAINED,
+    AirflowSetup,
+    Alerts,
+    alert_server,
+    prepare_airflow,
+)
 from tests.etl.lakes.servers import missing
 from tests.standalone import Cluster, standalone_cluster
 
@@ -101,9 +109,13 @@ def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup)
 
 @pytest.fixture(scope="package")
 def api(airflow_setup: AirflowSetup, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
-    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake of `trained`."""
+    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake of `trained`.
+
+    The master of its jobs is local, until a test changes the connection to Spark.
+    """
     shutil.copy(SCRIPTS / "late_run.py", airflow_setup.home.dags)
-    with running(airflow_environment, airflow_setup.home) as started:
+    with running(airflow_environment, airflow_setup.without_spark()) as started:
+        started.post("/connections", {"connection_id": SPARK, "conn_type": "spark", "host": LOCAL_MASTER})
         yield started
     assert processes_of(airflow_setup) == []
 

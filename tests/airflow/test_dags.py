@@ -11,7 +11,8 @@ import pytest
 
 from conf.load import load_config
 from jobs.chain.steps import RunPlan
-from tests.airflow.airflow_setup import CONFIG, TRAINED, AirflowSetup
+from spark.choose_workers import launch_settings
+from tests.airflow.airflow_setup import CONFIG, ROOT, TRAINED, AirflowSetup
 
 # The first test waits until Airflow is installed, which takes minutes on a machine that never ran it.
 pytestmark = pytest.mark.timeout(900)
@@ -84,6 +85,28 @@ def test_jobs_have_pool_timeout_and_retries_and_a_failed_stage_fails_the_run(
     below = dags["daily_recommendations"]["below"]
     assert [task for task, following in below.items() if not following] == ["night_is_done"]
     assert "night_is_done" in below["measure_recommendations"]
+
+
+def test_python_starts_jobs_with_a_local_master_and_spark_submit_all_others(
+    airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]
+) -> None:
+    """PySpark reads the options of spark-submit from PYSPARK_SUBMIT_ARGS when a job opens a session."""
+    masters = ("local[3]", "spark://127.0.0.1:7077")
+    commands: dict[str, Any] = run_airflow_script("describe_commands", *masters)
+    words = ["--config", CONFIG, "--run-date", "2026-01-04"]
+    for override in (*airflow_setup.home.variable["set"], "score.k=3"):
+        words += ["--set", override]
+    job = [f"{ROOT}/jobs/report.py", *words]
+    local, options = commands["local[3]"]
+    assert local == [str(airflow_setup.folder / "python"), *job]
+    known = launch_settings({"PYSPARK_SUBMIT_ARGS": options})
+    assert known["spark.master"] == "local[3]"
+    assert known["spark.sql.shuffle.partitions"] == "4"  # from the profile
+    assert options.endswith(" pyspark-shell")
+    spread, options = commands["spark://127.0.0.1:7077"]
+    assert spread[0] == str(airflow_setup.folder / "spark-submit")
+    assert spread[-len(job) :] == job
+    assert options is None
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Days with real jobs on a real scheduler, triggerer and API server: back-fill, rerun, failures."""
+"""Days with real jobs on a real scheduler, triggerer and API server: back-fill, rerun, failures.
+
+Python starts the jobs, because the master is local. The rerun's jobs run on a cluster, by spark-submit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from local_airflow.rest import Api
-from tests.airflow.airflow_setup import BACKFILLED, BAD, TRAINED, AirflowSetup, Alerts
+from tests.airflow.airflow_setup import (
+    BACKFILLED,
+    BAD,
+    LOCAL_MASTER,
+    SPARK,
+    TRAINED,
+    AirflowSetup,
+    Alerts,
+)
 
 DAILY, WEEKLY, BACKFILL = "daily_recommendations", "weekly_training", "backfill_recommendations"
 PATIENCE_S = 1200
@@ -60,14 +71,18 @@ def backfilled(api: Api) -> dict[str, Any]:
     return api.tasks(BACKFILL, run)
 
 
-def test_backfill_runs_its_days_in_order(airflow_setup: AirflowSetup, backfilled: dict[str, Any]) -> None:
+def test_backfill_runs_its_days_in_order(
+    api: Api, airflow_setup: AirflowSetup, backfilled: dict[str, Any]
+) -> None:
     runs = [backfilled[f"night[{index}]"] for index in range(3)]
+    run = runs[0]["dag_run_id"]
     for before, after in pairwise(runs):
         assert before["end_date"] <= after["start_date"]
     for day in BACKFILLED:
         manifest = lists_manifest(airflow_setup, day)
         assert manifest["rows"] == manifest["facts"]["users"] * 10 > 0
         assert (airflow_setup.lake / f"reports/{day}.html").stat().st_size > 10_000
+        assert "starts without a JVM" in api.log(DAILY, f"{run}__{day}", "score_daily", 1)
     # Each day has measured the lists of the one before.
     measured = sorted(path.name for path in (airflow_setup.lake / "measures").glob("dt=*"))
     assert measured == [f"dt={day}" for day in (TRAINED, *BACKFILLED[:-1])]
@@ -88,6 +103,7 @@ def test_rerun_with_failures_changes_nothing_and_a_training_waits_for_it(
     api: Api, airflow_setup: AirflowSetup, backfilled: dict[str, Any], alerts: Alerts
 ) -> None:
     day = BACKFILLED[-1]
+    use_master(api, airflow_setup.cluster.master)
     before, rows = published_partitions(airflow_setup), rows_of_lists(airflow_setup, day)
     airflow_setup.plan_ends("build_candidates", "kill")
     airflow_setup.plan_ends("report", "4", "134")
@@ -99,7 +115,10 @@ def test_rerun_with_failures_changes_nothing_and_a_training_waits_for_it(
     assert "daily_recommendations is at work in 1 runs" in api.log(WEEKLY, training, "wait_for_other_dag", 1)
     kill_an_executor_of(airflow_setup, api, run, "score_daily")
     assert api.wait(DAILY, run, PATIENCE_S) == "success"
-    assert "Lost executor" in api.log(DAILY, run, "score_daily", 1)
+    use_master(api, LOCAL_MASTER)
+    log = api.log(DAILY, run, "score_daily", 1)
+    assert "Lost executor" in log
+    assert "starts without a JVM" not in log
     tasks = api.tasks(DAILY, run)
     tries = {name: task["try_number"] for name, task in tasks.items() if task["state"] == "success"}
     del tries["night_is_done"]  # runs nowhere
@@ -161,6 +180,12 @@ def test_late_run_sends_an_alert(api: Api, airflow_setup: AirflowSetup, alerts: 
     wait_for(lambda: alerts.of(kind="late", dag="late_run") != [])
     (airflow_setup.folder / "late_run_may_end").touch()
     assert api.wait("late_run", run, PATIENCE_S) == "success"
+
+
+def use_master(api: Api, master: str) -> None:
+    """Changes the master of the jobs that start from now on."""
+    connection = {"connection_id": SPARK, "conn_type": "spark", "host": master}
+    api.patch(f"/connections/{SPARK}", connection)
 
 
 def kill_an_executor_of(airflow_setup: AirflowSetup, api: Api, run: str, task: str) -> None:
