@@ -67,7 +67,7 @@ class JobHook(SparkSubmitHook):
         return [python, *command[start:]]
 
     def _python_of_local_jobs(self) -> str | None:
-        """Returns the interpreter in spark-submit's folder; None if there is none or spark-submit is needed."""
+        """Returns the interpreter beside spark-submit; None without one, or if spark-submit is needed."""
         connection = self._connection
         if not str(connection["master"]).startswith("local") or connection["deploy_mode"] == "cluster":
             return None
