@@ -109,8 +109,9 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the values of the manifest file, without its format version."""
-        return {**asdict(self), "rows": self.rows, "digest": self.digest}
+        """Returns the values of the manifest file, without its format version. Its facts are not copied."""
+        values = {**vars(self), "files": [asdict(file) for file in self.files]}
+        return {**values, "rows": self.rows, "digest": self.digest}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:

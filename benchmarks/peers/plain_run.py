@@ -20,6 +20,7 @@ The last line of standard output is a JSON object: rows, AUC, HR@10, and seconds
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import threading
 import time
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm", action="store_true", help="continue from the model in the folder --out")
     parser.add_argument("--threads", type=int, default=2, help="number of threads (default 2)")
     options = parser.parse_args(arguments)
+    gc.disable()  # Python need not look for garbage in a process that ends soon
     laps = Laps()
     importing = threading.Thread(target=_import_torch)  # while the log is read by other threads
     importing.start()
