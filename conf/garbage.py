@@ -12,11 +12,21 @@ import gc
 # Number of new objects after which Python looks for garbage, and number of searches in a generation after
 # which it looks in the next older one, too.
 _THRESHOLDS = (20_000, 20, 20)
+_DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's, unless the process has changed them before
 
 
 def collect_rarely() -> None:
     """Makes Python look for garbage less often. Call this before the imports of a process."""
     gc.set_threshold(*_THRESHOLDS)
+
+
+def collect_often() -> None:
+    """Sets the thresholds from before `collect_rarely` again.
+
+    A process with a Spark session needs this. Each Python object for an object of the JVM refers to itself
+    after its first call, so without searches the JVM's memory fills with objects that nobody uses.
+    """
+    gc.set_threshold(*_DEFAULT_THRESHOLDS)
 
 
 def ignore_imported() -> None:

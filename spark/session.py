@@ -12,6 +12,7 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
+from conf.garbage import collect_often
 from spark.accelerator import accelerator_settings
 from spark.event_logs import event_log_settings
 
@@ -53,6 +54,7 @@ def build_session(
     for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    collect_often()
     _keep_classes(session)
     return session
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from conf.garbage import collect_rarely, ignore_imported
+from conf.garbage import ignore_imported
 from conf.waiting_threads import limit_spinning
 from spark.properties import read_properties
 from spark.session import build_session
@@ -20,7 +20,6 @@ from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
 limit_spinning()  # test files import torch before our packages
-collect_rarely()
 
 ROOT = Path(__file__).parent.parent
 
