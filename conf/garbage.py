@@ -1,8 +1,7 @@
 """How often Python looks for garbage that reference counting cannot free: objects that refer to each other.
 
 By default, Python looks after every 700 new objects. A job imports some hundred thousand objects that live as
-long as the job, and each search in the oldest generation visits all of them. This took a fifth of the time of
-the imports, and a twentieth of a training's.
+long as the job, and each search in the oldest generation visits all of them.
 """
 
 from __future__ import annotations
