@@ -55,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm", action="store_true", help="continue from the model in the folder --out")
     parser.add_argument("--threads", type=int, default=2, help="number of threads (default 2)")
     options = parser.parse_args(arguments)
-    gc.disable()  # Python need not look for garbage in a process that ends soon
     laps = Laps()
     importing = threading.Thread(target=_import_torch)  # while the log is read by other threads
     importing.start()
@@ -91,4 +90,5 @@ def _import_torch() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # Python need not look for garbage in a process that ends soon
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -230,6 +231,7 @@ def test_a_fresh_and_a_warm_run(raw: Path, tmp_path: Path, capsys: pytest.Captur
     fresh = json.loads(capsys.readouterr().out)
     plain_run.main([*command, "--warm"])
     warm = json.loads(capsys.readouterr().out)
+    assert gc.isenabled()  # the process of these tests looks for garbage as before
     assert (fresh["rows"], fresh["dropped"]) == (8 * 2 * 60, 8 * 2 * 5)
     assert (fresh["users"], fresh["items"]) == (12, 20)
     assert warm["rows"] == fresh["rows"]
