@@ -9,6 +9,8 @@ GPU memory.
 from __future__ import annotations
 
 import ctypes
+import resource
+from pathlib import Path
 
 # Constants from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -28,3 +30,22 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _NEVER)) and bool(mallopt(_MMAP_MAX, 0))
+
+
+def return_freed_memory(above_bytes: int) -> bool:
+    """Returns freed memory to the system if this process occupies more than `above_bytes`.
+
+    Call this between two kinds of work. Free pages within the heap are returned, too (glibc's malloc_trim).
+
+    Returns:
+        True if memory was returned. False if the process is small, or if the C library is not glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None or _resident_bytes() <= above_bytes:
+        return False
+    return bool(trim(0))
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

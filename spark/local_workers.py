@@ -1,8 +1,9 @@
 """Runs Python functions in processes of this machine, without a JVM.
 
 The processes are forked from a server process (forkserver of multiprocessing), which has imported their
-modules and has no threads. Each call of `run` or `collect` starts new processes, so the memory of one kind of
-work is free for the next.
+modules and has no threads. They live as long as the object that started them, so that later calls find them
+running and use the memory that earlier calls have freed. Between two calls, a large process returns its freed
+memory to the system.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
-from conf.freed_memory import keep_freed_memory
+from conf.freed_memory import keep_freed_memory, return_freed_memory
 from spark.fork_server import start_server, without_main_module
 from spark.pandas_import import refuse_pandas
 from spark.scratch_folder import ScratchFolder
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 # The environment variable that names the folders for temporary files of a worker, in Spark and here.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
+# A worker that occupies more memory than this returns what the last function has freed.
+_KEPT_BYTES = 256 * 2**20
+
 
 class LocalWorkers(Workers):
     """Processes of this machine."""
@@ -40,7 +45,7 @@ class LocalWorkers(Workers):
     def __init__(
         self, processes: int, open_session: Callable[[], SparkSession], folder: str | None = None
     ) -> None:
-        """Creates workers; processes start with the first task.
+        """Creates workers. Their processes start with the first task, and end when this object is freed.
 
         Args:
             processes: how many tasks run at the same time.
@@ -51,6 +56,7 @@ class LocalWorkers(Workers):
             ConfigError, InfrastructureError: the folder for temporary files cannot be used.
         """
         self._processes, self._open_session = processes, open_session
+        self._pool: ProcessPoolExecutor | None = None
         self._scratch = ScratchFolder(folder)
         start_server()
 
@@ -97,25 +103,29 @@ class LocalWorkers(Workers):
     def _map(self, tasks: int, function: Callable[[int], str]) -> list[str]:
         if not tasks:
             return []
-        with ProcessPoolExecutor(
-            min(self._processes, tasks),
-            multiprocessing.get_context("forkserver"),
-            initializer=_begin,
-            initargs=(pickle.dumps(function), str(self._scratch.path)),
-        ) as pool:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self._processes,
+                multiprocessing.get_context("forkserver"),
+                initializer=_begin,
+                initargs=(str(self._scratch.path),),
+            )
+        pickled = pickle.dumps(function)
+        try:
             with without_main_module():
-                results = [pool.submit(_run_task, index) for index in range(tasks)]
+                results = [self._pool.submit(_run_task, pickled, index) for index in range(tasks)]
             pa.array([0])  # pyarrow may import pandas at its first conversion; better while the workers run
-            try:
-                return _results(results)
-            except BrokenProcessPool as error:
-                raise InfrastructureError(
-                    "a worker process of this machine was killed while it ran a task",
-                    "look for a message of the kernel about memory (`dmesg`), and run the job again; "
-                    "fewer processes at a time need less memory (spark.master=local[1] in the Spark profile)",
-                ) from error
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            return _results(results)
+        except BaseException as error:
+            pool, self._pool = self._pool, None
+            pool.shutdown(cancel_futures=True)  # waits for the running tasks
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            raise InfrastructureError(
+                "a worker process of this machine was killed while it ran a task",
+                "look for a message of the kernel about memory (`dmesg`), and run the job again; "
+                "fewer processes at a time need less memory (spark.master=local[1] in the Spark profile)",
+            ) from error
 
 
 def _results(futures: Sequence[Future[str]]) -> list[str]:
@@ -141,12 +151,8 @@ class _WriteBatches:
         return path
 
 
-_function: Any = None  # the function of this worker
-
-
-def _begin(function: bytes, folder: str) -> None:
+def _begin(folder: str) -> None:
     """Prepares a worker: it ignores Ctrl-C, which its parent handles, and ends if its parent ends."""
-    global _function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[LOCAL_FOLDERS] = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -155,7 +161,6 @@ def _begin(function: bytes, folder: str) -> None:
     pa.set_cpu_count(1)
     # The memory of a task is used again for the next task of this worker.
     keep_freed_memory()
-    _function = pickle.loads(function)
 
 
 def _end_with_parent() -> None:
@@ -165,6 +170,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_task(index: int) -> str:
-    result: str = _function(index)
-    return result
+@lru_cache(maxsize=1)
+def _unpickled(function: bytes) -> Callable[[int], str]:
+    """Returns the function of the tasks that run now. A call of `run` or `collect` has one function."""
+    return_freed_memory(_KEPT_BYTES)
+    pa.default_memory_pool().release_unused()
+    unpickled: Callable[[int], str] = pickle.loads(function)
+    return unpickled
+
+
+def _run_task(function: bytes, index: int) -> str:
+    return _unpickled(function)(index)

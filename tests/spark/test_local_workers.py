@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -117,6 +118,51 @@ def test_a_killed_worker_is_a_failure_of_the_machine(workers: LocalWorkers) -> N
     with pytest.raises(InfrastructureError, match="was killed"):
         workers.collect(4, killed)
     assert workers.collect(2, text_of) == ["result 0", "result 1"]
+
+
+def process_id(index: int) -> str:
+    time.sleep(0.1)  # so that no worker runs two of two tasks
+    return str(os.getpid())
+
+
+def test_calls_share_the_processes_which_end_when_nobody_uses_them(tmp_path: Path) -> None:
+    workers = LocalWorkers(2, no_session, str(tmp_path))
+    first, second = ({*map(int, workers.collect(2, process_id))} for _ in range(2))
+    assert first == second
+    assert len(first) == 2
+    del workers
+    wait_until_gone([*first])
+
+
+def test_processes_are_replaced_after_an_error(workers: LocalWorkers) -> None:
+    before = {*workers.collect(2, process_id)}
+    with pytest.raises(DataError):
+        workers.collect(4, damaged)
+    wait_until_gone([*map(int, before)])
+    after = {*workers.collect(2, process_id)}
+    assert len(after) == 2
+    assert not before & after
+
+
+def with_freed_memory(index: int) -> str:
+    """Frees 400 MB below memory that stays in use, so that the heap cannot shrink at its end."""
+    blocks = [bytearray(2**20) for _ in range(400)]
+    _kept.append(blocks.pop())
+    del blocks
+    return resident_mib(index)
+
+
+def resident_mib(index: int) -> str:
+    return str(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 2**20)
+
+
+_kept: list[bytearray] = []
+
+
+def test_freed_memory_serves_the_next_task_and_not_other_functions(tmp_path: Path) -> None:
+    workers = LocalWorkers(1, no_session, str(tmp_path))
+    assert min(map(int, workers.collect(2, with_freed_memory))) > 400
+    assert int(workers.collect(1, resident_mib)[0]) < 300
 
 
 def test_workers_are_other_processes_with_one_thread_and_without_our_main_module(
