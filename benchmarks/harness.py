@@ -24,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import select
 import signal
 import subprocess
 import time
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAMPLE_S = 0.1
+_END_SAMPLE_S = 0.005
 _PSS_SHARE, _GROWN = 0.02, 1.1
 _PR_SET_CHILD_SUBREAPER = 36
 _LEAST_AVAILABLE_BYTES = 2**29
@@ -151,7 +153,7 @@ def measure(
             elif _available_bytes() < _LEAST_AVAILABLE_BYTES:
                 out_of_memory = True
                 _kill(tree, signal.SIGKILL)
-            time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - now)))
+            _wait_for_end(child, SAMPLE_S - (time.monotonic() - now))
         end = time.monotonic()
     cpu = _reaped_cpu_s() - before
     samples.append((end, cpu))
@@ -165,6 +167,19 @@ def measure(
         samples=tuple(samples),
         out_of_memory=out_of_memory,
     )
+
+
+def _wait_for_end(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits until the started process ends, or until the next sample.
+
+    After that end, samples are closer together, so that the end of the last process is not measured too late.
+    """
+    if child.returncode is None:
+        ended = os.pidfd_open(child.pid)
+        select.select([ended], [], [], max(0.0, seconds))
+        os.close(ended)
+    else:
+        time.sleep(_END_SAMPLE_S)
 
 
 def settle(files: Iterable[str]) -> None:
