@@ -16,7 +16,17 @@ from pathlib import Path
 from setup.build_horovod import compiler
 from setup.console import SetupError, cache_folder
 
-FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-pthread",
+    "-shared",
+    "-fvisibility=hidden",
+)
 # Folder of sources → path of the library below the environment.
 LIBRARIES = {
     "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py looks there

@@ -8,11 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
 from training.native.pair_logits import (
-    AVX2,
-    AVX512,
-    BEST,
-    EVERYWHERE,
     DenseLayer,
     ItemInputs,
     LayersAfterFirst,

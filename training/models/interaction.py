@@ -8,9 +8,10 @@ vectors v_0 … v_C. The rows of ∂v are the gradients of these vectors. G is a
 dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the gradient of the copy of v_0 in
 `out`.
 
-On a CPU, one tile (some rows of the batch) is computed at a time. The tile's vectors and their dot products
-stay in a core's cache. The backward pass copies the vectors of the tile again. Operations over complete
-batches would write V (B, F, E) to memory and read it several times. A GPU uses a kernel (training/kernels/).
+In float32 on a CPU, a compiled function computes one row at a time (training/native/interaction.cpp). A GPU
+uses a kernel (training/kernels/). Otherwise, torch computes one tile (some rows of the batch) at a time. The
+tile's vectors and their dot products stay in a core's cache. The backward pass copies the vectors of the tile
+again. Operations over complete batches would write V (B, F, E) to memory and read it several times.
 
 Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a
 bottom MLP.
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 
 from training.kernels.torch_operators import differentiable, operator
 from training.models.factorization import Side, positions_by_side
+from training.native.interaction import compiled_interaction, compiled_interaction_backward
+from training.native.library import library
 
 # Count of numbers in a tile's vectors; they take 2 MiB in bf16.
 _TILE_NUMBERS = 2**20
@@ -108,6 +111,8 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 @operator("tiled_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
     """Computes `interact` in `dtype`; `bottom` is (B, 0) if there is no bottom MLP."""
+    if _is_compiled(dtype, bottom, embedded):
+        return compiled_interaction(bottom, embedded)
     width = bottom.shape[1]
     tiles = _Tiles(bottom, embedded, dtype)
     pairs = _pairs(tiles.num_vectors, embedded.device)
@@ -128,6 +133,8 @@ def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> T
 )
 def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of `bottom` and `embedded`, computed from the gradient of the result."""
+    if _is_compiled(torch.float32, bottom, embedded, gradient):
+        return compiled_interaction_backward(bottom, embedded, gradient)
     width = bottom.shape[1]
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
@@ -144,6 +151,12 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
                 torch.add(products[:, 0], gradient[rows, :width], out=bottom_gradient[rows])
             embedded_gradient[rows] = products[:, bool(width) :]
     return bottom_gradient, embedded_gradient
+
+
+def _is_compiled(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    """Returns whether the compiled functions compute with these tensors in `dtype`."""
+    suitable = all(tensor.dtype == dtype and tensor.device.type == "cpu" for tensor in tensors)
+    return suitable and dtype == torch.float32 and library() is not None
 
 
 class _Tiles:

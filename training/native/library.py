@@ -12,13 +12,20 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from conf.compiled import open_library
 
 log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
-VERSION = 4  # version of the interface; must equal the number in native/transpose.cpp
+VERSION = 5  # version of the interface; must equal the number in native/transpose.cpp
+
+# The instructions that functions of the library may use: the best that the processor has, or those of every
+# processor, AVX2, AVX-512.
+BEST, EVERYWHERE, AVX2, AVX512 = -1, 0, 1, 2
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -43,6 +50,8 @@ def library() -> ctypes.CDLL | None:
     opened.nightrank_group.argtypes = (_long, _pointer, _number, _pointer, _pointer, _pointer)
     opened.nightrank_pair_logits.restype = _number
     opened.nightrank_pair_logits.argtypes = (_pointer, _pointer, _long, _number)
+    opened.nightrank_interaction.restype = _number
+    opened.nightrank_interaction.argtypes = (_pointer, _number, _long, _number)
     return opened
 
 
@@ -56,3 +65,16 @@ def required_library() -> ctypes.CDLL:
     if opened is None:
         raise RuntimeError("internal error, please report: the compiled library was called but is missing")
     return opened
+
+
+def address(values: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Returns the address of the first element of a tensor; None for None.
+
+    Raises:
+        TypeError: the tensor has another type.
+    """
+    if values is None:
+        return None
+    if values.dtype != dtype or values.device.type != "cpu":
+        raise TypeError(f"internal error, please report: {values.dtype} on {values.device}, not {dtype}")
+    return values.data_ptr()

@@ -9,25 +9,13 @@
 #include <utility>
 #include <vector>
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-#define INLINE inline __attribute__((always_inline))
+#include "matrix_product.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed to functions that are inlined
+#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-typedef float Four __attribute__((vector_size(16)));
-typedef float Eight __attribute__((vector_size(32)));
-typedef float Sixteen __attribute__((vector_size(64)));
 constexpr int64_t kTileItems = 8;
-
-// How a matrix product uses the registers: the numbers of a register (Lanes), and kRows · kVectors sums that stay in registers.
-template <class Lanes_, int kRows_, int kVectors_>
-struct Registers {
-    typedef Lanes_ Lanes;
-    static constexpr int kRows = kRows_, kVectors = kVectors_;
-    static constexpr int64_t kLanes = sizeof(Lanes_) / sizeof(float);
-};
 
 // A linear layer and its activation.
 struct Layer {
@@ -61,55 +49,6 @@ struct Problem {
     const Layer* top;
 };
 
-template <class Lanes>
-INLINE Lanes load(const float* from) {
-    Lanes value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-
-template <class Lanes>
-INLINE void store(float* into, Lanes value) { std::memcpy(into, &value, sizeof value); }
-
-// Adds the product of a (rows, inner) and some columns of b (inner, columns) to c, in kRows · kVectors registers. `step_a` and `step_c` are the
-// distances of rows; the rows of b are adjacent.
-template <class Lanes, int kRows, int kVectors>
-INLINE void add_product_of_registers(int64_t inner, int64_t columns, const float* a, int64_t step_a, const float* b, float* c, int64_t step_c) {
-    constexpr int64_t kLanes = sizeof(Lanes) / sizeof(float);
-    Lanes sums[kRows][kVectors];
-    for (int row = 0; row < kRows; ++row)
-        for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = load<Lanes>(c + row * step_c + vector * kLanes);
-    for (int64_t k = 0; k < inner; ++k) {
-        Lanes values[kVectors];
-        for (int vector = 0; vector < kVectors; ++vector) values[vector] = load<Lanes>(b + k * columns + vector * kLanes);
-        for (int row = 0; row < kRows; ++row)
-            for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] += a[row * step_a + k] * values[vector];
-    }
-    for (int row = 0; row < kRows; ++row)
-        for (int vector = 0; vector < kVectors; ++vector) store(c + row * step_c + vector * kLanes, sums[row][vector]);
-}
-
-template <class R, int kRows>
-INLINE void add_product_of_rows(int64_t inner, int64_t columns, const float* a, int64_t step_a, const float* b, float* c, int64_t step_c) {
-    typedef typename R::Lanes Lanes;
-    int64_t column = 0;
-    for (; column + R::kVectors * R::kLanes <= columns; column += R::kVectors * R::kLanes)
-        add_product_of_registers<Lanes, kRows, R::kVectors>(inner, columns, a, step_a, b + column, c + column, step_c);
-    for (; column + R::kLanes <= columns; column += R::kLanes)
-        add_product_of_registers<Lanes, kRows, 1>(inner, columns, a, step_a, b + column, c + column, step_c);
-    for (int row = 0; row < kRows; ++row)
-        for (int64_t k = 0; k < inner; ++k)
-            for (int64_t rest = column; rest < columns; ++rest) c[row * step_c + rest] += a[row * step_a + k] * b[k * columns + rest];
-}
-
-template <class R>
-INLINE void add_product(int64_t rows, int64_t inner, int64_t columns, const float* a, int64_t step_a, const float* b, float* c, int64_t step_c) {
-    int64_t row = 0;
-    for (; row + R::kRows <= rows; row += R::kRows)
-        add_product_of_rows<R, R::kRows>(inner, columns, a + row * step_a, step_a, b, c + row * step_c, step_c);
-    for (; row < rows; ++row) add_product_of_rows<R, 1>(inner, columns, a + row * step_a, step_a, b, c + row * step_c, step_c);
-}
-
 INLINE float activated(float value, const float* slopes, int64_t column) {
     return value > 0 ? value : value * slopes[column];
 }
@@ -135,7 +74,7 @@ INLINE void apply(const Layer& layer, int64_t rows, const float* inputs, float* 
         else
             std::memset(out, 0, layer.outputs * sizeof(float));
     }
-    add_product<R>(rows, layer.inputs, layer.outputs, inputs, layer.inputs, layer.weight, outputs, layer.outputs);
+    add_product<R>(rows, layer.inputs, layer.outputs, inputs, layer.inputs, layer.weight, layer.outputs, outputs, layer.outputs);
 }
 
 // Writes the sums of products of rows (rows, inputs) and the weights of a layer with one output.
@@ -218,11 +157,11 @@ INLINE void add_bottom(const Problem& p, int64_t item, int64_t items, Scratch& s
     const int64_t matrix = p.dim * p.hidden;
     for (int64_t t = 0; t < items; ++t)
         add_product<R>(
-            p.users, p.dim, p.hidden, from + t * p.users * p.dim, p.dim, p.bottom_items + (item + t) * matrix,
+            p.users, p.dim, p.hidden, from + t * p.users * p.dim, p.dim, p.bottom_items + (item + t) * matrix, p.hidden,
             scratch.hidden.data() + t * p.users * p.hidden, p.hidden);
     for (int64_t user = 0; user < p.users; ++user)
         add_product<R>(
-            items, p.dim, p.hidden, from + user * p.dim, p.users * p.dim, p.bottom_users + user * matrix,
+            items, p.dim, p.hidden, from + user * p.dim, p.users * p.dim, p.bottom_users + user * matrix, p.hidden,
             scratch.hidden.data() + user * p.hidden, p.users * p.hidden);
 }
 
@@ -233,7 +172,7 @@ INLINE void compute(const Problem& p, float* logits, int64_t step, Scratch& scra
         const int64_t items = p.items - item < kTileItems ? p.items - item : kTileItems, pairs = items * p.users;
         const int64_t width = p.users * p.hidden;
         for (int64_t t = 0; t < items; ++t) sum_shares<R>(p, item + t, hidden.data() + t * width, scratch.rows.data());
-        if (p.many) add_product<R>(items, p.many, width, p.vectors + item * p.many, p.many, p.matrix, hidden.data(), width);
+        if (p.many) add_product<R>(items, p.many, width, p.vectors + item * p.many, p.many, p.matrix, width, hidden.data(), width);
         if (p.first) add_bottom<R>(p, item, items, scratch);
         const float* of_pairs = hidden.data();
         if (p.top_layers) {
@@ -253,34 +192,22 @@ INLINE void compute(const Problem& p, float* logits, int64_t step, Scratch& scra
     }
 }
 
-// There are 32 registers of 512 bits with AVX-512, 16 of 256 bits with AVX2, and otherwise 16 of 128 bits.
-__attribute__((target("avx512f,avx512vl,fma"))) void compute_avx512(const Problem& p, float* logits, int64_t step, Scratch& scratch) {
-    compute<Registers<Sixteen, 8, 2>>(p, logits, step, scratch);
-}
+AVX512 void compute_avx512(const Problem& p, float* logits, int64_t step, Scratch& scratch) { compute<RegistersAvx512>(p, logits, step, scratch); }
 
-__attribute__((target("avx2,fma"))) void compute_avx2(const Problem& p, float* logits, int64_t step, Scratch& scratch) {
-    compute<Registers<Eight, 6, 2>>(p, logits, step, scratch);
-}
+AVX2 void compute_avx2(const Problem& p, float* logits, int64_t step, Scratch& scratch) { compute<RegistersAvx2>(p, logits, step, scratch); }
 
-void compute_everywhere(const Problem& p, float* logits, int64_t step, Scratch& scratch) { compute<Registers<Four, 4, 2>>(p, logits, step, scratch); }
+void compute_everywhere(const Problem& p, float* logits, int64_t step, Scratch& scratch) { compute<RegistersEverywhere>(p, logits, step, scratch); }
 
 }  // namespace
 
 // Writes the logits of pairs. Returns 0, or -1 if memory runs out.
 //
-// logits: (users, items); its rows are `step` numbers apart. instructions: 2 for AVX-512, 1 for AVX2, 0 for those of every processor; -1 chooses the
-// best that this processor has. If it does not have them, those of every processor are used.
+// logits: (users, items); its rows are `step` numbers apart. instructions: see choose_instructions.
 EXPORT int32_t nightrank_pair_logits(const Problem* problem, float* logits, int64_t step, int32_t instructions) {
     try {
         Scratch scratch(*problem);
-        const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
-        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-        if (avx512 && (instructions < 0 || instructions == 2))
-            compute_avx512(*problem, logits, step, scratch);
-        else if (avx2 && (instructions < 0 || instructions == 1))
-            compute_avx2(*problem, logits, step, scratch);
-        else
-            compute_everywhere(*problem, logits, step, scratch);
+        const Instructions chosen = choose_instructions(instructions);
+        (chosen == kAvx512 ? compute_avx512 : chosen == kAvx2 ? compute_avx2 : compute_everywhere)(*problem, logits, step, scratch);
         return 0;
     } catch (const std::bad_alloc&) {
         return -1;

@@ -14,11 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from training.native.library import required_library
-
-# The instructions that the library may use: the best that the processor has, or those of every processor,
-# AVX2, AVX-512.
-BEST, EVERYWHERE, AVX2, AVX512 = -1, 0, 1, 2
+from training.native.library import BEST, address, required_library
 
 
 @dataclass(frozen=True)
@@ -165,29 +161,29 @@ class PairLogits:
             users=len(users.share),
             items=len(own.share),
             hidden=users.share.shape[1],
-            share=_address(users.share),
-            item_share=_address(own.share),
+            share=address(users.share),
+            item_share=address(own.share),
             few=_width(own.numbers),
-            numbers=_address(own.numbers, torch.int64),
-            table=_address(users.table),
+            numbers=address(own.numbers, torch.int64),
+            table=address(users.table),
             many=_width(own.vectors),
-            vectors=_address(own.vectors),
-            matrix=_address(users.matrix),
+            vectors=address(own.vectors),
+            matrix=address(users.matrix),
             first=_width(users.bottom_share),
             dim=_width(users.bottom),
-            bottom_share=_address(users.bottom_share),
-            bottom_item_share=_address(own.bottom_share),
-            bottom_items=_address(own.bottom),
-            bottom_users=_address(users.bottom),
-            bottom_slopes=_address(self._bottom.slopes) if self._bottom else None,
+            bottom_share=address(users.bottom_share),
+            bottom_item_share=address(own.bottom_share),
+            bottom_items=address(own.bottom),
+            bottom_users=address(users.bottom),
+            bottom_slopes=address(self._bottom.slopes) if self._bottom else None,
             bottom_layers=len(self._bottom.layers) if self._bottom else 0,
             bottom=self._bottom_layers,
-            top_slopes=_address(self._top.slopes),
+            top_slopes=address(self._top.slopes),
             top_layers=len(self._top.layers),
             top=self._top_layers,
         )
         failed = required_library().nightrank_pair_logits(
-            ctypes.byref(problem), _address(logits), logits.stride(0), self._instructions
+            ctypes.byref(problem), address(logits), logits.stride(0), self._instructions
         )
         if failed:
             raise MemoryError
@@ -211,7 +207,7 @@ def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
     """Returns layers for the library. They are valid as long as `mlp` exists."""
     return (_Layer * len(mlp.layers))(
         *(
-            _Layer(*layer.weight.shape, _address(layer.weight), _address(layer.bias), _address(layer.slopes))
+            _Layer(*layer.weight.shape, address(layer.weight), address(layer.bias), address(layer.slopes))
             for layer in mlp.layers
         )
     )
@@ -219,16 +215,3 @@ def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
 
 def _width(values: Tensor | None) -> int:
     return 0 if values is None else values.shape[1]
-
-
-def _address(values: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
-    """Returns the address of the first element of a tensor.
-
-    Raises:
-        TypeError: the tensor has another type.
-    """
-    if values is None:
-        return None
-    if values.dtype != dtype or values.device.type != "cpu":
-        raise TypeError(f"internal error, please report: {values.dtype} on {values.device}, not {dtype}")
-    return values.data_ptr()

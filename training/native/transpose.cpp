@@ -64,7 +64,7 @@ void transpose_rows(int32_t singles, const uint32_t* const* columns, int64_t row
 
 }  // namespace
 
-EXPORT int32_t nightrank_training_version() { return 4; }
+EXPORT int32_t nightrank_training_version() { return 5; }
 
 // Computes the pool row of each of `rows` rows of a shard's window. The shard's i-th pool row goes to target_rows[order[i]], or to
 // target_rows[i] if rows keep their order (`order` is null). In each batch of `batch_rows` rows, a shard has `shard_rows` rows,
