@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -158,29 +159,43 @@ def _write(
     for field in schema:
         if not field.nullable and columns[field.name].null_count:
             raise null_column(raw_path, field.name, columns[field.name].null_count, rows)
-    groups = -(-rows // encoding.row_group_rows)
     table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
-    for group in range(groups):
-        part = _every(table, groups, group) if groups > 1 else table
-        writer.write_table(part.cast(schema), row_group_size=len(part))
+    groups = -(-rows // encoding.row_group_rows)
+    table = _dealt(table, groups) if groups > 1 else table
+    table = table.cast(schema)
+    starts = np.cumsum([0, *(len(range(group, rows, groups)) for group in range(groups))]).tolist()
+    for start, end in pairwise(starts):
+        writer.write_table(table.slice(start, end - start), row_group_size=end - start)
 
 
-def _every(table: pa.Table, step: int, first: int) -> pa.Table:
-    """Returns the rows first, first + step, first + 2 * step, … of a table whose columns have one chunk."""
-    rows = pa.array(np.arange(first, len(table), step))
-    columns = [_every_value(column.chunk(0), step, first, rows) for column in table.columns]
+def _dealt(table: pa.Table, groups: int) -> pa.Table:
+    """Deals the n rows to groups in turn. Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … .
+
+    The columns of `table` have one chunk. Columns are dealt one after the other: while all groups take their
+    values of a column, the column is in a cache of the core.
+    """
+    order = pa.array(_dealt_values(np.arange(len(table)), groups))
+    columns = [_dealt_column(column.chunk(0), groups, order) for column in table.columns]
     return pa.Table.from_arrays(columns, table.schema.names)
 
 
-def _every_value(values: pa.Array, step: int, first: int, rows: pa.Array) -> pa.Array:
-    """Returns the values of a column in `rows`. For numbers without nulls, NumPy is faster than Arrow."""
+def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
+    """Returns the values in this `order` (n,), which is that of `_dealt`.
+
+    For numbers without nulls, NumPy is faster than Arrow.
+    """
     if not values.null_count:
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            return pa.array(values.to_numpy()[first::step], values.type)
+            return pa.array(_dealt_values(values.to_numpy(), groups), values.type)
         if pa.types.is_dictionary(values.type):
-            codes = _every_value(values.indices, step, first, rows)
+            codes = _dealt_column(values.indices, groups, order)
             return pa.DictionaryArray.from_arrays(codes, values.dictionary)
-    return values.take(rows)
+    return values.take(order)
+
+
+def _dealt_values(values: np.ndarray, groups: int) -> np.ndarray:
+    """Returns `values` (n,) in the order of `_dealt`."""
+    return np.concatenate([values[group::groups] for group in range(groups)])
 
 
 def _columns(blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding) -> Mapping[str, pa.Array]:

@@ -33,8 +33,8 @@ class ParsedBlock:
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. The mapping is empty if rows or a header line were removed after the
             scan, because the scanner counted them.
-        rejected: for every line that is not a valid row: (index of the line in the block, reason, text). This
-            includes lines that the operators `filter` and `dropna` drop.
+        rejected: for every line that is not a valid row: (index of the line in the block, reason), ascending.
+            This includes lines that the operators `filter` and `dropna` drop.
     """
 
     bytes: int
@@ -42,7 +42,7 @@ class ParsedBlock:
     row_lines: np.ndarray
     columns: Mapping[str, pa.Array]
     counts: Mapping[str, np.ndarray]
-    rejected: tuple[tuple[int, str, str], ...]
+    rejected: tuple[tuple[int, str], ...]
 
 
 class _RowReasons:
@@ -111,9 +111,21 @@ def parse_block(
     by_line = {**scanned.broken} | {
         int(scanned.row_lines[row]): reason for row, reason in reasons.by_row.items()
     }
-    rejected_lines = sorted(line for line in by_line if line >= skipped)
-    rejected = _with_texts(block, [(line, by_line[line]) for line in rejected_lines])
-    return ParsedBlock(len(block), scanned.lines, row_lines, columns, counts, tuple(rejected))
+    rejected = tuple(sorted((line, reason) for line, reason in by_line.items() if line >= skipped))
+    return ParsedBlock(len(block), scanned.lines, row_lines, columns, counts, rejected)
+
+
+def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:
+    """Returns the texts of the lines of a block with these indices, without their line ends."""
+    if not lines:
+        return []
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    ends = ends if block[-1] == ord("\n") else np.append(ends, len(block))
+    starts = [int(ends[line - 1]) + 1 if line else 0 for line in lines]
+    return [
+        bytes(block[start : int(ends[line])]).decode("utf-8", errors="replace")
+        for start, line in zip(starts, lines, strict=True)
+    ]
 
 
 def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
@@ -199,17 +211,3 @@ def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons:
 def plain(array: pa.Array) -> pa.Array:
     """Converts a dictionary array to a plain array. An array without a dictionary is returned unchanged."""
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
-
-
-def _with_texts(block: bytes | memoryview, rejected: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
-    """Adds the text of the line to each (index of the line, reason)."""
-    if not rejected:
-        return []
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-    ends = ends if block[-1] == 10 else np.append(ends, len(block))
-    texts = []
-    for line, reason in rejected:
-        start = int(ends[line - 1]) + 1 if line else 0
-        text = bytes(block[start : int(ends[line])]).decode("utf-8", errors="replace")
-        texts.append((line, reason, text))
-    return texts

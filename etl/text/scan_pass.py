@@ -22,7 +22,7 @@ from etl.raw.file_splits import FileSplit, read_blocks
 from etl.raw.value_text import text_array
 from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, parse_block, unify
+from etl.text.parse_block import ParsedBlock, parse_block, texts_of_lines, unify
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import LABEL
@@ -134,13 +134,13 @@ def scan_file_split(
     needed = columns_to_parse(layout, counted)
     for block in read_blocks(task.file_split):
         parsed = parse_block(block, layout, needed, layout.header and starts_file(task.file_split, lines))
-        yield from _rejected_lines(index, lines, parsed)
+        yield from _rejected_lines(index, lines, block, parsed)
         # A compressed file may have several blocks; only a split of one block is saved.
         if task.scratch and task.file_split.end is not None:
             parsed_splits.save(task.scratch, parsed)
         lines += parsed.lines
         good += len(parsed.row_lines)
-        dropped.update(reason for _, reason, _ in parsed.rejected)
+        dropped.update(reason for _, reason in parsed.rejected)
         labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
         for name, counter in counters.items():
             if name == LABEL_CELLS:
@@ -172,16 +172,18 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
     return tuple(column.name for column in layout.columns if column.name in names)
 
 
-def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:
+def _rejected_lines(
+    index: int, lines_before: int, block: bytes | memoryview, parsed: ParsedBlock
+) -> Iterator[pa.RecordBatch]:
     if parsed.rejected:
-        lines, reasons, texts = zip(*parsed.rejected, strict=True)
+        lines, reasons = zip(*parsed.rejected, strict=True)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([index] * len(lines), pa.int32()),
                 pa.nulls(len(lines), pa.string()),
                 pa.array(np.asarray(lines, np.int64) + lines_before),
                 pa.array(reasons, pa.string()),
-                pa.array(texts, pa.string()),
+                pa.array(texts_of_lines(block, lines), pa.string()),
             ],
             schema=SCAN_SCHEMA,
         )

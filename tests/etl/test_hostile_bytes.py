@@ -143,7 +143,7 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
                 ]
                 for line, *values in zip(parsed.row_lines.tolist(), *columns, strict=True):
                     rows[path.name, before + line + 1] = tuple(values)
-                for line, reason, _ in parsed.rejected:
+                for line, reason in parsed.rejected:
                     reasons[path.name, before + line + 1] = reason
                 before += parsed.lines
     return rows, reasons

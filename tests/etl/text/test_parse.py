@@ -49,7 +49,7 @@ def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tupl
         {"line_number": int(line) + 1, **{name: values[row] for name, values in columns.items()}}
         for row, line in enumerate(parsed.row_lines)
     ]
-    return good, [(line + 1, reason) for line, reason, _ in parsed.rejected]
+    return good, [(line + 1, reason) for line, reason in parsed.rejected]
 
 
 @MANY
