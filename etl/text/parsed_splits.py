@@ -18,8 +18,9 @@ import pyarrow as pa
 from etl.text.parse_block import ParsedBlock
 
 _ROW_LINES, _LINES = "nightrank.places", b"nightrank.lines"
-# If a smaller share of the disk is free, nothing is written, because Spark needs the space for shuffles.
+# A disk is nearly full if both a smaller share and fewer bytes are free. Spark needs this space for shuffles.
 _MIN_FREE_SHARE = 0.2
+_MIN_FREE_BYTES = 20 * 2**30
 
 
 def save(name: str, block: ParsedBlock) -> None:
@@ -28,7 +29,7 @@ def save(name: str, block: ParsedBlock) -> None:
     if path is None:
         return
     usage = shutil.disk_usage(path.parent)
-    if usage.free < _MIN_FREE_SHARE * usage.total:
+    if usage.free < min(_MIN_FREE_SHARE * usage.total, _MIN_FREE_BYTES):
         return
     arrays = {_ROW_LINES: pa.array(block.row_lines), **block.columns}
     batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])

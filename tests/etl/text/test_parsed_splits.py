@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,13 @@ from etl.text.parse_block import ParsedBlock
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    monkeypatch.setattr(parsed_splits, "_MIN_FREE_SHARE", 0.0)
+    report_free(monkeypatch, 100, 100)
     return tmp_path
+
+
+def report_free(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int) -> None:
+    usage = SimpleNamespace(total=total_gib * 2**30, free=free_gib * 2**30)
+    monkeypatch.setattr("etl.text.parsed_splits.shutil.disk_usage", lambda _: usage)
 
 
 def _block() -> ParsedBlock:
@@ -54,12 +60,24 @@ def test_an_incomplete_file_is_not_loaded(folder: Path, share: float) -> None:
     assert parsed_splits.load("one", {"C1"}) is None
 
 
-def test_nothing_is_saved_on_a_full_disk_or_without_a_local_directory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "free_gib, total_gib, saves", [(19, 100, False), (20, 100, True), (19, 1000, False), (20, 1000, True)]
+)
+def test_nothing_is_saved_on_a_nearly_full_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int, saves: bool
 ) -> None:
-    monkeypatch.setattr(parsed_splits, "_MIN_FREE_SHARE", 1.1)
+    report_free(monkeypatch, free_gib, total_gib)
     parsed_splits.save("one", _block())
-    assert not list(folder.iterdir())
+    assert (parsed_splits.load("one", {"C1"}) is not None) == saves
+
+
+def test_a_fifth_of_a_small_disk_suffices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report_free(monkeypatch, 2, 8)
+    parsed_splits.save("one", _block())
+    assert parsed_splits.load("one", {"C1"}) is not None
+
+
+def test_nothing_is_saved_without_a_local_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     parsed_splits.save("one", _block())
     assert parsed_splits.load("one", {"C1"}) is None
