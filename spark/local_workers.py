@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
 # A worker that occupies more memory than this returns what the last function has freed.
-_KEPT_BYTES = 256 * 2**20
+_KEPT_BYTES = 512 * 2**20
 
 
 class LocalWorkers(Workers):
@@ -110,10 +110,11 @@ class LocalWorkers(Workers):
                 initializer=_begin,
                 initargs=(str(self._scratch.path),),
             )
-        pickled = pickle.dumps(function)
+        file = f"{self._scratch.new_name()}.pickle"  # read once by each worker
+        Path(file).write_bytes(pickle.dumps(function))
         try:
             with without_main_module():
-                results = [self._pool.submit(_run_task, pickled, index) for index in range(tasks)]
+                results = [self._pool.submit(_run_task, file, index) for index in range(tasks)]
             pa.array([0])  # pyarrow may import pandas at its first conversion; better while the workers run
             return _results(results)
         except BaseException as error:
@@ -126,6 +127,8 @@ class LocalWorkers(Workers):
                 "look for a message of the kernel about memory (`dmesg`), and run the job again; "
                 "fewer processes at a time need less memory (spark.master=local[1] in the Spark profile)",
             ) from error
+        finally:
+            Path(file).unlink()
 
 
 def _results(futures: Sequence[Future[str]]) -> list[str]:
@@ -171,13 +174,13 @@ def _end_with_parent() -> None:
 
 
 @lru_cache(maxsize=1)
-def _unpickled(function: bytes) -> Callable[[int], str]:
+def _function(file: str) -> Callable[[int], str]:
     """Returns the function of the tasks that run now. A call of `run` or `collect` has one function."""
-    return_freed_memory(_KEPT_BYTES)
-    pa.default_memory_pool().release_unused()
-    unpickled: Callable[[int], str] = pickle.loads(function)
-    return unpickled
+    if return_freed_memory(_KEPT_BYTES):
+        pa.default_memory_pool().release_unused()
+    function: Callable[[int], str] = pickle.loads(Path(file).read_bytes())
+    return function
 
 
-def _run_task(function: bytes, index: int) -> str:
-    return _unpickled(function)(index)
+def _run_task(file: str, index: int) -> str:
+    return _function(file)(index)

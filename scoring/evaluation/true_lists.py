@@ -64,17 +64,16 @@ def true_lists(
     maker = _ListMaker(tuple(row[ITEM_KEY] for row in in_order), generated, k)
     users = select(exclusions.users, [USER_KEY, EXCLUDED])
     if isinstance(users, pa.Table):
-        batches = tuple(users.combine_chunks().to_batches(max_chunksize=_USERS_PER_TASK))
-        return workers.run(len(batches), partial(_lists_of_batch, maker, batches), _LISTS)
+        tasks = -(-len(users) // _USERS_PER_TASK)
+        return workers.run(tasks, partial(_lists_of_part, maker, users.combine_chunks()), _LISTS)
     # The table `users` may have only one file, but the lists of a user take 0.2 ms of one core.
     return map_rows(spread(users, USER_KEY), maker, _LISTS)
 
 
-def _lists_of_batch(
-    maker: _ListMaker, batches: tuple[pa.RecordBatch, ...], index: int
-) -> Iterator[pa.RecordBatch]:
-    """Runs one task of `workers`: makes the lists of one batch of users."""
-    return maker([batches[index]])
+def _lists_of_part(maker: _ListMaker, users: pa.Table, index: int) -> Iterator[pa.RecordBatch]:
+    """Runs one task of `workers`: makes the lists of one part of the users."""
+    # Slices are made here: pyarrow pickles the whole table with each of them.
+    return maker(users.slice(index * _USERS_PER_TASK, _USERS_PER_TASK).to_batches())
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class _ListMaker:
         pairs = np.repeat(np.arange(len(batch)), lengths), excluded.flatten().to_numpy(zero_copy_only=False)
         scores[pairs[0], :, pairs[1]] = _EXCLUDED_SCORE
         users = np.flatnonzero(known)
-        lists = [_best_of(row, self.k) for user in users for row in scores[user]]
+        lists = _best_of(scores[users].reshape(-1, scores.shape[2]), self.k)
         lengths_of_lists = np.array([len(items) for items in lists], dtype=np.int64)
         list_of_entry = np.repeat(np.arange(len(lists)), lengths_of_lists)
         first_entry = np.cumsum(lengths_of_lists) - lengths_of_lists
@@ -161,15 +160,18 @@ def _scores(keys: Sequence[str], days: list[_Day], candidates: int) -> tuple[Flo
     return scores, known
 
 
-def _best_of(scores: Floats, k: int) -> NDArray[np.int64]:
-    """Returns the indices of the k largest scores in descending order, or of all that are not excluded.
+def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
+    """Returns, for each row, the indices of the k largest scores in descending order, or of all not excluded.
 
-    `scores` has the shape (candidates,). Of equal scores, that with the smaller index comes first.
+    `scores` has the shape (lists, candidates). Of equal scores, that with the smaller index comes first.
     """
-    if k < len(scores):
-        least = np.partition(scores, len(scores) - k)[len(scores) - k]
-        best = np.flatnonzero(scores >= least)  # more than k if several scores are equal to the k-th
-    else:
-        best = np.arange(len(scores))
-    best = best[scores[best] != _EXCLUDED_SCORE]
-    return best[np.argsort(-scores[best], kind="stable")[:k]]  # stable: the smaller index comes first
+    candidates = scores.shape[1]
+    if not len(scores) or not candidates:
+        return [np.empty(0, np.int64)] * len(scores)
+    place = max(candidates - k, 0)
+    least = np.partition(scores, place, axis=1)[:, place, None]
+    lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # ascending in both
+    # Several scores may be equal to the k-th, so a list may have more than k entries until it is cut.
+    ordered = best[np.lexsort((-scores[lists, best], lists))]  # stable: the smaller index comes first
+    ends = np.cumsum(np.bincount(lists, minlength=len(scores)))
+    return [part[:k] for part in np.split(ordered, ends[:-1])]

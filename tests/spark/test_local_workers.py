@@ -145,8 +145,8 @@ def test_processes_are_replaced_after_an_error(workers: LocalWorkers) -> None:
 
 
 def with_freed_memory(index: int) -> str:
-    """Frees 400 MB below memory that stays in use, so that the heap cannot shrink at its end."""
-    blocks = [bytearray(2**20) for _ in range(400)]
+    """Frees 600 MB below memory that stays in use, so that the heap cannot shrink at its end."""
+    blocks = [bytearray(2**20) for _ in range(600)]
     _kept.append(blocks.pop())
     del blocks
     return resident_mib(index)
@@ -161,7 +161,7 @@ _kept: list[bytearray] = []
 
 def test_freed_memory_serves_the_next_task_and_not_other_functions(tmp_path: Path) -> None:
     workers = LocalWorkers(1, no_session, str(tmp_path))
-    assert min(map(int, workers.collect(2, with_freed_memory))) > 400
+    assert min(map(int, workers.collect(2, with_freed_memory))) > 600
     assert int(workers.collect(1, resident_mib)[0]) < 300
 
 
