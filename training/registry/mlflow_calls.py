@@ -16,6 +16,7 @@ import sys
 
 from conf.garbage import collect_rarely
 from conf.printable import PrintableFormatter
+from spark.pandas_import import refuse_pandas
 from storage.paths import Lake
 from training.registry import mlflow_mirror
 from training.registry.mlflow_process import DONE, URI
@@ -32,6 +33,7 @@ def main() -> int:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    refuse_pandas()  # MLflow imports it if it can, and only functions that we do not call need it
     mlflow_mirror.import_mlflow()
     while True:
         try:
