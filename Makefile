@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars dist test test-fast check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor dist test test-fast check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,11 @@ airflow-test: setup ## run the tests of the DAGs on a real scheduler (make test 
 
 jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS and PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
+
+# PROFILE is the name of a file in conf/spark, or a path. More arguments: make doctor ARGS='--profile on-yarn --lake PATH'
+PROFILE ?= local
+doctor: setup ## check whether this machine can run the jobs of a Spark profile: make doctor PROFILE=etl-gpu
+	@$(IN_ENV) python -m setup.doctor --profile $(PROFILE) $(ARGS)
 
 dist: setup ## make build/nightrank-<version>.tar for a cluster: the wheel, a packed environment, jobs, settings and DAGs
 	@$(IN_ENV) python -m setup.dist

@@ -9,6 +9,7 @@ from contextlib import closing
 
 from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.application import add_isolate, launcher_of
+from jobs.chain.node_check import check_node
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
 from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
     launcher = launcher_of(submission, isolate=arguments.isolate)
     try:
+        if arguments.check_node:
+            check_node(submission)
         with Interruptions() as interruptions, closing(launcher):
             launcher.prepare(train=arguments.retrain)
             # These imports take half a second, in which the application starts.
@@ -61,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
         "--retrain",
         action="store_true",
         help="also train a new model (the challenger); the gate decides whether it replaces the champion",
+    )
+    parser.add_argument(
+        "--check-node",
+        action="store_true",
+        help="first check whether this machine can run the jobs of the profile and use the lake "
+        "(python -m setup.doctor); if not, end with exit code 4",
     )
     add_isolate(parser)
     return parser

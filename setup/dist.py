@@ -34,6 +34,7 @@ CONTENTS = (
     "setup/java_home.py",
     "setup/jars.py",
     "setup/console.py",
+    "setup/doctor",
     "docs/clusters.md",
     "docs/gpu.md",
     "README.md",
