@@ -128,7 +128,7 @@ class LocalWorkers(Workers):
                 "fewer processes at a time need less memory (spark.master=local[1] in the Spark profile)",
             ) from error
         finally:
-            Path(file).unlink()
+            Path(file).unlink(missing_ok=True)
 
 
 def _results(futures: Sequence[Future[str]]) -> list[str]:

@@ -52,10 +52,12 @@ def _of_device(device: Device, profile: Profile) -> Finding:
         f"{device.name}, compute capability {_version(device.capability)}, "
         f"{device.memory_bytes / 2**30:.0f} GiB, compute mode {device.compute_mode}"
     )
-    processes = float(profile.get("spark.task.resource.gpu.amount") or 1) < 1 or profile.accelerated
-    if device.compute_mode == "prohibited" or (device.compute_mode == "exclusive" and processes):
-        several = "several processes of this profile share a GPU"
-        return Finding("GPU", f"{text}; {several}", "set it: nvidia-smi --compute-mode=DEFAULT")
+    remedy = "nvidia-smi --compute-mode=DEFAULT"
+    if device.compute_mode == "prohibited":
+        return Finding("GPU", f"{text}: no process may use it", remedy)
+    shared = float(profile.get("spark.task.resource.gpu.amount") or 1) < 1 or profile.accelerated
+    if device.compute_mode == "exclusive" and shared:
+        return Finding("GPU", f"{text}, and several processes of this profile share a GPU", remedy)
     return Finding("GPU", text)
 
 
@@ -64,9 +66,7 @@ def _torch(driver: Driver) -> Iterator[Finding]:
 
     built = torch.version.cuda
     if built is None:
-        yield Finding(
-            "torch", f"{torch.__version__} is built without CUDA", "install the packages of the lock file"
-        )
+        yield Finding("torch", f"{torch.__version__} is built without CUDA", _LOCKED)
         return
     needed = int(built.split(".")[0])
     if driver.cuda[0] < needed:
@@ -118,20 +118,21 @@ def _accelerator(profile: Profile, devices: Sequence[Device]) -> Iterator[Findin
         return  # reported by setup.doctor.software.accelerator
     try:
         with ZipFile(jar) as packed:
-            facts = packed.read("cudf-java-version-info.properties").decode()
+            built = _BUILT_FOR.search(packed.read("cudf-java-version-info.properties").decode())
     except (BadZipFile, KeyError, OSError):
-        return
-    built = _BUILT_FOR.search(facts)
+        built = None
     numbers = [number for number in built[1].split(";") if number] if built else []
-    for device in devices if numbers else ():
-        # NVIDIA builds the newest architecture also as intermediate code.
-        if not runs_on(
-            device.capability, [*(f"sm_{number}" for number in numbers), f"compute_{numbers[-1]}"]
-        ):
-            yield Finding(
-                "accelerator", f"{jar} has no code for {device.name} ({', '.join(numbers)})",
-                "install a release that supports this GPU: docs/gpu.md",
-            )  # fmt: skip
+    if not numbers:
+        yield Finding("accelerator", f"{jar} does not say for which GPUs it is built; this was not checked")
+        return
+    listed = ", ".join(numbers)
+    yield Finding("accelerator", f"{jar} is built for the compute capabilities {listed}")
+    # RAPIDS builds the last one also as intermediate code (rapids-cmake, rapids_cuda_set_architectures).
+    code = [*(f"sm_{number}" for number in numbers), f"compute_{numbers[-1]}"]
+    for device in devices:
+        if not runs_on(device.capability, code):
+            remedy = "install a release that supports this GPU: docs/gpu.md"
+            yield Finding("accelerator", f"{jar} has no code for {device.name} ({listed})", remedy)
 
 
 def _discovery(profile: Profile, devices: int) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from spark.accelerator import accelerator_settings, shim_for, shims_of
 
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
-# Programs that a probe of another interpreter prints: its version and where it finds our packages.
+# What another interpreter runs: it imports our packages, and prints its version and that of pyspark.
 _PROBE = "import platform, conf.types, pyspark; print(platform.python_version(), pyspark.__version__)"
 _PROBE_LIMIT_S = 60
 
@@ -126,7 +126,7 @@ def jars(profile: Profile) -> Iterator[Finding]:
         for entry in (profile.get(key) or "").split("," if key == "spark.jars" else ":")
     ]
     for key, entry in entries:
-        path = entry.removeprefix("file://").removeprefix("local://")
+        path = re.sub(r"^(file|local):(//)?", "", entry)
         is_here = path and "://" not in path and "rapids" not in Path(path).name  # see `accelerator`
         if is_here and not any(Path(path).parent.glob(Path(path).name)):
             yield Finding(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import socket
 import subprocess
@@ -238,7 +237,9 @@ def test_other_interpreters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_jars_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.jar").touch()
-    named = profile(spark__jars=f"{tmp_path}/a.jar,{tmp_path}/b.jar,s3a://bucket/c.jar")
+    named = profile(
+        spark__jars=f"{tmp_path}/a.jar,file:{tmp_path}/a.jar,local://{tmp_path}/b.jar,s3a://bucket/c.jar"
+    )
     assert wrong(list(software.jars(named))) == {
         "jars": f"spark.jars names {tmp_path}/b.jar, which does not exist"
     }
@@ -282,6 +283,5 @@ def test_the_compiler_that_triton_needs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     assert "does not start" in wrong(list(software.compiler(trained)))["C compiler"]
     monkeypatch.setenv("CC", "gcc")
-    assert os.environ["CC"] == "gcc"
     [finding] = software.compiler(trained)
     assert finding.fine or "Python.h" in finding.text

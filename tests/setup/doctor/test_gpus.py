@@ -110,7 +110,7 @@ def test_a_driver_that_does_not_work(profile: Profile, library: str, monkeypatch
         ({"devices": 2}, "discovery script", "prints 1 addresses, the driver shows 2"),
         ({"version": 11080}, "torch", "the driver supports 11.8"),
         ({"major": 3, "minor": 5}, "torch", "it has no code for Fake H200"),
-        ({"mode": 2}, "GPU", "compute mode prohibited"),
+        ({"mode": 2}, "GPU", "compute mode prohibited: no process may use it"),
     ],
 )
 def test_one_thing_is_wrong(
@@ -173,8 +173,11 @@ def test_the_accelerators_jar_says_for_which_gpus_it_is_built(
         )
     base = with_script(read_profile(["etl-gpu"]), tmp_path, '{"addresses": ["0"]}')
     accelerated = Profile(base.names, {**base.settings, "spark.executor.extraClassPath": str(jar)})
-    mistakes = dict(wrong(found(accelerated, library, monkeypatch, major=major)))
-    assert ("accelerator" not in mistakes) == fine
+    findings = found(accelerated, library, monkeypatch, major=major)
+    assert ("accelerator" not in dict(wrong(findings))) == fine
+    assert f"{jar} is built for the compute capabilities 70, 75, 80, 86, 90" in [
+        finding.text for finding in findings
+    ]
 
 
 @pytest.mark.parametrize(
