@@ -36,18 +36,20 @@ constexpr int64_t kLongest = sizeof(Sixteen) / sizeof(float), kMostRows = Regist
 struct Scratch {
     int64_t padded;  // the vectors, rounded up to whole registers
     int64_t rows;
-    std::vector<float> vectors;   // (rows, E)
+    int64_t step;                 // E, rounded up to whole registers; the numbers from E on stay zero
+    std::vector<float> vectors;   // (rows, step)
     std::vector<float> columns;   // (E, padded), the transposed vectors
     std::vector<float> square;    // (rows, padded)
-    std::vector<float> products;  // (rows, E), or the dot products in the order of the result
+    std::vector<float> products;  // (rows, step), or the dot products in the order of the result
 
     explicit Scratch(const Batch& b)
         : padded((b.vectors + kLongest - 1) / kLongest * kLongest),
           rows(b.vectors + kMostRows),
-          vectors(rows * b.dim),
+          step((b.dim + kLongest - 1) / kLongest * kLongest),
+          vectors(rows * step),
           columns(b.dim * padded),
           square(rows * padded),
-          products(std::max(rows * b.dim, b.vectors * (b.vectors - 1) / 2 + kLongest)) {}
+          products(std::max(rows * step, b.vectors * (b.vectors - 1) / 2 + kLongest)) {}
 };
 
 // Copies whole registers: at least `count` numbers, and less than one register more.
@@ -57,10 +59,18 @@ INLINE void copy_registers(float* into, const float* from, int64_t count) {
     for (int64_t i = 0; i < count; i += R::kLanes) store(into + i, load<Lanes>(from + i));
 }
 
+// Copies `count` vectors of E numbers. `step_from` and `step_into` are the distances of their first numbers.
+INLINE void copy(int64_t count, int64_t dim, const float* from, int64_t step_from, float* into, int64_t step_into) {
+    if (step_from == dim && step_into == dim)
+        std::memcpy(into, from, count * dim * sizeof(float));
+    else
+        for (int64_t i = 0; i < count; ++i) std::memcpy(into + i * step_into, from + i * step_from, dim * sizeof(float));
+}
+
 INLINE void copy_vectors(const Batch& b, int64_t row, Scratch& scratch) {
-    const int64_t first = b.first * b.dim, rest = b.vectors * b.dim - first;
-    std::memcpy(scratch.vectors.data(), b.bottom + row * first, first * sizeof(float));
-    std::memcpy(scratch.vectors.data() + first, b.embedded + row * rest, rest * sizeof(float));
+    const int64_t others = b.vectors - b.first;
+    copy(b.first, b.dim, b.bottom + row * b.first * b.dim, b.dim, scratch.vectors.data(), scratch.step);
+    copy(others, b.dim, b.embedded + row * others * b.dim, b.dim, scratch.vectors.data() + b.first * scratch.step, scratch.step);
 }
 
 template <class R>
@@ -70,12 +80,12 @@ INLINE void interact(const Batch& b, int64_t begin, int64_t end, Scratch& scratc
     for (int64_t row = begin; row < end; ++row) {
         copy_vectors(b, row, scratch);
         for (int64_t f = 0; f < b.vectors; ++f)
-            for (int64_t e = 0; e < b.dim; ++e) columns[e * padded + f] = vectors[f * b.dim + e];
+            for (int64_t e = 0; e < b.dim; ++e) columns[e * padded + f] = vectors[f * scratch.step + e];
         std::fill_n(square, scratch.rows * padded, 0.0f);
         for (int64_t block = 0; block < b.vectors; block += R::kRows) {
             // The products with later vectors are left out.
             const int64_t needed = std::min((block + R::kRows + R::kLanes - 1) / R::kLanes * R::kLanes, padded);
-            add_product<R>(R::kRows, b.dim, needed, vectors + block * b.dim, b.dim, columns, padded, square + block * padded, padded);
+            add_product<R>(R::kRows, b.dim, needed, vectors + block * scratch.step, scratch.step, columns, padded, square + block * padded, padded);
         }
         float* packed = scratch.products.data();
         for (int64_t i = 0; i < b.vectors; packed += i++) copy_registers<R>(packed, square + i * padded, i);
@@ -87,8 +97,9 @@ INLINE void interact(const Batch& b, int64_t begin, int64_t end, Scratch& scratc
 
 template <class R>
 INLINE void differentiate(const Batch& b, int64_t begin, int64_t end, Scratch& scratch) {
-    const int64_t padded = scratch.padded, first = b.first * b.dim, rest = b.vectors * b.dim - first;
+    const int64_t padded = scratch.padded, step = scratch.step, first = b.first * b.dim, others = b.vectors - b.first;
     const int64_t rows = (b.vectors + R::kRows - 1) / R::kRows * R::kRows;
+    const int64_t columns = (b.dim + R::kLanes - 1) / R::kLanes * R::kLanes;
     float *vectors = scratch.vectors.data(), *square = scratch.square.data(), *products = scratch.products.data();
     for (int64_t row = begin; row < end; ++row) {
         copy_vectors(b, row, scratch);
@@ -97,11 +108,11 @@ INLINE void differentiate(const Batch& b, int64_t begin, int64_t end, Scratch& s
         for (int64_t i = 0; i < b.vectors; of_pairs += i++) {  // the diagonal stays zero
             for (int64_t j = 0; j < i; ++j) square[i * padded + j] = square[j * padded + i] = of_pairs[j];
         }
-        std::memcpy(products, gradient, first * sizeof(float));
-        std::fill_n(products + first, rows * b.dim - first, 0.0f);
-        add_product<R>(rows, b.vectors, b.dim, square, padded, vectors, b.dim, products, b.dim);
-        std::memcpy(b.bottom_gradient + row * first, products, first * sizeof(float));
-        std::memcpy(b.embedded_gradient + row * rest, products + first, rest * sizeof(float));
+        std::fill_n(products, rows * step, 0.0f);
+        copy(b.first, b.dim, gradient, b.dim, products, step);
+        add_product<R>(rows, b.vectors, columns, square, padded, vectors, step, products, step);
+        copy(b.first, b.dim, products, step, b.bottom_gradient + row * first, b.dim);
+        copy(others, b.dim, products + b.first * step, step, b.embedded_gradient + row * others * b.dim, b.dim);
     }
 }
 
