@@ -21,7 +21,7 @@ from airflow_dags.overrides import DEFAULT_KEYS
 VARIABLE = "nightrank"
 SPARK_CONNECTION = "spark_default"
 POOL = "nightrank_spark"
-_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment", "param_keys"}
+_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment", "param_keys", "check_node"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Settings:
         spark_submit: the program that starts jobs.
         environment: environment variables of the jobs, added to those of Airflow.
         param_keys: the keys that the Param `set` of a run may change (airflow_dags/overrides.py).
+        check_node: whether each task first checks that its worker can run the job.
     """
 
     home: str
@@ -45,6 +46,7 @@ class Settings:
     spark_submit: str
     environment: Mapping[str, str]
     param_keys: tuple[str, ...] = DEFAULT_KEYS
+    check_node: bool = False
 
     def profile(self, job: str) -> str:
         """Returns the Spark profile of a job."""
@@ -75,11 +77,29 @@ def settings_of(values: Any) -> Settings:
         raise _wrong(f"has unknown keys {unknown}; known: {sorted(_KEYS)}")
     if missing := sorted({"home", "config", "profiles"} - set(values)):
         raise _wrong(f"lacks the keys {missing}")
-    profiles, overrides, environment = (
+    _check_types(values)
+    home = str(values["home"])
+    if not (Path(home) / "jobs").is_dir():
+        raise _wrong(f"names home={home}, which has no folder `jobs` on this worker")
+    submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
+    if which(submit) is None:
+        raise _wrong(f"names spark_submit={submit}, which is not a program on this worker")
+    named = {name: str(value) for name, value in values.get("environment", {}).items()}
+    return Settings(
+        home,
+        str(values["config"]),
         values["profiles"],
-        values.get("set", []),
-        values.get("environment", {}),
+        tuple(values.get("set", [])),
+        submit,
+        named,
+        tuple(values.get("param_keys", DEFAULT_KEYS)),
+        values.get("check_node", False),
     )
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    """Raises the error of `read_settings` if a value of the Variable has the wrong type."""
+    profiles, overrides = values["profiles"], values.get("set", [])
     if not isinstance(profiles, dict) or "default" not in profiles:
         raise _wrong(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
     if not _are_texts(overrides):
@@ -87,16 +107,11 @@ def settings_of(values: Any) -> Settings:
     param_keys = values.get("param_keys", list(DEFAULT_KEYS))
     if not _are_texts(param_keys):
         raise _wrong(f'needs param_keys=["a.b", "a.", …], and has {param_keys!r}')
+    environment, check_node = values.get("environment", {}), values.get("check_node", False)
     if not isinstance(environment, dict):
         raise _wrong(f"needs environment={{name: value}}, and has {environment!r}")
-    home = str(values["home"])
-    if not (Path(home) / "jobs").is_dir():
-        raise _wrong(f"names home={home}, which has no folder `jobs` on this worker")
-    submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
-    if which(submit) is None:
-        raise _wrong(f"names spark_submit={submit}, which is not a program on this worker")
-    named = {name: str(value) for name, value in environment.items()}
-    return Settings(home, str(values["config"]), profiles, tuple(overrides), submit, named, tuple(param_keys))
+    if not isinstance(check_node, bool):
+        raise _wrong(f"needs check_node=true or false, and has {check_node!r}")
 
 
 def _are_texts(values: Any) -> bool:

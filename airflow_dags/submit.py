@@ -15,6 +15,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from airflow_dags.job_hook import JobHook
+from airflow_dags.node_check import check_node
 from airflow_dags.overrides import refusal
 from airflow_dags.retries import failure, timeout_of
 from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_settings, require_spark_connection
@@ -110,6 +111,9 @@ class JobOperator(SparkSubmitOperator):
         asked = asked_overrides(context["params"], self._settings)
         self._call = Call(self.job or step["job"], step["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
+        if self._settings.check_node:
+            used = (*self._settings.overrides, *self._call.overrides)
+            check_node(self._call.job, used, self._settings, self.log)
         self._hook = None  # a retry in this process must not reuse the hook of the last attempt
         try:
             super().execute(context)

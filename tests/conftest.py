@@ -16,10 +16,12 @@ from conf.garbage import ignore_imported
 from conf.waiting_threads import limit_spinning
 from spark.properties import read_properties
 from spark.session import build_session
+from tests.checked_device import register_checked_device
 from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
 limit_spinning()  # test files import torch before our packages
+register_checked_device()
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Checks this node, prints the findings, and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        profile = read_profile(options.profile)
+        profile = read_profile(options.profile, options.master)
         path = options.lake
         if options.config is not None and path is None:
             path = load_config(options.config, options.set).lake
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a properties file, or the name of one in conf/spark, such as etl-gpu; may be given several "
         "times, in the order in which the files are appended",
     )  # fmt: skip
+    parser.add_argument("--master", metavar="URL", help="the master of the jobs, if not that of the profile")
     parser.add_argument("--lake", metavar="PATH", help="also check this lake: path or URI")
     parser.add_argument("--config", metavar="YAML", help="also check the lake of this configuration")
     parser.add_argument(

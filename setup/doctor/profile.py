@@ -76,8 +76,10 @@ class Profile:
         return heap + (overhead if stated is None else size_of("spark.executor.memoryOverhead", stated))
 
 
-def read_profile(names: Sequence[str]) -> Profile:
+def read_profile(names: Sequence[str], master: str | None = None) -> Profile:
     """Reads properties files. A name is a path, or that of a file in conf/spark without its ending.
+
+    `master` replaces the profile's, as the option --master of spark-submit does.
 
     Raises:
         ConfigError: there is no such file.
@@ -92,6 +94,8 @@ def read_profile(names: Sequence[str]) -> Profile:
                 f"give the path of a properties file, or one of: {known}",
             )
         settings |= read_properties(path)
+    if master is not None:
+        settings["spark.master"] = master
     return Profile(tuple(names), settings)
 
 

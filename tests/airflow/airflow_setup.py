@@ -54,7 +54,7 @@ SMALL_LOG = [
 _PROGRAM = """#!/bin/bash
 for word in "$@"; do case "$word" in */jobs/*.py) job=$(basename "$word" .py);; esac; done
 ends={folder}/$job
-if [ -s "$ends" ]; then
+if [ -n "$job" ] && [ -s "$ends" ]; then
     end=$(head -1 "$ends"); sed -i 1d "$ends"
     echo "planned end: $end"
     [ "$end" = kill ] && kill -9 $$

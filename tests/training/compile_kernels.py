@@ -1,12 +1,19 @@
-"""Compiles every kernel for compute capability 9.0 with the shapes of DLRM on Criteo, and prints its name.
+"""Compiles every kernel for GPUs of several generations, with the shapes of DLRM on Criteo.
 
-It needs no GPU.
+Prints a line of JSON for each kernel and generation: registers per thread, bytes of a thread's stack (where
+registers are stored if there are too few), and bytes of shared memory per program. It needs no GPU: Triton
+contains the assembler, and a program that reads these numbers from its result.
 
 It is a script, because a process that imported a kernel for the interpreter cannot compile it any more.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +25,6 @@ from training.kernels import interaction, lookup, row_update
 from training.kernels.rounding import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
-PAIRS = {"FIRST": 1, "VECTORS": 27, "DIM": 128, "BLOCK": 32, "BLOCK_DIM": 128, "PRECISION": "tf32"}
 STEP = {"DIM": 128, "ADAGRAD": True, "MANTISSA": mantissa, "LOWEST": lowest, "BLOCK": 128, "CHUNK": 32}
 TABLE = {
     "weight": "*bf16",
@@ -28,39 +34,53 @@ TABLE = {
     "seed": "i64",
     "step": "i64",
 }
-VECTORS = {"bottom": "*bf16", "embedded": "*fp32"}
+
+# Compute capabilities of A100, H100 and H200, and B200.
+CAPABILITIES = (80, 90, 100)
+GATHERED = {
+    "ids": "*i64",
+    "first_row": "*i64",
+    "column": "*i32",
+    "width": "*i32",
+    "out": "*fp32",
+    "vectors": "i32",
+    "columns": "i32",
+    "num_features": "i32",
+    "lists_from": "i32",
+}
+
+
+def gathers() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """The gather for tables in both widths, without lists and with short and long ones, as `gather` calls it."""
+    block = lookup.block_of(128)
+    shape = {"PAD": 0, "DIM": 128, "MEAN": True, "BLOCK": block, "BLOCK_DIM": 128}
+    return [
+        (lookup._gather, {"weight": kind, **GATHERED}, {**shape, "LONGEST": longest}, 4)
+        for kind in ("*bf16", "*fp32")
+        for longest in (1, 4, 50)
+    ]
+
+
+def interactions() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """The interaction in bf16 and fp16, in TF32 and in exact float32; of Criteo's 27 vectors, and of the most."""
+    kernels = []
+    for kind, precision in (("*bf16", "tf32"), ("*fp16", "tf32"), ("*fp32", "tf32"), ("*fp32", "ieee")):
+        vectors = {"bottom": kind, "embedded": "*fp32"}
+        gradients = {"gradient": kind, "bottom_gradient": kind, "embedded_gradient": "*fp32"}
+        for count in (27, 64):
+            program = interaction.program_of(count, 128, exact=precision == "ieee")
+            warps = program.pop("num_warps")
+            shape = {"FIRST": 1, "VECTORS": count, "DIM": 128, "PRECISION": precision, **program}
+            kernels += [
+                (interaction._forward, {**vectors, "out": kind, "width": "i32"}, shape, warps),
+                (interaction._backward, {**vectors, **gradients, "width": "i32"}, shape, warps),
+            ]
+    return kernels
+
 
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
-    (
-        lookup._gather,
-        {
-            "weight": "*bf16",
-            "ids": "*i64",
-            "first_row": "*i64",
-            "column": "*i32",
-            "width": "*i32",
-            "out": "*fp32",
-            "vectors": "i32",
-            "columns": "i32",
-            "num_features": "i32",
-            "lists_from": "i32",
-        },
-        {"PAD": 0, "DIM": 128, "LONGEST": 4, "MEAN": True, "BLOCK": 32, "BLOCK_DIM": 128},
-        4,
-    ),
-    (interaction._forward, {**VECTORS, "out": "*bf16", "width": "i32"}, PAIRS, 4),
-    (
-        interaction._backward,
-        {
-            **VECTORS,
-            "gradient": "*bf16",
-            "bottom_gradient": "*bf16",
-            "embedded_gradient": "*fp32",
-            "width": "i32",
-        },
-        PAIRS,
-        4,
-    ),
+    *gathers(),
+    *interactions(),
     (
         row_update._add_up,
         {
@@ -106,10 +126,26 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     ),
 ]
 
-for kernel, signature, constants, warps in KERNELS:
-    source = ASTSource(
-        kernel, signature={**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants
-    )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    assert compiled.asm["cubin"]
-    print(kernel.__name__)
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """Registers and stack of a compiled kernel, as NVIDIA's tool reads them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    assert found is not None, done.stdout
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+for capability in CAPABILITIES:
+    for kernel, signature, constants, warps in KERNELS:
+        source = ASTSource(
+            kernel, signature={**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants
+        )
+        target = GPUTarget("cuda", capability, 32)
+        compiled = triton.compile(source, target=target, options={"num_warps": warps})
+        facts = {"kernel": kernel.__name__, "capability": capability, "threads": 32 * warps}
+        print(json.dumps({**facts, **usage(compiled.asm["cubin"]), "shared": compiled.metadata.shared}))

@@ -52,7 +52,11 @@ class ItemComparison:
         self._positions = ItemPositions(catalogue)
         self._num_shards = num_shards
         columns = id_columns(spec, multi_hot)
-        self._dense_columns, self._id_columns = columns_of_items(spec, columns)
+        # As tensors on the device: a list would be copied to a GPU in every step.
+        self._dense_columns, self._id_columns = (
+            torch.tensor(places, dtype=torch.int64, device=catalogue.items.device)
+            for places in columns_of_items(spec, columns)
+        )
         self._unknown = unknown
         self._full = train.loss == "full_softmax"
         if self._full:
@@ -83,8 +87,8 @@ class ItemComparison:
             compared = CatalogueItems(self._dense, self._catalogue_ids(batch.epoch), self._starts, own)
         else:
             compared = BatchItems(
-                _spread(dense[:, self._dense_columns], self._dense_columns, dense.shape[1]),
-                _spread(categorical[:, self._id_columns], self._id_columns, categorical.shape[1]),
+                _columns_alone(dense, self._dense_columns),
+                _columns_alone(categorical, self._id_columns),
                 items,
                 self._log_shares[own],
             )
@@ -109,11 +113,14 @@ class ItemComparison:
         return self._unknown.replace(self._ids, self._unknown.keys(catalogue.items, days, epoch))
 
 
-def _spread(values: Tensor, columns: list[int], width: int) -> Tensor:
+def _spread(values: Tensor, columns: Tensor, width: int) -> Tensor:
     """Returns (R, width): the columns (R, C) of `values` at the positions `columns`, and zeros elsewhere."""
-    rows = values.new_zeros(len(values), width)
-    rows[:, columns] = values
-    return rows
+    return values.new_zeros(len(values), width).index_copy_(1, columns, values)
+
+
+def _columns_alone(values: Tensor, columns: Tensor) -> Tensor:
+    """Returns a copy of `values` (R, W) with zeros in all columns but `columns`."""
+    return _spread(values.index_select(1, columns), columns, values.shape[1])
 
 
 def _log_shares(catalogue: ItemCatalogue) -> Tensor:

@@ -30,6 +30,10 @@ from torch import Tensor
 from training.kernels.torch_operators import differentiable, operator
 
 _BLOCK_DIM = 128
+# Without tensor cores, a thread holds whole rows of both factors. With more numbers per row, or with four
+# warps for more vectors, the compiler would store registers in memory
+# (tests/training/test_compiled_kernels.py).
+_EXACT_BLOCK_DIM, _EXACT_BLOCK = 16, 32
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
@@ -97,6 +101,22 @@ def _width(bottom: Tensor, embedded: Tensor) -> int:
     return bottom.shape[1] + num_vectors * (num_vectors - 1) // 2
 
 
+def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
+    """Returns the tile of a program (an instance of a kernel) and its number of warps.
+
+    Args:
+        num_vectors, dim: F and E.
+        exact: whether products are computed in float32, without tensor cores.
+    """
+    block = max(16, triton.next_power_of_2(num_vectors))
+    widest = _EXACT_BLOCK_DIM if exact else _BLOCK_DIM
+    return {
+        "BLOCK": block,
+        "BLOCK_DIM": min(widest, max(16, triton.next_power_of_2(dim))),
+        "num_warps": 8 if exact and block > _EXACT_BLOCK else 4,
+    }
+
+
 class _Shape:
     """The compile-time arguments of both kernels. `width` is the number of columns of the output."""
 
@@ -105,16 +125,14 @@ class _Shape:
         first = int(bottom.shape[1] > 0)
         num_vectors = num_features + first
         self.width = _width(bottom, embedded)
-        block_dim = min(_BLOCK_DIM, max(16, triton.next_power_of_2(dim)))
         exact = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
         self.arguments: dict[str, Any] = {
             "width": self.width,
             "FIRST": first,
             "VECTORS": num_vectors,
             "DIM": dim,
-            "BLOCK": max(16, triton.next_power_of_2(num_vectors)),
-            "BLOCK_DIM": block_dim,
             "PRECISION": "ieee" if exact else "tf32",
+            **program_of(num_vectors, dim, exact=exact),
         }
 
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from storage.feature_spec import PAD_ID
 
-# Count of numbers that one program (instance of the kernel) gathers.
-_TILE = 4096
+# Count of numbers that one program (instance of the kernel) gathers. With 4,096, the kernel for lists would
+# need more than 255 registers per thread and store some in memory (tests/training/test_compiled_kernels.py).
+_TILE = 1024
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,7 @@ def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) 
     vectors = batch_rows * num_features
     if out.numel() == 0:
         return out
-    block_dim = triton.next_power_of_2(dim)
-    block = max(1, min(128, _TILE // block_dim))
+    block = block_of(dim)
     _gather[(triton.cdiv(vectors, block),)](
         weight,
         ids.contiguous(),
@@ -98,9 +98,14 @@ def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) 
         LONGEST=features.longest,
         MEAN=features.mean,
         BLOCK=block,
-        BLOCK_DIM=block_dim,
+        BLOCK_DIM=triton.next_power_of_2(dim),
     )
     return out
+
+
+def block_of(dim: int) -> int:
+    """Returns how many vectors of `dim` numbers one program gathers."""
+    return max(1, min(128, _TILE // triton.next_power_of_2(dim)))
 
 
 @triton.jit

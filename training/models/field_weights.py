@@ -66,4 +66,5 @@ def weights_between(matrix: Tensor, left: Sequence[int], right: Sequence[int]) -
         left, right: the positions of L and N vectors; no position is in both.
     """
     symmetric = matrix + matrix.t()
-    return symmetric[list(left)][:, list(right)]
+    rows, columns = (torch.tensor(side, dtype=torch.int64, device=matrix.device) for side in (left, right))
+    return symmetric.index_select(0, rows).index_select(1, columns)

@@ -33,7 +33,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     """
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
     begins[1:] = (sequences[1:] != sequences[:-1]).any(dim=1)
-    begins[list(starts)] = True
+    begins[torch.tensor(starts, dtype=torch.int64, device=begins.device)] = True
     return begins.nonzero().flatten(), begins.cumsum(0) - 1
 
 
