@@ -25,7 +25,15 @@ from training.kernels import interaction, lookup, row_update
 from training.kernels.rounding import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
-STEP = {"DIM": 128, "ADAGRAD": True, "MANTISSA": mantissa, "LOWEST": lowest, "BLOCK": 128, "CHUNK": 32}
+STEP = {
+    "DIM": 128,
+    "ADAGRAD": True,
+    "NAMED": True,
+    "MANTISSA": mantissa,
+    "LOWEST": lowest,
+    "BLOCK": 128,
+    "CHUNK": 32,
+}
 TABLE = {
     "weight": "*bf16",
     "accumulator": "*fp32",
@@ -85,6 +93,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         row_update._add_up,
         {
             "rows": "*i32",
+            "names": "*i64",
             "origin": "*i64",
             "gradient": "*bf16",
             "scales": "*fp32",
@@ -97,7 +106,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     ),
     (
         row_update._finish,
-        {"rows": "*i32", "parts": "*fp32", "lookups": "i32", **TABLE},
+        {"rows": "*i32", "names": "*i64", "parts": "*fp32", "lookups": "i32", **TABLE},
         {**STEP, "PARTS": 16},
         1,
     ),
@@ -105,6 +114,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         row_update._add_up,  # of a linear part's weights: one number a row, plain SGD
         {
             "rows": "*i64",
+            "names": "*i64",
             "origin": "*i64",
             "gradient": "*fp32",
             "scales": "*fp32",
@@ -117,6 +127,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
             "SCALED": False,
             "DIM": 1,
             "ADAGRAD": False,
+            "NAMED": False,
             "MANTISSA": 0,
             "LOWEST": 0,
             "BLOCK": 1,

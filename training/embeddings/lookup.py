@@ -32,21 +32,31 @@ class ListElements:
         ids, features: (n,) int64, the id of each element, and the index of the feature that contains the
             element.
         counts: (G, B) int64, the number of ids in each list.
+        masks: for each list feature (B, its columns), whether a column has an id.
     """
 
     ids: Tensor
     features: Tensor
     counts: Tensor
+    masks: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
         """Returns the elements of `ids` (B, Σ lengths), which has the columns of all list features."""
         lists = ids.split(list(lengths), dim=1)
-        masks = [columns != PAD_ID for columns in lists]
+        masks = tuple(columns != PAD_ID for columns in lists)
         elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
         features = [torch.full_like(ids, first_feature + index) for index, ids in enumerate(elements)]
         counts = torch.stack([mask.sum(dim=1) for mask in masks])
-        return cls(torch.cat(elements), torch.cat(features), counts)
+        return cls(torch.cat(elements), torch.cat(features), counts, masks)
+
+    def laid_out(self, values: Tensor) -> Tensor:
+        """Returns (B, Σ lengths): the `values` (n,) of the elements, at the columns of their ids, and zeros."""
+        flat = torch.cat([mask.flatten() for mask in self.masks])
+        columns = torch.zeros(len(flat), dtype=values.dtype, device=values.device)
+        columns.masked_scatter_(flat, values)  # unlike an assignment by a mask, it does not wait for a GPU
+        parts = columns.split([mask.numel() for mask in self.masks])
+        return torch.cat([part.view_as(mask) for part, mask in zip(parts, self.masks, strict=True)], dim=1)
 
     @cached_property
     def bags(self) -> Tensor:

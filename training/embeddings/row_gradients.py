@@ -25,13 +25,13 @@ class SummedRowGradient:
 
 @dataclass(frozen=True)
 class LookupGradient:
-    """The gradient of the vectors that a batch looked up, with one entry per lookup.
+    """The gradient of the vectors that a batch looked up, with one entry per lookup or per rank.
 
-    If a row was looked up several times, it has several entries. The update kernel sums the entries of a row
-    (training/kernels/row_update.py).
+    If a row was looked up several times, or by several ranks, it has several entries. The update kernel sums
+    the entries of a row (training/kernels/row_update.py).
 
     Attributes:
-        rows: (N,) int64, the index of the row that each lookup reads, in any order.
+        rows: (N,) int64, the index of the row that each entry belongs to, in any order.
         values: (M, E), the gradients of the looked-up vectors.
         sources: (N,) int64, the index of the row of `values` that belongs to each lookup. None means that
             lookup n uses row n.

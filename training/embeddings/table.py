@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
-from training.embeddings.exchange import ExchangedRows, fetch, return_gradient, sum_over_ranks
+from training.embeddings.exchange import ExchangedRows, fetch
 from training.embeddings.initial_rows import fill_rows
 from training.embeddings.lookup import BatchLookup, ListElements, Pooling
+from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import Groups, RowBlock, group, sum_rows
+from training.embeddings.rows import Groups, RowBlock, group
 
 
 class StackedEmbedding(nn.Module):
@@ -76,7 +77,7 @@ class StackedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
         self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
-        self._lookups: list[BatchLookup] = []
+        self._pending = PendingLookups(self.placement, self.router, pooling, collectives)
         # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
         self._seed = int(torch.randint(2**62, ()))
 
@@ -149,7 +150,7 @@ class StackedEmbedding(nn.Module):
         """Returns the vectors of a lookup. In training, keeps the lookup until its gradient is read."""
         if torch.is_grad_enabled() and self.training:
             lookup.vectors.requires_grad_()
-            self._lookups.append(lookup)
+            self._pending.add(lookup)
         return lookup.vectors
 
     def _rows_to_read(self, keys: Tensor) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
@@ -166,12 +167,15 @@ class StackedEmbedding(nn.Module):
         keys = self._keys(single, self.router.features[: self._num_single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        with_kernels = self.on_kernels and not self.placement.exchanges and self.weight.dtype != torch.int8
-        if with_kernels:
+        with_kernels = self.on_kernels and self.weight.dtype != torch.int8
+        if with_kernels and not self.placement.exchanges:
             first_rows = self.router.replicated_places[: len(self.cardinalities)]
             vectors = kernels.look_up(self.weight, ids, first_rows, self.list_lengths, self.pooling == "mean")
             return BatchLookup(vectors, keys, lists)
         table, positions, groups, exchanged = self._rows_to_read(keys)
+        if with_kernels:
+            vectors = self._gather_exchanged(table, positions, single.shape, lists)
+            return BatchLookup(vectors, keys, lists, groups, exchanged)
         vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
@@ -183,6 +187,25 @@ class StackedEmbedding(nn.Module):
             vectors = torch.cat([vectors, pooled], dim=1)
         return BatchLookup(vectors, keys, lists, groups, exchanged)
 
+    def _gather_exchanged(
+        self, table: Tensor, positions: Tensor, single: torch.Size, lists: ListElements | None
+    ) -> Tensor:
+        """Returns the vectors (B, C, E) from the rows that ranks exchanged, computed by the lookup kernel.
+
+        Args:
+            table: (U, E) float32, the rows.
+            positions: (N,), for each element, the index of its row in `table`.
+            single: the shape (B, S) of the ids of features that are not lists.
+            lists: the elements of lists.
+        """
+        # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
+        numbers = positions + 1
+        ids = numbers[: single.numel()].view(single)
+        if lists is not None:
+            ids = torch.cat([ids, lists.laid_out(numbers[single.numel() :])], dim=1)
+        first_rows = torch.full((len(self.cardinalities),), -1, dtype=torch.int64, device=table.device)
+        return kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
         return table.index_select(0, positions).float()
@@ -192,68 +215,13 @@ class StackedEmbedding(nn.Module):
             return self.router.keys(ids, features)
         return ids + self.router.replicated_places[features]
 
-    @torch.no_grad()
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
-        """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
+        """Returns and clears the gradient since the last call; see `PendingLookups.take_gradient`."""
+        return self._pending.take_gradient(self.weight, collectives)
 
-        The result has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the
-        same gradient.
-
-        Args:
-            collectives: the collectives of the ranks that train on parts of one batch.
-        """
-        lookups, self._lookups = self._lookups, []
-        lookups = [lookup for lookup in lookups if lookup.vectors.grad is not None]
-        parts = [self._gradient(lookup) for lookup in lookups]
-        replicated = self._sum([(part.rows, part.values) for part, _ in parts], distinct=len(parts) == 1)
-        replicated = sum_over_ranks(replicated, collectives, self.router.span)
-        if not self.placement.exchanges:
-            return replicated
-        owned = self._sum([part for _, part in parts if part is not None], distinct=False)
-        return SummedRowGradient(
-            torch.cat([replicated.rows, owned.rows]), torch.cat([replicated.values, owned.values])
-        )
-
-    @torch.no_grad()
-    def take_lookup_gradient(self) -> LookupGradient | None:
-        """Returns and clears the gradient of the only batch since the last call, with one entry per lookup.
-
-        Returns:
-            None if rows are exchanged, or if there was not exactly one batch. In this case nothing is
-            cleared; use `take_gradient` instead.
-        """
-        if self.placement.exchanges or len(self._lookups) != 1:
-            return None
-        lookup = self._lookups.pop()
-        return LookupGradient(lookup.keys, *lookup.gradients(self.pooling))
-
-    def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
-        """Returns the gradient of one lookup.
-
-        Returns:
-            First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
-            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
-            rows are exchanged.
-        """
-        flat, sources, weights = lookup.gradients(self.pooling)
-        groups = lookup.groups or group(lookup.keys, self.router.span)
-        values = groups.sum(flat, sources, weights)
-        if lookup.exchanged is None:
-            return SummedRowGradient(groups.keys, values), None
-        owned, replicated = return_gradient(values, lookup.exchanged, self._collectives)
-        return replicated, (lookup.exchanged.requested, owned)
-
-    def _sum(self, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool) -> SummedRowGradient:
-        """Sums the values of the same row over all pairs (rows, values) in `parts`.
-
-        Pass `distinct=True` if no row occurs twice.
-        """
-        weight = self.weight
-        no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
-        no_values = torch.zeros(0, weight.shape[1], device=weight.device)
-        rows = torch.cat([no_rows, *(rows for rows, _ in parts)])
-        values = torch.cat([no_values, *(values for _, values in parts)])
-        return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self.router.span)
+    def take_lookup_gradient(self, collectives: Collectives = ALONE) -> LookupGradient | None:
+        """Returns and clears the gradient of one batch; see `PendingLookups.take_lookup_gradient`."""
+        return self._pending.take_lookup_gradient(collectives)
 
     @torch.no_grad()
     def add_to_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
@@ -272,6 +240,12 @@ class StackedEmbedding(nn.Module):
         unsharded = self.router.unsharded_rows(rows)
         rounded = round_stochastically(values, self.weight.dtype, self._seed + step, unsharded)
         self.weight.index_copy_(0, rows, rounded)
+
+    def _names(self, rows: Tensor) -> Tensor | None:
+        """Returns the rows of the unsharded table for the rounding of 16 bits; None if they are not needed."""
+        if not self.placement.exchanges or self.weight.dtype == torch.float32:
+            return None
+        return self.router.unsharded_rows(rows)
 
     @torch.no_grad()
     def apply_lookup_gradient(
@@ -294,6 +268,7 @@ class StackedEmbedding(nn.Module):
             rate,
             sources=gradient.sources,
             scales=gradient.weights,
+            names=self._names(gradient.rows),
             epsilon=epsilon,
             seed=self._seed,
             step=step,

@@ -42,6 +42,7 @@ def update_rows(
     *,
     sources: Tensor | None = None,
     scales: Tensor | None = None,
+    names: Tensor | None = None,
     epsilon: float = 1e-8,
     seed: int = 0,
     step: int = 0,
@@ -58,6 +59,8 @@ def update_rows(
         sources: (N,) int64, the index of the row of `gradient` that belongs to each lookup. None means that
             lookup n uses row n.
         scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
+        names: (N,) int64, the number that stands for each lookup's row in the random bits of the rounding;
+            None means the index of the row.
         epsilon: the epsilon of row-wise Adagrad.
         seed, step: the seed, and the step of the training. Together with row and column, they determine the
             random bits of the rounding.
@@ -71,10 +74,13 @@ def update_rows(
     chunks = triton.cdiv(lookups, _CHUNK)
     parts = torch.empty(chunks, 2, dim, dtype=torch.float32, device=weight.device)
     mantissa, lowest = grid_of(weight.dtype)
+    named = names is not None and mantissa != 0
+    ordered_names = names[order] if named and names is not None else ordered
     target = (weight, weight if accumulator is None else accumulator, rate, epsilon, seed, step)
     compiled: dict[str, Any] = {
         "DIM": dim,
         "ADAGRAD": accumulator is not None,
+        "NAMED": named,
         "MANTISSA": mantissa,
         "LOWEST": lowest,
         "BLOCK": triton.next_power_of_2(dim),
@@ -82,15 +88,16 @@ def update_rows(
         "num_warps": 1 if dim <= 256 else 4,
     }
     scaled = gradient if scales is None else scales[order]
-    inputs = (ordered, origin, gradient.contiguous(), scaled, parts, lookups)
+    inputs = (ordered, ordered_names, origin, gradient.contiguous(), scaled, parts, lookups)
     _add_up[(chunks,)](*inputs, *target, SCALED=scales is not None, **compiled)
-    _finish[(chunks,)](ordered, parts, lookups, *target, PARTS=_PARTS, **compiled)
+    _finish[(chunks,)](ordered, ordered_names, parts, lookups, *target, PARTS=_PARTS, **compiled)
 
 
 @triton.jit
 def _apply(
     total,
     row,
+    name,
     weight,
     accumulator,
     rate,
@@ -103,7 +110,10 @@ def _apply(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on."""
+    """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on.
+
+    `name` stands for the row in the random bits of the rounding.
+    """
     column = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     scale = rate
@@ -114,7 +124,7 @@ def _apply(
         scale = rate / (tl.sqrt(square) + epsilon)
     values = tl.load(weight + row * DIM + column, mask=column < DIM, other=0.0).to(tl.float32) - total * scale
     if MANTISSA:
-        values = round_stochastic(values, philox(seed, step, row, column), MANTISSA, LOWEST)
+        values = round_stochastic(values, philox(seed, step, name.to(tl.int64), column), MANTISSA, LOWEST)
     tl.store(weight + row * DIM + column, values.to(weight.dtype.element_ty), mask=column < DIM)
 
 
@@ -122,6 +132,7 @@ def _apply(
 @triton.jit(do_not_specialize=["lookups", "seed", "step"])
 def _add_up(
     rows,
+    names,
     origin,
     gradient,
     scales,
@@ -136,6 +147,7 @@ def _add_up(
     SCALED: tl.constexpr,
     DIM: tl.constexpr,
     ADAGRAD: tl.constexpr,
+    NAMED: tl.constexpr,
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,9 +181,13 @@ def _add_up(
                 elif continues:
                     tl.store(parts + (chunk * 2 + 1) * DIM + column, total, mask=column < DIM)
                 else:
+                    name = row
+                    if NAMED:
+                        name = tl.load(names + index)
                     _apply(
                         total,
                         row,
+                        name,
                         weight,
                         accumulator,
                         rate,
@@ -191,6 +207,7 @@ def _add_up(
 @triton.jit(do_not_specialize=["lookups", "seed", "step"])
 def _finish(
     rows,
+    names,
     parts,
     lookups,
     weight,
@@ -201,6 +218,7 @@ def _finish(
     step: tl.int64,
     DIM: tl.constexpr,
     ADAGRAD: tl.constexpr,
+    NAMED: tl.constexpr,
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -231,9 +249,13 @@ def _finish(
             total += tl.reduce(more, 0, tl.standard._sum_combine)
             remains = tl.reduce(same.to(tl.int32), 0, tl.standard._sum_combine)
             later += PARTS
+        name = row
+        if NAMED:
+            name = tl.load(names + end)
         _apply(
             total,
             row,
+            name,
             weight,
             accumulator,
             rate,

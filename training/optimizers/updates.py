@@ -79,15 +79,14 @@ class Updates:
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
         """Returns and clears the gradients of this rank's table rows, summed over ranks, by table name.
 
-        The gradient of a table is a LookupGradient if its optimizer uses the update kernel and nothing has to
-        be summed over ranks.
+        The gradient of a table is a LookupGradient if its optimizer uses the update kernel.
         """
         return {name: self._take_row_gradient(name, collectives) for name in self._tables}
 
     def _take_row_gradient(self, name: str, collectives: Collectives) -> RowGradient:
         table = self._tables[name]
-        if collectives.size == 1 and name in self._lookup_optimizers:
-            gradient = table.take_lookup_gradient()
+        if name in self._lookup_optimizers:
+            gradient = table.take_lookup_gradient(collectives)
             if gradient is not None:
                 return gradient
         return table.take_gradient(collectives)

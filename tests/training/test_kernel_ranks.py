@@ -1,0 +1,110 @@
+"""Kernels on several ranks: rows that are exchanged are gathered and updated by kernels too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.types import Train
+from tests.training.interpreted import device_of_kernels
+from tests.training.ranks_in_threads import on_ranks
+from tests.training.test_spread_tables import PLACEMENTS, ROWS, make_model, share, unsharded
+from training import kernels
+from training.distributed.collectives import Collectives
+from training.embeddings.table import StackedEmbedding
+from training.embeddings.tables_of_model import tables_of
+from training.loop.train_step import Trainer
+
+STEPS = 2
+
+
+class Called:
+    """Counts the calls of kernels. Triton's interpreter runs one kernel at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lock = Lock()
+        for name in ("look_up", "update"):
+            monkeypatch.setattr(kernels, name, self._counted(name, getattr(kernels, name)))
+
+    def _counted(self, name: str, kernel: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                self.counts[name] += 1
+                return kernel(*arguments, **named)
+
+        return call
+
+
+def trained(
+    ranks: int, placement: str, optimizer: str, device: torch.device, **model: Any
+) -> tuple[list[float], list[tuple[StackedEmbedding, Tensor]]]:
+    """The losses, and the table of each rank."""
+    settings = {**PLACEMENTS[placement], "optimizer": optimizer}
+    train = Train.model_validate(
+        {"num_ranks": ranks, "num_shards": 4, "global_batch_size": ROWS, "embeddings": settings}
+    )
+
+    def body(collectives: Collectives) -> tuple[list[float], tuple[StackedEmbedding, Tensor]]:
+        built = make_model(collectives, settings, "deepfm", **model).to(device).train()
+        trainer = Trainer(built, train, collectives)
+        losses = [float(trainer.step(share(step, collectives).to(device), 1.0)) for step in range(STEPS)]
+        table = tables_of(built)["embedding.weight"]
+        return losses, (table, table.weight.detach().cpu())
+
+    results = on_ranks(ranks, body)
+    assert all(losses == results[0][0] for losses, _ in results)
+    return results[0][0], [table for _, table in results]
+
+
+@pytest.mark.parametrize(
+    "placement, optimizer", [*((placement, "row_wise_adagrad") for placement in PLACEMENTS), ("auto", "sgd")]
+)
+def test_ranks_with_kernels_train_as_ranks_without(
+    monkeypatch: pytest.MonkeyPatch, placement: str, optimizer: str
+) -> None:
+    cpu = torch.device("cpu")
+    expected, expected_tables = trained(2, placement, optimizer, cpu)
+    device, called = device_of_kernels(monkeypatch), Called(monkeypatch)
+    losses, tables = trained(2, placement, optimizer, device)
+    assert called.counts == {"look_up": 2 * 2 * STEPS, "update": 2 * 2 * STEPS}  # ranks, tables, steps
+    assert losses == pytest.approx(expected, rel=1e-4)
+    for mine, other in zip(unsharded(tables), unsharded(expected_tables), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+def test_rounding_does_not_depend_on_where_a_row_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over ranks round differently, which changes a few numbers; other random bits would change half."""
+    device, _ = device_of_kernels(monkeypatch), Called(monkeypatch)
+    tables = [
+        unsharded(trained(ranks, "row_wise", "sgd", device, embedding_storage="bf16")[1]) for ranks in (1, 2)
+    ]
+    alone, spread = (torch.cat(features) for features in tables)
+    assert alone.shape == spread.shape
+    assert float((alone != spread).float().mean()) < 0.02
+
+
+def test_several_lookups_of_one_step_are_summed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks then use torch's operators."""
+    device = device_of_kernels(monkeypatch)
+
+    def body(collectives: Collectives) -> tuple[str, float]:
+        model: Any = make_model(collectives, PLACEMENTS["row_wise"], "deepfm").to(device).train()
+        ids = share(0, collectives).categorical.to(device)
+        with torch.enable_grad():
+            vectors = model.embedding(ids).sum() + model.embedding(ids).sum()
+        vectors.backward()
+        assert model.embedding.take_lookup_gradient(collectives) is None
+        gradient = model.embedding.take_gradient(collectives)
+        assert len(gradient.rows.unique()) == len(gradient.rows)
+        return type(gradient).__name__, float(gradient.values.sum())
+
+    _ = Called(monkeypatch)
+    results = on_ranks(2, body)
+    assert {name for name, _ in results} == {"SummedRowGradient"}
+    assert sum(total for _, total in results) > 0

@@ -1,0 +1,118 @@
+"""The lookups of a table since the last step, and the gradient of the rows that they read.
+
+Notation: E numbers per row, N entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from training.distributed.collectives import Collectives
+from training.embeddings.exchange import return_gradient, sum_over_ranks
+from training.embeddings.lookup import BatchLookup, Pooling
+from training.embeddings.placed_rows import Placement
+from training.embeddings.router import Router
+from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.rows import group, sum_rows
+
+
+class PendingLookups:
+    """The lookups of one table whose gradients nobody has read yet.
+
+    Args:
+        placement, router, pooling: those of the table.
+        collectives: the collectives over which the table exchanges rows.
+    """
+
+    def __init__(
+        self, placement: Placement, router: Router, pooling: Pooling, collectives: Collectives
+    ) -> None:
+        self._placement, self._router, self._pooling = placement, router, pooling
+        self._collectives = collectives
+        self._lookups: list[BatchLookup] = []
+
+    def add(self, lookup: BatchLookup) -> None:
+        """Adds the lookup of a batch."""
+        self._lookups.append(lookup)
+
+    @torch.no_grad()
+    def take_gradient(self, weight: Tensor, collectives: Collectives) -> SummedRowGradient:
+        """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
+
+        The result has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the
+        same gradient.
+
+        Args:
+            weight: the table's matrix (rows, E).
+            collectives: the collectives of the ranks that train on parts of one batch.
+        """
+        lookups, self._lookups = self._lookups, []
+        lookups = [lookup for lookup in lookups if lookup.vectors.grad is not None]
+        parts = [self._gradient(lookup) for lookup in lookups]
+        of_replicated = [(part.rows, part.values) for part, _ in parts]
+        replicated = self._sum(weight, of_replicated, distinct=len(parts) == 1)
+        if self._placement.replicated_rows:
+            replicated = sum_over_ranks(replicated, collectives, self._router.span)
+        if not self._placement.exchanges:
+            return replicated
+        owned = self._sum(weight, [part for _, part in parts if part is not None], distinct=False)
+        return SummedRowGradient(
+            torch.cat([replicated.rows, owned.rows]), torch.cat([replicated.values, owned.values])
+        )
+
+    @torch.no_grad()
+    def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
+        """Returns and clears the gradient of the only batch since the last call, with repeated rows.
+
+        One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
+        row over its own lookups, and there is an entry for each rank that looked up the row. The update
+        kernel sums them.
+
+        Returns:
+            None if there was not exactly one batch. In this case nothing is cleared; use `take_gradient`
+            instead.
+        """
+        if len(self._lookups) != 1:
+            return None
+        lookup = self._lookups.pop()
+        if collectives.size == 1 and not self._placement.exchanges:
+            return LookupGradient(lookup.keys, *lookup.gradients(self._pooling))
+        part, owned = self._gradient(lookup)
+        rows, values = part.rows, part.values
+        if self._placement.replicated_rows:
+            rows, values = collectives.allgather(rows, values)
+        if owned is not None:
+            rows, values = torch.cat([rows, owned[0]]), torch.cat([values, owned[1]])
+        return LookupGradient(rows, values)
+
+    def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
+        """Returns the gradient of one lookup.
+
+        Returns:
+            First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
+            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
+            rows are exchanged.
+        """
+        flat, sources, weights = lookup.gradients(self._pooling)
+        groups = lookup.groups or group(lookup.keys, self._router.span)
+        values = groups.sum(flat, sources, weights)
+        if lookup.exchanged is None:
+            return SummedRowGradient(groups.keys, values), None
+        owned, replicated = return_gradient(values, lookup.exchanged, self._collectives)
+        return replicated, (lookup.exchanged.requested, owned)
+
+    def _sum(
+        self, weight: Tensor, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool
+    ) -> SummedRowGradient:
+        """Sums the values of the same row over all pairs (rows, values) in `parts`.
+
+        Pass `distinct=True` if no row occurs twice.
+        """
+        no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
+        no_values = torch.zeros(0, weight.shape[1], device=weight.device)
+        rows = torch.cat([no_rows, *(rows for rows, _ in parts)])
+        values = torch.cat([no_values, *(values for _, values in parts)])
+        return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self._router.span)
