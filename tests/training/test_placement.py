@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
+from tests.checked_device import checked_device
 from training.embeddings.placed_rows import Placement
 from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.router import Router
@@ -79,8 +80,15 @@ def test_keys_lead_to_the_row_of_the_owner_and_back(shape: TableShape, ranks: in
     for router, block_rows in zip(routers, held, strict=True):
         rows = router.unsharded_rows(torch.arange(len(block_rows)))
         assert [pairs[row] for row in rows.tolist()] == block_rows
-    counts = routers[0].counts(keys.sort().values)
+    twice = torch.cat([keys, keys[: len(keys) // 2]])
+    groups, counts = routers[0].group(twice)
     assert counts == [int((owners == owner).sum()) for owner in range(ranks + 1)]
+    assert torch.equal(groups.keys, keys.sort().values)
+    with checked_device() as (device, checks):
+        there, counts_there = routers[0].to(device).group(twice.to(device))
+        assert (counts_there, sum(checks.waits.values())) == (counts, 1)
+        for name in ("keys", "order", "starts"):
+            assert torch.equal(getattr(there, name).cpu(), getattr(groups, name))
 
 
 @given(shapes(), st.integers(2, 5))

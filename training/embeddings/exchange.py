@@ -14,6 +14,7 @@ row (router.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,14 +47,15 @@ class ExchangedRows:
 
 
 def fetch(
-    keys: Tensor, weight: Tensor, router: Router, collectives: Collectives
+    keys: Tensor, counts_of_owners: Sequence[int], weight: Tensor, router: Router, collectives: Collectives
 ) -> tuple[Tensor, ExchangedRows]:
     """Returns the vectors of `keys`, which are distinct and in ascending order.
 
-    `keys` has the shape (U,) and the dtype int64. The vectors have the shape (U, E) and the dtype float32.
-    The second result describes the rows that ranks requested. Pass this result to `return_gradient`.
+    `keys` has the shape (U,) and the dtype int64, and `counts_of_owners` are the numbers of keys of each
+    owner, as `Router.group` returns them. The vectors have the shape (U, E) and the dtype float32. The second
+    result describes the rows that ranks requested. Pass this result to `return_gradient`.
     """
-    *counts, replicated_count = router.counts(keys)
+    *counts, replicated_count = counts_of_owners
     num_remote = len(keys) - replicated_count
     rows = keys % router.span
     requested, requested_counts = collectives.all_to_all(rows[:num_remote].to(torch.int32), counts)

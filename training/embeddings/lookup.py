@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -32,31 +32,26 @@ class ListElements:
         ids, features: (n,) int64, the id of each element, and the index of the feature that contains the
             element.
         counts: (G, B) int64, the number of ids in each list.
-        masks: for each list feature (B, its columns), whether a column has an id.
     """
 
     ids: Tensor
     features: Tensor
     counts: Tensor
-    masks: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
         """Returns the elements of `ids` (B, Σ lengths), which has the columns of all list features."""
         lists = ids.split(list(lengths), dim=1)
-        masks = tuple(columns != PAD_ID for columns in lists)
+        masks = [columns != PAD_ID for columns in lists]
         elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
         features = [torch.full_like(ids, first_feature + index) for index, ids in enumerate(elements)]
         counts = torch.stack([mask.sum(dim=1) for mask in masks])
-        return cls(torch.cat(elements), torch.cat(features), counts, masks)
+        return cls(torch.cat(elements), torch.cat(features), counts)
 
-    def laid_out(self, values: Tensor) -> Tensor:
-        """Returns (B, Σ lengths): the `values` (n,) of the elements, at the columns of their ids, and zeros."""
-        flat = torch.cat([mask.flatten() for mask in self.masks])
-        columns = torch.zeros(len(flat), dtype=values.dtype, device=values.device)
-        columns.masked_scatter_(flat, values)  # unlike an assignment by a mask, it does not wait for a GPU
-        parts = columns.split([mask.numel() for mask in self.masks])
-        return torch.cat([part.view_as(mask) for part, mask in zip(parts, self.masks, strict=True)], dim=1)
+    @property
+    def num_lists(self) -> int:
+        """Returns G."""
+        return len(self.counts)
 
     @cached_property
     def bags(self) -> Tensor:
@@ -104,6 +99,58 @@ class ListElements:
 
 
 @dataclass(frozen=True)
+class PaddedLists:
+    """The columns of list features with their padding. No shape depends on ids, so nothing waits for a GPU.
+
+    All ids of a batch are elements, row by row. Padding belongs to the padding row of its feature, and the
+    factor of its gradient is 0.
+
+    Attributes:
+        filled: (B, Σ lengths), whether a column has an id.
+        lengths: number of columns of each list feature.
+    """
+
+    filled: Tensor
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Tensor, lengths: Sequence[int]) -> PaddedLists:
+        """Returns the list columns of `ids` (B, W), which are the last ones."""
+        return cls(ids[:, ids.shape[1] - sum(lengths) :] != PAD_ID, tuple(lengths))
+
+    @property
+    def num_lists(self) -> int:
+        """Returns G."""
+        return len(self.lengths)
+
+    def features(self, num_single: int) -> Tensor:
+        """Returns the feature of each column of ids, (W,) int64; the first columns have one id each."""
+        features = [*range(num_single)]
+        for index, length in enumerate(self.lengths):
+            features += [num_single + index] * length
+        return _constant(tuple(features), self.filled.device)
+
+    def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
+        """Returns the same as `ListElements.sources`, for all ids."""
+        starts = torch.arange(0, num_vectors, num_single + self.num_lists, device=self.filled.device)
+        source = (starts.unsqueeze(1) + self.features(num_single)).flatten()
+        factors = self.filled.float()
+        if pooling == "mean":
+            lists = self.filled.split(self.lengths, dim=1)
+            counts = [filled.sum(dim=1, keepdim=True).expand_as(filled) for filled in lists]
+            factors /= torch.cat(counts, dim=1).clamp(min=1)
+        ones = factors.new_ones(len(factors), num_single)
+        return source, torch.cat([ones, factors], dim=1).flatten()
+
+
+@cache
+@torch.inference_mode(False)  # a later training could not use inference tensors
+def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns numbers on a device, cached because each copy would wait for the device."""
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True)
 class BatchLookup:
     """The lookup of one batch. The table keeps this object until the gradient of the batch is read.
 
@@ -111,14 +158,14 @@ class BatchLookup:
         vectors: (B, C, E), the looked-up vectors, a leaf of autograd.
         keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is the index
             of a row of this rank's matrix.
-        lists: the elements of lists; None if no feature is a list.
+        lists: the elements of lists, or their columns with padding; None if no feature is a list.
         groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
             if no rows are exchanged.
     """
 
     vectors: Tensor
     keys: Tensor
-    lists: ListElements | None = None
+    lists: ListElements | PaddedLists | None = None
     groups: Groups | None = None
     exchanged: ExchangedRows | None = None
 
@@ -135,5 +182,5 @@ class BatchLookup:
         flat = gradient.reshape(-1, vectors.shape[2])
         if self.lists is None:
             return flat, None, None
-        num_single = vectors.shape[1] - len(self.lists.counts)
+        num_single = vectors.shape[1] - self.lists.num_lists
         return (flat, *self.lists.sources(flat.shape[0], num_single, pooling))

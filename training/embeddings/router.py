@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from training.embeddings.placed_rows import Placement
+from training.embeddings.rows import Groups, group_and_count
 
 
 class Router(nn.Module):
@@ -35,6 +36,7 @@ class Router(nn.Module):
                 places[ranks if replicated else owner][block.feature] = block.place
         blocks = placement.blocks(rank)
         starts = list(accumulate(placement.cardinalities, initial=0))
+        self._register("ends", [self.span * (owner + 1) for owner in range(ranks + 1)])
         self._register("places", [place for row in places for place in row])  # (R + 1, C), flat
         self._register("replicated_places", places[ranks])
         self._register("features", range(len(features)))
@@ -46,6 +48,7 @@ class Router(nn.Module):
         self._register("block_steps", [block.step for block in blocks])
         self._register("block_starts", [starts[block.feature] + block.first for block in blocks])
 
+    ends: Tensor
     places: Tensor
     replicated_places: Tensor
     features: Tensor
@@ -71,14 +74,12 @@ class Router(nn.Module):
         place = self.places[owner * len(self.owners) + features]
         return owner * self.span + place + ids // self.strides[features]
 
-    def counts(self, keys: Tensor) -> list[int]:
-        """Returns how many of the ascending `keys` each owner has.
+    def group(self, keys: Tensor) -> tuple[Groups, list[int]]:
+        """Groups elements by their keys (N,), and returns how many distinct keys each owner has.
 
         There are R + 1 counts: one per rank, and then one for the rows that all ranks hold.
         """
-        ends = torch.arange(1, self.ranks + 2, device=keys.device) * self.span
-        positions = torch.searchsorted(keys, ends)
-        return positions.diff(prepend=positions.new_zeros(1)).tolist()
+        return group_and_count(keys, self.ends, self.end)
 
     def unsharded_rows(self, rows: Tensor) -> Tensor:
         """Converts row indices of this rank's matrix to row indices of the unsharded table, (N,) int64."""

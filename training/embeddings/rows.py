@@ -96,12 +96,43 @@ def group(keys: Tensor, end: int) -> Groups:
     small = keys.device.type == "cpu" and len(keys) <= _FEW_KEYS and end <= 1 << KEY_BITS
     if small and keys.dtype == torch.int64 and library() is not None:
         return Groups(*compiled_groups(keys, end))
-    narrow = keys.to(torch.int32) if end <= _INT32_END else keys  # 32 bits sort faster than 64
+    ordered, order, begins = _sorted(keys, end)
+    starts = begins.nonzero().squeeze(1)
+    return Groups(ordered.index_select(0, starts).long(), order, starts)
+
+
+def group_and_count(keys: Tensor, ends: Tensor, end: int) -> tuple[Groups, list[int]]:
+    """Groups N elements by their keys (N,), and counts the distinct keys in each of some ranges.
+
+    It waits for a GPU only once, because the number of distinct keys is the sum of the counts.
+
+    Args:
+        keys: integers in [0, end).
+        ends: (R,) int64, the ends of the ranges in ascending order.
+        end: the last of `ends`.
+    """
+    if keys.device.type == "cpu":
+        groups = group(keys, end)
+        return groups, _counts(torch.searchsorted(groups.keys, ends)).tolist()
+    ordered, order, begins = _sorted(keys, end)
+    before = torch.cat([begins.new_zeros(1, dtype=torch.int64), begins.cumsum(0)])
+    counts = _counts(before[torch.searchsorted(ordered, ends.to(ordered.dtype))]).tolist()
+    starts = torch.nonzero_static(begins, size=sum(counts)).squeeze(1)
+    return Groups(ordered.index_select(0, starts).long(), order, starts), counts
+
+
+def _counts(ends: Tensor) -> Tensor:
+    """Returns the sizes of consecutive ranges from their ends."""
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
+    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # 32 bits sort faster than 64
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
-    starts = begins.nonzero().squeeze(1)
-    return Groups(ordered.index_select(0, starts).long(), order, starts)
+    return ordered, order, begins
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:

@@ -24,13 +24,13 @@ from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
 from training.embeddings.exchange import ExchangedRows, fetch
 from training.embeddings.initial_rows import fill_rows
-from training.embeddings.lookup import BatchLookup, ListElements, Pooling
+from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
 from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import Groups, RowBlock, group
+from training.embeddings.rows import Groups, RowBlock
 
 
 class StackedEmbedding(nn.Module):
@@ -157,25 +157,19 @@ class StackedEmbedding(nn.Module):
         """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`."""
         if not self.placement.exchanges:
             return self.weight, keys, None, None
-        groups = group(keys, self.router.end)
-        table, exchanged = fetch(groups.keys, self.weight, self.router, self._collectives)
+        groups, counts = self.router.group(keys)
+        table, exchanged = fetch(groups.keys, counts, self.weight, self.router, self._collectives)
         return table, groups.position(), groups, exchanged
 
     def _look_up(self, ids: Tensor) -> BatchLookup:
+        if self.on_kernels and self.weight.dtype != torch.int8:
+            return self._look_up_by_kernel(ids)
         single, listed = ids[:, : self._num_single], ids[:, self._num_single :].long()
         lists = ListElements.of(listed, self.list_lengths, self._num_single) if self.list_lengths else None
         keys = self._keys(single, self.router.features[: self._num_single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        with_kernels = self.on_kernels and self.weight.dtype != torch.int8
-        if with_kernels and not self.placement.exchanges:
-            first_rows = self.router.replicated_places[: len(self.cardinalities)]
-            vectors = kernels.look_up(self.weight, ids, first_rows, self.list_lengths, self.pooling == "mean")
-            return BatchLookup(vectors, keys, lists)
         table, positions, groups, exchanged = self._rows_to_read(keys)
-        if with_kernels:
-            vectors = self._gather_exchanged(table, positions, single.shape, lists)
-            return BatchLookup(vectors, keys, lists, groups, exchanged)
         vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
@@ -187,24 +181,21 @@ class StackedEmbedding(nn.Module):
             vectors = torch.cat([vectors, pooled], dim=1)
         return BatchLookup(vectors, keys, lists, groups, exchanged)
 
-    def _gather_exchanged(
-        self, table: Tensor, positions: Tensor, single: torch.Size, lists: ListElements | None
-    ) -> Tensor:
-        """Returns the vectors (B, C, E) from the rows that ranks exchanged, computed by the lookup kernel.
-
-        Args:
-            table: (U, E) float32, the rows.
-            positions: (N,), for each element, the index of its row in `table`.
-            single: the shape (B, S) of the ids of features that are not lists.
-            lists: the elements of lists.
-        """
-        # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
-        numbers = positions + 1
-        ids = numbers[: single.numel()].view(single)
-        if lists is not None:
-            ids = torch.cat([ids, lists.laid_out(numbers[single.numel() :])], dim=1)
-        first_rows = torch.full((len(self.cardinalities),), -1, dtype=torch.int64, device=table.device)
-        return kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+    def _look_up_by_kernel(self, ids: Tensor) -> BatchLookup:
+        """Looks up a batch. It waits for a GPU only if rows are exchanged, for the number of rows."""
+        lists = PaddedLists.of(ids, self.list_lengths) if self.list_lengths else None
+        features = self.router.features if lists is None else lists.features(self._num_single)
+        keys = self._keys(ids.long(), features).flatten()
+        table, positions, groups, exchanged = self._rows_to_read(keys)
+        first_rows = self.router.replicated_places
+        if exchanged is not None:
+            # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
+            ids = (positions + 1).view(ids.shape)
+            first_rows = torch.full_like(first_rows, -1)
+            if lists is not None:
+                ids[:, self._num_single :].masked_fill_(~lists.filled, 0)
+        vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+        return BatchLookup(vectors, keys, lists, groups, exchanged)
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
@@ -242,7 +233,7 @@ class StackedEmbedding(nn.Module):
         self.weight.index_copy_(0, rows, rounded)
 
     def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows of the unsharded table for the rounding of 16 bits; None if they are not needed."""
+        """Returns the rows of the unsharded table, for rounding; None if the table does not need them."""
         if not self.placement.exchanges or self.weight.dtype == torch.float32:
             return None
         return self.router.unsharded_rows(rows)
