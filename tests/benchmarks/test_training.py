@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -135,25 +129,3 @@ def test_ratios_are_ours_over_the_others() -> None:
 )
 def test_the_verdict_says_what_was_missed(name: str, ratio: float | None, words: list[str]) -> None:
     assert all(word in verdict(name, ratio) for word in words)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU these are run in full")
-@pytest.mark.parametrize("script", ["kernels", "training_step", "loader_feeding", "scoring"])
-def test_without_a_gpu_its_benchmarks_run_and_measure_nothing(script: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    command = [sys.executable, str(ROOT / f"benchmarks/gpu/{script}.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "measures nothing" in done.stdout
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
-    assert summary["ratios"]
-    assert set(summary["ratios"].values()) == {None}
-    figures = np.array(
-        [
-            figure
-            for section in summary["ours"].values()
-            for figure in (section.values() if isinstance(section, dict) else [section])
-        ]
-    )
-    assert all(math.isfinite(figure) for figure in figures)

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from conf.types import MultiHot, Scope
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from training.embeddings.table import StackedEmbedding
 from training.embeddings.table_factory import TableFactory
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # a training step without our loader does not need it
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""The GPU benchmarks without a GPU: all parts run with tiny shapes, and run_all.py collects and resumes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import parity
+from benchmarks.gpu.run_all import PARTS, Part, main, markdown, outcome, read_results, run
+from training.embeddings.table import StackedEmbedding
+from training.settings import known_architectures
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU these are run in full")
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """The exit code and the results of a run of all parts."""
+    folder = tmp_path_factory.mktemp("gpu")
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/run_all.py"), "--out", str(folder / "results")]
+    environment = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.stderr == ""
+    assert all(f"{name}: done in" in done.stdout for name in PARTS), done.stdout
+    return done.returncode, folder / "results"
+
+
+@NO_GPU
+def test_every_part_runs_and_measures_nothing(rehearsal: tuple[int, Path]) -> None:
+    code, folder = rehearsal
+    assert code == 0
+    results = read_results(folder)
+    assert list(results) == list(PARTS)
+    for name, result in results.items():
+        summary = result["summary"]
+        assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
+        assert summary["ratios"]
+        if name == "roofline":
+            continue
+        assert set(summary["ratios"].values()) == {None}
+        sections = [
+            section.values() if isinstance(section, dict) else [section]
+            for section in summary["ours"].values()
+        ]
+        figures = np.array([figure for section in sections for figure in section])
+        assert all(math.isfinite(figure) for figure in figures)
+
+
+@NO_GPU
+def test_the_results_are_two_files(rehearsal: tuple[int, Path]) -> None:
+    _, folder = rehearsal
+    assert sorted(path.name for path in folder.iterdir()) == ["results.json", "results.md"]
+    lines = (folder / "results.md").read_text()
+    assert all(f"| {name} | done in" in lines for name in PARTS)
+    assert "| training_step | done in" in lines
+    assert "not measured" in lines
+    assert "GPU: none" in lines
+
+
+@NO_GPU
+def test_parts_with_a_result_are_not_run_again(
+    rehearsal: tuple[int, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = rehearsal
+    before = (folder / "results.json").read_bytes()
+    assert main(["--out", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: has a result" for name in PARTS]
+    assert (folder / "results.json").read_bytes() == before
+
+
+def test_a_part_at_its_limit_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--only", "kernels", "roofline", "--limit", "0.3"]) == 1
+    results = read_results(tmp_path)
+    assert results["kernels"]["exit_code"] == -signal.SIGKILL
+    assert "at its time limit" in outcome(results["kernels"])
+    assert results["kernels"]["seconds"] < 60
+    assert set(results) == {"kernels", "roofline"}
+    assert main(["--out", str(tmp_path), "--only", "roofline"]) == 0
+    assert read_results(tmp_path)["roofline"]["ok"]
+
+
+def test_a_part_without_its_packages_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTS, "scoring", Part("scoring", needs=("torch", "no_such_package")))
+    assert main(["--out", str(tmp_path), "--only", "scoring"]) == 0
+    result = read_results(tmp_path)["scoring"]
+    assert outcome(result) == "not run, because packages are missing: no_such_package"
+    assert "| scoring | not run, because packages are missing: no_such_package | | |" in markdown(
+        {"scoring": result}
+    )
+
+
+def test_a_script_that_fails_shows_its_output(tmp_path: Path) -> None:
+    result = run(Part("no_such_script", needs=()), 60)
+    assert (result["ok"], result["failed"], result["exit_code"]) == (False, True, 2)
+    assert "No such file" in result["output"]
+    assert outcome(result) == "failed with exit code 2"
+
+
+def test_parity_covers_every_architecture_and_notices_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(parity.PRESETS) == set(known_architectures())
+    original = StackedEmbedding.forward
+
+    def wrong(table: StackedEmbedding, ids: torch.Tensor) -> torch.Tensor:
+        vectors: torch.Tensor = original(table, ids)
+        return vectors * 1.5 if table.may_use_kernels else vectors
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("training.kernels.INTERPRETED", False)
+    monkeypatch.setattr(parity, "PRESETS", {"deepfm": "deepfm_small"})
+    monkeypatch.setattr(StackedEmbedding, "forward", wrong)
+    assert parity.main([]) == 1
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["ours"]["deepfm"]["kernels"] > parity.TOLERANCE
+    assert summary["ours"]["deepfm"]["torch"] == 0
