@@ -55,8 +55,12 @@ PARTS = {
     "kernels": Part("kernels"),
     "parity": Part("parity"),
     "training_step": Part("training_step"),
+    "precision": Part("precision"),
+    "scoring": Part("scoring"),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
-    "scoring": Part("scoring", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")),
+    "scoring_in_spark": Part(
+        "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
+    ),
 }
 
 
