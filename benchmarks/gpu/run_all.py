@@ -11,7 +11,8 @@ command can be repeated until all parts have results; --again runs them anew. FO
 The parts are ordered by what they need: first those that need only torch, Triton and our packages; then those
 that need pyarrow and Petastorm (pyarrow 14 and NumPy 1); then those that need Spark. A part whose packages
 cannot be imported is not run, and its result names them; it does not count as failed. Without a GPU, shapes are
-tiny and nothing is measured.
+tiny, nothing is measured, and Triton's interpreter runs the kernels (that of Triton 3.6 works with NumPy 2.3, but
+not with 2.5).
 
 Exit codes: 0 all parts that can run here have results, 1 a part failed or took too long, 2 wrong arguments.
 """
