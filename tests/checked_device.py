@@ -50,6 +50,19 @@ _WAITS = {
 }
 
 
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """Says that the device is no accelerator, so that torch does not use it by itself."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def has_primary_context(self, device: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
 class _Module:
     """What torch asks of the module of a device, such as torch.cuda."""
 
@@ -57,7 +70,13 @@ class _Module:
         return True
 
     def is_available(self) -> bool:
-        return True
+        return False
+
+    def get_rng_state(self) -> Tensor:
+        return torch.zeros(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: Tensor) -> None:
+        """Does nothing: random numbers come from the CPU's generators."""
 
     def current_device(self) -> int:
         return 0
@@ -272,7 +291,7 @@ _KERNELS = torch.library.Library("aten", "IMPL")
 def register_checked_device() -> None:
     """Registers the type of the device, before the first backward pass: torch then starts its threads."""
     if torch._C._get_privateuse1_backend_name() != _TYPE:
-        _setup_privateuseone_for_python_backend(_TYPE, _Module(), None, _Guard())
+        _setup_privateuseone_for_python_backend(_TYPE, _Module(), _Hooks(), _Guard())
         # An index that is a list becomes a tensor on the device without any mode being asked.
         _KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")
         _KERNELS.impl("_copy_from", _copy_from, "PrivateUse1")
