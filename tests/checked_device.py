@@ -72,12 +72,6 @@ class _Module:
     def is_available(self) -> bool:
         return False
 
-    def get_rng_state(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.uint8)
-
-    def set_rng_state(self, state: Tensor) -> None:
-        """Does nothing: random numbers come from the CPU's generators."""
-
     def current_device(self) -> int:
         return 0
 

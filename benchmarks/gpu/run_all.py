@@ -42,12 +42,10 @@ class Part:
 
     Attributes:
         script: file name without the ending.
-        arguments: arguments of the script.
         needs: packages that the script imports and that may be missing.
     """
 
     script: str
-    arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ("torch", "triton", "pydantic", "yaml")
 
 
@@ -92,7 +90,7 @@ def run(part: Part, limit_s: float) -> dict[str, Any]:
     missing = missing_packages(part.needs)
     if missing:
         return {"ok": False, "failed": False, "missing": missing}
-    command = [sys.executable, str(ROOT / f"benchmarks/gpu/{part.script}.py"), *part.arguments]
+    command = [sys.executable, str(ROOT / f"benchmarks/gpu/{part.script}.py")]
     began = time.monotonic()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True

@@ -32,7 +32,7 @@ STEP = {
     "MANTISSA": mantissa,
     "LOWEST": lowest,
     "BLOCK": 128,
-    "CHUNK": 32,
+    "CHUNK": row_update._CHUNK,
 }
 TABLE = {
     "weight": "*bf16",
@@ -107,7 +107,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (
         row_update._finish,
         {"rows": "*i32", "names": "*i64", "parts": "*fp32", "lookups": "i32", **TABLE},
-        {**STEP, "PARTS": 16},
+        {**STEP, "PARTS": row_update._PARTS},
         1,
     ),
     (
@@ -131,7 +131,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
             "MANTISSA": 0,
             "LOWEST": 0,
             "BLOCK": 1,
-            "CHUNK": 32,
+            "CHUNK": row_update._CHUNK,
         },
         1,
     ),

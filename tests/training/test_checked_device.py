@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from storage.paths import Lake
-from tests.checked_device import Checks, checked_device
+from tests.checked_device import checked_device
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.choices import SPEC, choices
 from tests.training.feature_tables import make_config, publish_all, random_rows
@@ -221,10 +221,3 @@ def test_optimizer_state_left_on_the_cpu_is_found(device: torch.device) -> None:
 def test_a_batch_left_on_the_cpu_is_found(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match=OTHER_DEVICE):
         use(trainer_on(device, "dlrm"), small_batch("dlrm"))
-
-
-def waits_of_a_step(checks: Checks, trainer: Trainer, batch: Batch) -> dict[str, int]:
-    trainer.step(batch, 1.0)
-    checks.waits.clear()
-    trainer.step(batch, 1.0)
-    return dict(checks.waits)
