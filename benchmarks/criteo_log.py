@@ -25,8 +25,10 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +88,7 @@ class DayFile:
     bytes: int
 
 
-def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
+def make_log(cache: Path, rows: int, days: int, seed: int = 1, processes: int = 1) -> list[DayFile]:
     """Returns the files of a log, oldest day first. Generates the log if it does not exist.
 
     The files are `cache/<parameters>/dt=…/clicks.tsv`.
@@ -97,19 +99,22 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
             if the division has a remainder.
         days: number of days.
         seed: the seed of the random numbers.
+        processes: number of processes that write the files of days at the same time.
     """
     folder = cache / f"criteo-v{FORMAT}-rows{rows}-days{days}-seed{seed}"
     index = folder / "index.json"
     if not index.exists():
         attempt = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:8]}")
-        day_entries = []
-        for day in range(days):
-            dt = (FIRST_DAY + timedelta(days=day)).isoformat()
-            path = attempt / f"dt={dt}" / "clicks.tsv"
+        dates = [(FIRST_DAY + timedelta(days=day)).isoformat() for day in range(days)]
+        paths = [attempt / f"dt={dt}" / "clicks.tsv" for dt in dates]
+        for path in paths:
             path.parent.mkdir(parents=True)
-            day_rows = rows // days + (day < rows % days)
-            size = write_day(path, day_rows, day, seed)
-            day_entries.append({"dt": dt, "rows": day_rows, "bytes": size})
+        rows_of = [rows // days + (day < rows % days) for day in range(days)]
+        sizes = _write_days(list(zip(paths, rows_of, range(days), [seed] * days, strict=True)), processes)
+        day_entries = [
+            {"dt": dt, "rows": day_rows, "bytes": size}
+            for dt, day_rows, size in zip(dates, rows_of, sizes, strict=True)
+        ]
         (attempt / "index.json").write_text(json.dumps(day_entries), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)  # a folder without an index is left from a killed run
         attempt.rename(folder)
@@ -117,6 +122,14 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
     return [
         DayFile(e["dt"], str(folder / f"dt={e['dt']}" / "clicks.tsv"), e["rows"], e["bytes"]) for e in entries
     ]
+
+
+def _write_days(calls: list[tuple[Path, int, int, int]], processes: int) -> list[int]:
+    """Calls `write_day` with each tuple of arguments, in this process or in several others."""
+    if processes == 1:
+        return [write_day(*call) for call in calls]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return list(pool.map(write_day, *zip(*calls, strict=True)))
 
 
 def write_day(path: Path, rows: int, day: int, seed: int) -> int:

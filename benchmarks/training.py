@@ -14,7 +14,9 @@ All ratios are ratios of samples per second, ours divided by those of the other 
 * `end_to_end`: a complete training on one rank (Petastorm, loader, prefetch, step and Horovod), compared with
   the step of the same rank on batches in memory.
 * `scaling_N`: N ranks compared with one rank, divided by N. Each rank has one thread. The global batch stays
-  the same. In the JSON line, `ours.ranks` has the share of a step's time that is spent on communication.
+  the same. `scaling_N_of_ceiling`: N ranks compared with N trainings without collectives on the same cores at
+  the same time, each with its share of the batch. In the JSON line, `ours.ranks` has the share of a step's time
+  that is spent on communication, and the bytes that a rank sends for each of its samples.
 
 Contenders take turns in one process, with the same number of threads and the same batches
 (benchmarks/steps.py). Ranks are Spark tasks.
@@ -51,7 +53,7 @@ from training.models import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path.home() / ".cache/nightrank/benchmarks/training"
-TARGETS = {"plain_fp32": 1.05, "plain_bf16": 1.5, "end_to_end": 0.95}
+TARGETS = {"plain_fp32": 1.05, "plain_bf16": 1.5, "end_to_end": 0.95, "scaling_2_of_ceiling": 0.95}
 PRECISIONS = ("fp32", "bf16")
 DEVICE = torch.device("cpu")
 
@@ -163,16 +165,18 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     settings = read_properties(ROOT / "conf/spark/local.conf")
     spark = build_session("benchmark", {**settings, "spark.master": f"local[{options.cores}]"})
     spark.sparkContext.setLogLevel("ERROR")
+    counts = [count for count in (1, 2, 4, 8) if count <= options.cores]
     runs = {"end_to_end": (1, options.cores)}
-    runs |= {f"ranks_{count}": (count, 1) for count in (1, 2, 4, 8) if count <= options.cores}
+    runs |= {f"ranks_{count}": (count, 1) for count in counts}
+    runs |= {f"independent_{count}": (count, 1) for count in counts[1:]}
     speeds = {}
     try:
         for name, (ranks, threads) in runs.items():
             print(f"training: {name} …", file=sys.stderr, flush=True)
             train = train_settings(options.batch, "fp32", ranks)
-            measurement = Measurement(
-                model, train, cardinalities, files, threads, options.steps, options.turns
-            )
+            sizes = (threads, options.steps, options.turns)
+            independent = name.startswith("independent")
+            measurement = Measurement(model, train, cardinalities, files, *sizes, independent)
             speeds[name] = measure_on_ranks(spark, measurement)
     finally:
         spark.stop()
@@ -201,9 +205,9 @@ def ratios_of(
     ratios["end_to_end"] = one["end_to_end"] / one["step"] if one else None
     for name, figures in ranks.items():
         if name.startswith("ranks_") and name != "ranks_1":
-            ratios[f"scaling_{figures['ranks']}"] = (
-                figures["step"] / ranks["ranks_1"]["step"] / figures["ranks"]
-            )
+            count = figures["ranks"]
+            ratios[f"scaling_{count}"] = figures["step"] / ranks["ranks_1"]["step"] / count
+            ratios[f"scaling_{count}_of_ceiling"] = figures["step"] / ranks[f"independent_{count}"]["step"]
     return ratios
 
 
@@ -228,21 +232,32 @@ def _print(
     rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["step", "samples/s", "lowest", "highest"], rows))
     if ranks:
-        head = ["ranks", "threads each", "step", "end to end", "communication", "waits for the loader"]
+        head = [
+            "training",
+            "threads each",
+            "step",
+            "end to end",
+            "communication",
+            "waits for the loader",
+            "bytes reduced",
+            "exchanged",
+        ]
         print()
         print(
             table(
                 head,
                 [
                     [
-                        f"{figures['ranks']}",
+                        name,
                         f"{figures['threads_a_rank']}",
                         f"{figures['step']:,.0f}",
                         f"{figures['end_to_end']:,.0f}",
                         f"{figures['communication_share']:.1%}",
                         f"{figures['loader_wait_share']:.1%}",
+                        f"{figures['reduced_bytes']:,.0f}",
+                        f"{figures['exchanged_bytes']:,.0f}",
                     ]
-                    for figures in ranks.values()
+                    for name, figures in ranks.items()
                 ],
             )
         )

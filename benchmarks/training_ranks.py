@@ -24,6 +24,7 @@ from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
+from training.distributed.collectives import ALONE
 from training.launch.horovod_collectives import HorovodCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -50,6 +51,8 @@ class Measurement:
         threads: number of threads of a rank.
         steps: number of steps in a turn.
         turns: number of turns.
+        independent: whether each rank trains a model of its own, with its share of the global batch, without
+            collectives. This is the most that ranks on the same cores can reach.
     """
 
     model: ModelConfig
@@ -59,31 +62,54 @@ class Measurement:
     threads: int
     steps: int
     turns: int
+    independent: bool = False
 
 
 class TimedCollectives:
-    """A wrapper of the collectives of a rank, which adds up the seconds of all calls.
+    """A wrapper of the collectives of a rank, which adds up the seconds of all calls and the bytes they send.
 
-    These seconds include the time in which the rank waits for other ranks.
+    The seconds include the time in which the rank waits for other ranks. The bytes are those that a rank must
+    send to others: in an all-reduce, 2 (R - 1) / R of the tensor (Patarasuk and Yuan 2009, J. Parallel and
+    Distributed Computing 69); in an all-gather, the tensor to each other rank; in an all-to-all, the rows that
+    are not for this rank.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.seconds = 0.0
+        self._seconds = self._reduced_bytes = self._exchanged_bytes = 0.0
+
+    def take(self) -> tuple[float, float, float]:
+        """Returns and clears the seconds, the bytes of all-reduces, and those of the other collectives."""
+        taken = self._seconds, self._reduced_bytes, self._exchanged_bytes
+        self._seconds = self._reduced_bytes = self._exchanged_bytes = 0.0
+        return taken
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._inner, name)
-        return self._timed(attribute) if callable(attribute) else attribute
+        return self._timed(name, attribute) if callable(attribute) else attribute
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
+            self._count(name, arguments)
             began = time.perf_counter()
             try:
-                return call(*arguments, **named)
+                result = call(*arguments, **named)
             finally:
-                self.seconds += time.perf_counter() - began
+                self._seconds += time.perf_counter() - began
+            return self._timed("wait", result) if callable(result) else result
 
         return timed
+
+    def _count(self, name: str, arguments: Sequence[Any]) -> None:
+        ranks = self._inner.size
+        if name.endswith("allreduce_sum"):
+            self._reduced_bytes += 2 * (ranks - 1) / ranks * arguments[0].nbytes
+        elif name == "allgather":
+            self._exchanged_bytes += (ranks - 1) * sum(tensor.nbytes for tensor in arguments)
+        elif name == "all_to_all":
+            values, splits = arguments
+            others = sum(splits) - splits[self._inner.rank]
+            self._exchanged_bytes += others * values[:1].nbytes if len(values) else 0
 
 
 def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str, Any]:
@@ -99,8 +125,9 @@ def run_rank(measurement: Measurement) -> dict[str, Any]:
     """Runs the measurement in the process of a rank.
 
     Returns:
-        `step` and `end_to_end` are samples per second of the global batch, each the median over turns. `step`
-        uses batches in memory, and `end_to_end` uses batches from the loader. `communication_share` is the
+        `step` and `end_to_end` are samples per second of all ranks, each the median over turns. `step`
+        uses batches in memory, and `end_to_end` uses batches from the loader. `reduced_bytes` and
+        `exchanged_bytes` are those of `TimedCollectives` for each sample of this rank. `communication_share` is the
         share of the time of `step` that is spent in collectives. `loader_wait_share` is the share of the time
         of `end_to_end` in which the rank waits for the loader.
     """
@@ -113,8 +140,11 @@ def run_rank(measurement: Measurement) -> dict[str, Any]:
 
 
 def _measure(measurement: Measurement) -> dict[str, Any]:
-    train, steps = measurement.train, measurement.steps
-    collectives = TimedCollectives(HorovodCollectives())
+    train, steps, ranks = measurement.train, measurement.steps, hvd.size()
+    collectives = TimedCollectives(ALONE if measurement.independent else HorovodCollectives())
+    if measurement.independent:
+        share = {"num_ranks": 1, "global_batch_size": train.global_batch_size // ranks}
+        train = train.model_copy(update=share)
     spec = spec_of(measurement.cardinalities)
     model = build_model(measurement.model, spec, train.seed, train.embeddings, collectives)
     keep_freed_memory()
@@ -124,7 +154,7 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed.
     reading = Reading(read_ahead_mib=_READ_AHEAD_MIB)
     loader = Loader(measurement.files, plan, own_shards, spec, train.seed, reading=reading)
-    alone_s, together_s, crossed_s = [], [], []
+    alone_s, together_s, crossed = [], [], []
     waited_s = 0.0
     model.train()
     with Prefetch(loader.batches(_EPOCHS)) as prefetch:
@@ -137,9 +167,9 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
 
         seconds_of(step, at_hand, 3, device)
         for _ in range(measurement.turns):
-            before = collectives.seconds
+            collectives.take()
             alone_s.append(seconds_of(step, at_hand, steps, device))
-            crossed_s.append(collectives.seconds - before)
+            crossed.append(collectives.take())
             seconds_of(step, list(islice(coming, _READ_AHEAD)), 1, device)
             waited = prefetch.wait_s
             began = time.perf_counter()
@@ -147,12 +177,16 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
                 step(batch)
             together_s.append(time.perf_counter() - began)
             waited_s += prefetch.wait_s - waited
-    rows = train.global_batch_size * steps
+    rows = measurement.train.global_batch_size * steps
+    own_rows = rows / ranks * measurement.turns
+    communication_s, reduced_bytes, exchanged_bytes = map(sum, zip(*crossed, strict=True))
     return {
-        "ranks": collectives.size,
+        "ranks": ranks,
         "threads_a_rank": measurement.threads,
         "step": round(rows / median(alone_s), 1),
         "end_to_end": round(rows / median(together_s), 1),
-        "communication_share": round(sum(crossed_s) / sum(alone_s), 4),
+        "communication_share": round(communication_s / sum(alone_s), 4),
+        "reduced_bytes": round(reduced_bytes / own_rows, 1),
+        "exchanged_bytes": round(exchanged_bytes / own_rows, 1),
         "loader_wait_share": round(waited_s / sum(together_s), 4),
     }

@@ -50,11 +50,10 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`sql` parses lines and looks up ids with Spark expressions and joins, which RAPIDS can "
         "run on a GPU. `arrow` parses lines and looks up ids in Python workers on Arrow batches, which is "
-        "faster on CPUs. `auto` is `sql` if the Spark profile has the RAPIDS plugin, and for looking up ids "
-        "also if the vocabularies together have more than `output.broadcast_max_rows` rows. Otherwise `auto` "
-        "is `arrow`. Both engines give the same rows. With `auto`, a job that Python and not spark-submit "
-        "has started on one machine reads text in processes of its own, and starts a JVM only for what needs "
-        "it. "
+        "faster, also where there is a GPU (docs/gpu.md). `auto` is `arrow`; for looking up ids it is `sql` "
+        "if the vocabularies together have more than `output.broadcast_max_rows` rows. Both engines give the "
+        "same rows. With `auto`, a job that Python and not spark-submit has started on one machine reads "
+        "text in processes of its own, and starts a JVM only for what needs it. "
         "`arrow` reads text in the Python workers of Spark in any case.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(

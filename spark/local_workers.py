@@ -70,11 +70,6 @@ class LocalWorkers(Workers):
         """Returns the number of processes."""
         return self._processes
 
-    @property
-    def is_accelerated(self) -> bool:
-        """Returns False: these workers are used only where Spark has no accelerator."""
-        return False
-
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
         """Returns a table with the batches of all tasks, in the order of the tasks.
 

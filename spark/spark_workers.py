@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.accelerator import PLUGIN
 from spark.arrow_frames import spark_types
 from spark.tasks import collect_results, run_tasks
 from spark.workers import Workers
@@ -29,11 +28,6 @@ class SparkWorkers(Workers):
         """Returns the number of tasks that Spark uses by default."""
         return self._spark.sparkContext.defaultParallelism
 
-    @property
-    def is_accelerated(self) -> bool:
-        """Returns whether the session has the RAPIDS Accelerator."""
-        return is_accelerated(self._spark)
-
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
         """Returns a lazy frame of the batches of all tasks."""
         return run_tasks(self._spark, tasks, run, spark_types(schema))
@@ -41,8 +35,3 @@ class SparkWorkers(Workers):
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
         """Runs one Spark job."""
         return collect_results(self._spark, tasks, run)
-
-
-def is_accelerated(spark: SparkSession) -> bool:
-    """Returns whether a session has the RAPIDS Accelerator, which runs Spark expressions on GPUs."""
-    return PLUGIN in (spark.conf.get("spark.plugins", "") or "")

@@ -29,11 +29,6 @@ class Workers(ABC):
     def parallelism(self) -> int:
         """Returns how many tasks can run at the same time."""
 
-    @property
-    @abstractmethod
-    def is_accelerated(self) -> bool:
-        """Returns whether Spark expressions run on GPUs."""
-
     @abstractmethod
     def run(
         self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema

@@ -8,7 +8,7 @@ write in the GPU's memory, and its floating-point operations. The least time of 
     bytes / memory bandwidth    and    operations / rate of bf16 products
 
 (Williams, Waterman and Patterson 2009, "Roofline", Communications of the ACM 52(4)). Parts run one after the
-other, so the least time of a step is the sum. No program is faster; caches are not taken into account, except
+other, so the least time of a step is the sum. Vectors and their gradients are bf16. No program is faster; caches are not taken into account, except
 that a row which a batch looks up several times is read and written only once by the optimizer.
 
 The network and the batches are those of training_step.py. For the A100, the published rates show which share of
@@ -114,12 +114,12 @@ def parts_of(network: Network, batch: int, distinct: float) -> dict[str, Part]:
     pairs = (lookups + 1) ** 2 * dim  # a program multiplies the whole square
     row = dim * network.storage + _FULL  # with the state of row-wise Adagrad
     return {
-        "gather": Part(lookups * _ID + vectors * (network.storage + _FULL)),
-        "interaction, forward": Part(vectors * _FULL + (dim + width) * _HALF, 2 * pairs),
-        "interaction, backward": Part(vectors * 2 * _FULL + (2 * dim + width) * _HALF, 2 * pairs),
+        "gather": Part(lookups * _ID + vectors * (network.storage + _HALF)),
+        "interaction, forward": Part(vectors * _HALF + (dim + width) * _HALF, 2 * pairs),
+        "interaction, backward": Part(vectors * 2 * _HALF + (2 * dim + width) * _HALF, 2 * pairs),
         # Keys of 4 bytes and positions of 8 are sorted in 4 passes, which read and write them.
         "sort of rows": Part(lookups * (4 + 8) * 2 * 4),
-        "update of rows": Part(lookups * (4 + 8) + vectors * _FULL + lookups * distinct * 2 * row),
+        "update of rows": Part(lookups * (4 + 8) + vectors * _HALF + lookups * distinct * 2 * row),
         "MLPs, forward": _forward(network),
         "MLPs, backward": _backward(network),
         # Weights, two moments and gradient are read; weights and moments are written; the cast to bf16.

@@ -54,12 +54,14 @@ PARTS = {
     "kernels": Part("kernels"),
     "parity": Part("parity"),
     "training_step": Part("training_step"),
+    "profile_step": Part("profile_step"),
     "precision": Part("precision"),
     "scoring": Part("scoring"),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
     ),
+    "etl": Part("etl", needs=("pydantic", "yaml", "pyarrow", "pandas", "pyspark")),
 }
 
 

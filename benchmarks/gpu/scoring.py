@@ -100,9 +100,9 @@ def scorer(name: str, setting: Setting) -> Score:
 
     @torch.inference_mode()
     def score(batch: Batch) -> Tensor:
-        vectors = model.embed(batch.categorical)
         halved = torch.autocast(setting.device.type, torch.bfloat16) if "bf16" in name else nullcontext()
         with halved:
+            vectors = model.embed(batch.categorical)
             logits: Tensor = part(batch.dense, *vectors)
         return torch.sigmoid(logits.float())
 

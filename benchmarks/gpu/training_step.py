@@ -79,6 +79,7 @@ def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
     return {
         "ours_bf16": {"precision": "bf16", "compile": True},
         "ours_bf16_graphs": {"precision": "bf16", "cuda_graphs": True},
+        "ours_bf16_compiled_graphs": {"precision": "bf16", "compile": True, "cuda_graphs": True},
         "ours_tf32": {"precision": "tf32", "compile": True},
         "plain_bf16": {},
     }
@@ -100,7 +101,9 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
         settings = model.settings
         shape = (setting.cardinalities, setting.dim, settings["bottom_mlp"], settings["top_mlp"])
         rates = (train.learning_rate, train.embedding_learning_rate)
-        return PlainStep(PlainDLRM(NUM_DENSE, *shape), setting.device, "bf16", "sgd", *rates)
+        with torch.device(setting.device):
+            plain = PlainDLRM(NUM_DENSE, *shape)
+        return PlainStep(plain, setting.device, "bf16", "sgd", *rates)
     with torch.device(setting.device):  # draws the 16 GiB of rows directly on the device
         built = build_model(model, spec_of(setting.cardinalities))
     trainer = Trainer(built.to(setting.device), train, LocalCollectives())

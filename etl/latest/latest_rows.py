@@ -71,10 +71,10 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, as on GPUs, and
+        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, for GPUs, and
         otherwise if Spark's workers have reduced more than ROWS_IN_DRIVER rows.
     """
-    if choose_engine(workers.is_accelerated, engine) == "sql":
+    if choose_engine(engine) == "sql":
         return latest_rows(
             [
                 (day.partition.dt, rows_of(workers.spark, day.partition, day.manifest, day.label))

@@ -19,7 +19,6 @@ from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
 from etl.raw.row_rules import Check, bad_key, row_rules
 from etl.workflow.feature_plan import plan
-from spark.spark_workers import is_accelerated
 from storage import file_io
 from storage.feature_spec import ROW_ID
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -151,6 +150,4 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
                 first_rows.append(first)
                 first += pq.read_metadata(source).num_rows
         return read_parquet_rows(spark, table, raw.paths, first_rows)
-    return read_text_rows(
-        spark, table, raw.paths, choose_engine(is_accelerated(spark), config.workflow.engine)
-    )
+    return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))

@@ -62,7 +62,7 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
     compiled scanner, all logs are read as frames.
     """
     applies = (
-        choose_engine(workers.is_accelerated, config.workflow.engine) == "arrow"
+        choose_engine(config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
         and config.split.by == "day"
         and config.users is None

@@ -318,6 +318,6 @@ def load_workflow(
         return open_tables(workers.spark, lake, version, names, sizes, broadcast_max_rows, latest)
 
     in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
-    engine_used = choose_engine(workers.is_accelerated, engine, in_memory)
+    engine_used = choose_engine(engine, in_memory)
     local = _local_tables(lake, version, stored)
     return FittedWorkflow(**_parts(stored), local=local, open_frames=open_frames, engine=engine_used)

@@ -38,6 +38,12 @@ def test_days_share_the_rows_and_say_their_size(log: list[DayFile], rows: pd.Dat
     assert len(rows) == ROWS
 
 
+def test_processes_write_the_same_bytes(log: list[DayFile], tmp_path: Path) -> None:
+    again = make_log(tmp_path, ROWS, days=4, processes=2)
+    assert [day.bytes for day in again] == [day.bytes for day in log]
+    assert [Path(day.path).read_bytes() for day in again] == [Path(day.path).read_bytes() for day in log]
+
+
 def test_every_field_is_of_the_layout(rows: pd.DataFrame) -> None:
     assert set(rows[LABEL]) == {"0", "1"}
     for name in DENSE:

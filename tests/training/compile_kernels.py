@@ -46,11 +46,11 @@ TABLE = {
 # Compute capabilities of A100, H100 and H200, and B200.
 CAPABILITIES = (80, 90, 100)
 GATHERED = {
+    "scales": "*fp32",
     "ids": "*i64",
     "first_row": "*i64",
     "column": "*i32",
     "width": "*i32",
-    "out": "*fp32",
     "vectors": "i32",
     "columns": "i32",
     "num_features": "i32",
@@ -59,12 +59,18 @@ GATHERED = {
 
 
 def gathers() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
-    """The gather for tables in both widths, without lists and with short and long ones, as `gather` calls it."""
+    """The gather from tables of all widths, without lists and with short and long ones, as `gather` calls it."""
     block = lookup.block_of(128)
     shape = {"PAD": 0, "DIM": 128, "MEAN": True, "BLOCK": block, "BLOCK_DIM": 128}
     return [
-        (lookup._gather, {"weight": kind, **GATHERED}, {**shape, "LONGEST": longest}, 4)
-        for kind in ("*bf16", "*fp32")
+        (
+            lookup._gather,
+            {"weight": kind, **GATHERED, "out": out},
+            {**shape, "LONGEST": longest, "SCALED": kind == "*i8"},
+            4,
+        )
+        for kind in ("*bf16", "*fp32", "*i8")
+        for out in ("*fp32", "*bf16")
         for longest in (1, 4, 50)
     ]
 
@@ -72,9 +78,10 @@ def gathers() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
 def interactions() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
     """The interaction in bf16 and fp16, in TF32 and in exact float32; of Criteo's 27 vectors, and of the most."""
     kernels = []
+    kinds = {"*bf16": "*bf16", "*fp16": "*fp32", "*fp32": "*fp32"}  # of the results, and of the vectors
     for kind, precision in (("*bf16", "tf32"), ("*fp16", "tf32"), ("*fp32", "tf32"), ("*fp32", "ieee")):
-        vectors = {"bottom": kind, "embedded": "*fp32"}
-        gradients = {"gradient": kind, "bottom_gradient": kind, "embedded_gradient": "*fp32"}
+        vectors = {"bottom": kind, "embedded": kinds[kind]}
+        gradients = {"gradient": kind, "bottom_gradient": kind, "embedded_gradient": kinds[kind]}
         for count in (27, 64):
             program = interaction.program_of(count, 128, exact=precision == "ieee")
             warps = program.pop("num_warps")

@@ -108,3 +108,49 @@ def test_several_lookups_of_one_step_are_summed_first(monkeypatch: pytest.Monkey
     results = on_ranks(2, body)
     assert {name for name, _ in results} == {"SummedRowGradient"}
     assert sum(total for _, total in results) > 0
+
+
+class Recorded:
+    """Passes calls on to collectives, and keeps the dtypes of the vectors that are sent."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self.sent: list[torch.dtype] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collectives, name)
+
+    def all_to_all(self, values: Tensor, splits: Any) -> Any:
+        if values.dim() == 2:
+            self.sent.append(values.dtype)
+        return self._collectives.all_to_all(values, splits)
+
+
+def test_vectors_and_gradients_of_16_bits_have_16_bits_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, _ = device_of_kernels(monkeypatch), Called(monkeypatch)
+
+    def body(collectives: Collectives, dtype: torch.dtype) -> tuple[list[torch.dtype], Tensor, Tensor]:
+        recorded: Any = Recorded(collectives)
+        table = make_model(recorded, PLACEMENTS["row_wise"], "deepfm").to(device).train().embedding
+        ids = share(0, collectives).categorical.to(device)
+        with torch.enable_grad():
+            vectors = table(ids, dtype)
+        assert vectors.dtype == dtype
+        generator = torch.Generator().manual_seed(collectives.rank)
+        vectors.backward(torch.randn(vectors.shape, generator=generator).to(dtype))
+        gradient = table.take_lookup_gradient(recorded)
+        assert gradient is not None
+        summed = torch.zeros(table.weight.shape).index_add_(0, gradient.rows, gradient.values.float())
+        return recorded.sent, vectors.detach().float(), summed
+
+    half, full = (
+        on_ranks(2, lambda collectives, dtype=dtype: body(collectives, dtype))
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    for (sent, vectors, gradient), (sent_in_full, expected, of_full) in zip(half, full, strict=True):
+        assert sent == [torch.bfloat16] * 2
+        assert sent_in_full == [torch.float32] * 2
+        assert float(of_full.abs().sum()) > 0
+        assert not torch.equal(vectors, expected)
+        torch.testing.assert_close(vectors, expected, rtol=2**-6, atol=2**-8)
+        torch.testing.assert_close(gradient, of_full, rtol=2**-6, atol=2**-5)

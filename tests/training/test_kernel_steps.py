@@ -15,6 +15,9 @@ from tests.training.interpreted import device_of_kernels
 from training import kernels
 from training.data.batch import Batch
 from training.distributed.collectives import LocalCollectives
+from training.embeddings.int8 import to_int8
+from training.embeddings.table import StackedEmbedding
+from training.embeddings.tables_of_model import set_kernels
 from training.loop.train_step import Trainer
 from training.models import build_model
 
@@ -107,8 +110,108 @@ def test_the_compiler_takes_the_interaction_as_one_operator(monkeypatch: pytest.
     compiled = torch.compile(
         lambda *arguments: kernels.interact(*arguments) * 2, backend="aot_eager", fullgraph=True
     )
-    gradient = torch.randn(3, 4 + 15, device=device)
+    gradient = torch.randn(3, 20, device=device)  # 4 + 15, and a zero
     gradients = torch.autograd.grad(compiled(bottom, embedded), (bottom, embedded), gradient)
     expected = torch.autograd.grad(kernels.interact(bottom, embedded) * 2, (bottom, embedded), gradient)
     for mine, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.fixture
+def dlrm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    device = device_of_kernels(monkeypatch)
+    config = ModelConfig.model_validate({**DLRM, "multi_hot": {"max_length": 3}})
+    return build_model(config, SPEC, 3).to(device).train()
+
+
+@pytest.mark.parametrize(
+    "halved, expected",
+    [(None, torch.float32), (torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
+)
+def test_vectors_are_bf16_only_in_mixed_precision_in_bf16(
+    dlrm: Any, halved: torch.dtype | None, expected: torch.dtype
+) -> None:
+    """In fp16, small gradients of vectors would be lost before they are divided by the loss scale."""
+    ids = batches()[0].categorical.to(dlrm.logit.weight.device)
+    with torch.autocast(ids.device.type, halved, enabled=halved is not None):
+        (vectors,) = dlrm.embed(ids)
+    assert vectors.dtype == expected
+    reference = dlrm.embedding(ids)
+    torch.testing.assert_close(vectors.float(), reference, rtol=2**-7, atol=0)
+
+
+def test_without_kernels_vectors_are_float32(dlrm: Any) -> None:
+    set_kernels(dlrm, False)
+    ids = batches()[0].categorical.to(dlrm.logit.weight.device)
+    with torch.autocast(ids.device.type, torch.bfloat16):
+        assert dlrm.embed(ids)[0].dtype == torch.float32
+
+
+def test_batches_share_memory_only_if_a_graph_reads_them(dlrm: Any) -> None:
+    table = dlrm.embedding
+    device = table.weight.device
+    first, second, third = (batch.categorical.to(device) for batch in batches())
+
+    def look_up(ids: Tensor) -> Tensor:
+        vectors = table(ids)
+        assert torch.equal(vectors, expected(ids))
+        return vectors
+
+    def expected(ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            return table(ids)
+
+    kept = [look_up(ids).data_ptr() for ids in (first, second)]
+    assert len(set(kept)) == 2
+    table._pending.take_gradient(table.weight, LocalCollectives())
+    table.reuses_memory = True
+    reused = look_up(first)
+    again = look_up(second)  # a second lookup of the same step must not overwrite the first
+    assert reused.data_ptr() != again.data_ptr()
+    assert torch.equal(reused, expected(first))
+    table._pending.take_gradient(table.weight, LocalCollectives())
+    later = look_up(third)
+    assert later.data_ptr() == reused.data_ptr()
+    assert later.requires_grad
+    assert later.grad is None
+    assert expected(first).data_ptr() != later.data_ptr()
+
+
+def test_a_training_that_reuses_memory_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_of_kernels(monkeypatch)
+    expected = trained(DLRM, {}, device)
+    monkeypatch.setattr(StackedEmbedding, "reuses_memory", True)
+    losses, state = trained(DLRM, {}, device)
+    assert losses == expected[0]
+    assert all(torch.equal(state[name], value) for name, value in expected[1].items())
+
+
+@pytest.mark.parametrize("top", [[], [8]])
+def test_columns_of_zeros_change_no_logit(monkeypatch: pytest.MonkeyPatch, top: list[int]) -> None:
+    settings = {**DLRM, "top_mlp": top, "multi_hot": {"max_length": 3}}
+    model: Any = build_model(ModelConfig.model_validate(settings), SPEC, 3).train()
+    batch = batches()[0]
+    with torch.no_grad():
+        expected = model(batch.dense, batch.categorical)
+    device = device_of_kernels(monkeypatch)
+    model, batch = model.to(device), batch.to(device)
+    with torch.no_grad():
+        interactions = model._interactions(batch.dense, *model.embed(batch.categorical))
+        assert interactions.shape[1] == 16  # 4 numbers, 10 pairs and 2 zeros
+        logits = model(batch.dense, batch.categorical)
+    torch.testing.assert_close(logits.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tables_of_int8_are_looked_up_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig.model_validate({**DLRM, "multi_hot": {"max_length": 3}})
+    model: Any = build_model(config, SPEC, 3).eval()
+    to_int8(model)
+    ids = batches()[0].categorical
+    expected = model.embedding(ids)
+    device = device_of_kernels(monkeypatch)
+    called = []
+    look_up = kernels.look_up
+    monkeypatch.setattr(kernels, "look_up", lambda *a, **k: (called.append(a), look_up(*a, **k))[1])
+    vectors = model.to(device).embedding(ids.to(device))
+    assert len(called) == 1
+    torch.testing.assert_close(vectors.cpu(), expected, rtol=1e-5, atol=1e-6)

@@ -126,6 +126,44 @@ def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None
     torch.testing.assert_close(result[:, 0].float(), weight, rtol=2**-7, atol=0)
 
 
+@pytest.mark.parametrize("lengths", [[], [3]])
+def test_gather_multiplies_codes_by_the_scales_of_their_rows(
+    device: torch.device, lengths: list[int]
+) -> None:
+    from training.kernels.lookup import Features, gather
+
+    rng = np.random.default_rng(4)
+    codes, scales = rng.integers(-127, 128, (18, 5)), rng.random(18)
+    ids = ids_of(9, [7, 11], lengths, seed=5)
+    features = Features.of(starts_of([7, 11], device), lengths, True)
+    arguments = (
+        torch.from_numpy(codes).to(torch.int8).to(device),
+        torch.from_numpy(ids).to(device),
+        features,
+    )
+    result = gather(*arguments, torch.float32, scales=torch.from_numpy(scales).float().to(device))
+    expected = pooled(codes * scales[:, None], ids, [7, 11], lengths, True)
+    np.testing.assert_allclose(result.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gather_writes_to_given_memory_only_if_it_fits(device: torch.device) -> None:
+    from training.kernels.lookup import Features, gather
+
+    weight = torch.randn(10, 4, device=device)
+    features = Features.of(starts_of([10], device), [], True)
+    ids = torch.arange(6, device=device).unsqueeze(1)
+    memory = torch.full((6, 1, 4), torch.nan, device=device)
+    result = gather(weight, ids, features, torch.float32, out=memory)
+    assert result.data_ptr() == memory.data_ptr()
+    assert torch.equal(memory[:, 0], weight[:6])
+    for other in (ids[:5], ids.flip(0)):
+        dtype = torch.float32 if len(other) == 5 else torch.float16
+        result = gather(weight, other, features, dtype, out=memory)
+        assert result.dtype == dtype
+        assert len(result) == len(other)
+        assert torch.equal(memory[:, 0], weight[:6])
+
+
 def interacted(vectors: Floats, first: bool) -> Floats:
     """One pair at a time."""
     count = vectors.shape[1]
@@ -155,10 +193,12 @@ def test_interaction_forward_and_backward(
     bottom, embedded = (tensor_on(device, values) for values in (vectors[:, 0], vectors[:, int(first) :]))
     out = interact(bottom if first else None, embedded)
     expected = interacted(vectors, first)
-    assert out.shape == expected.shape
-    np.testing.assert_allclose(out.detach().cpu().numpy(), expected, rtol=1e-4, atol=1e-4)
+    width = expected.shape[1]
+    assert out.shape == (rows, -(-width // 4) * 4)  # 16 bytes
+    np.testing.assert_allclose(out[:, :width].detach().cpu().numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert not out[:, width:].any()
 
-    gradient = rng.normal(size=expected.shape)
+    gradient = rng.normal(size=out.shape)  # those of the zeros have no effect
     out.backward(torch.from_numpy(gradient).float().to(device))
     of_vectors = np.zeros_like(vectors)
     place = dim if first else 0
@@ -190,8 +230,11 @@ def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: to
     result = interact(vectors[:, 0].to(device), vectors[:, 1:].to(device))
     assert result.dtype == dtype
     expected = torch.from_numpy(interacted(vectors.double().numpy(), True)).to(dtype)
+    assert expected.shape[1] == 74
+    assert result.shape[1] == 80
     spacing = torch.finfo(dtype).eps
-    torch.testing.assert_close(result.cpu(), expected, rtol=spacing, atol=spacing)
+    torch.testing.assert_close(result[:, :74].cpu(), expected, rtol=spacing, atol=spacing)
+    assert not result[:, 74:].any()
 
 
 def updated(
@@ -248,6 +291,20 @@ def test_update_of_rows(
         updated(weight, accumulator if adagrad else None, shuffled, values, 0.3)
     np.testing.assert_allclose(mine.cpu().numpy(), weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(sums.cpu().numpy(), accumulator, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [1, 300, 1500])
+def test_update_of_rows_of_any_width(device: torch.device, dim: int) -> None:
+    from training.kernels.row_update import update_rows
+
+    rng = np.random.default_rng(8)
+    rows = rng.integers(0, 3, 150)
+    weight, values, accumulator = rng.normal(size=(3, dim)), rng.normal(size=(150, dim)), np.zeros(3)
+    mine = torch.from_numpy(weight).float().to(device)
+    sums = torch.zeros(3, device=device)
+    update_rows(mine, sums, *(torch.from_numpy(it).to(device) for it in (rows, values)), 0.1)
+    updated(weight, accumulator, rows, values, 0.1)
+    np.testing.assert_allclose(mine.cpu().numpy(), weight, rtol=1e-4, atol=1e-4)
 
 
 def test_update_through_sources_and_weights(device: torch.device) -> None:

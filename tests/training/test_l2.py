@@ -175,7 +175,7 @@ def test_weights_that_ftrl_trains_are_left_out() -> None:
 def test_the_update_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sums the gradients of a row itself, so the term could not be added to the sum."""
     monkeypatch.setattr(kernels, "available", lambda device: device.type == "cpu")
-    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_: weight[ids].detach().clone())
+    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_, **__: weight[ids].detach().clone())
     model: Any = build_model(variant("dlrm"), make_spec(2, [9])).train()
     updates = Updates(model, settings())
     model.embedding(torch.tensor([[4], [4]])).sum().backward()

@@ -133,7 +133,7 @@ def test_the_configuration_chooses_and_the_state_says_it(name: str, kinds: set[s
 def test_only_optimizers_with_an_update_kernel_get_lookup_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table without kernels, several lookups, or FTRL: gradients are summed by row before the update."""
     monkeypatch.setattr(kernels, "available", lambda device: device.type == "cpu")
-    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_: weight[ids].detach().clone())
+    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_, **__: weight[ids].detach().clone())
     for name, kind in (("sgd", LookupGradient), ("lazy_adam", SummedRowGradient)):
         train = Train.model_validate({"embeddings": {"optimizer": name}})
         model = build_model(ModelConfig.model_validate(VARIANTS["dlrm"]), make_spec(2, [9])).train()

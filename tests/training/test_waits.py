@@ -31,9 +31,17 @@ def host(tensor: Tensor | None) -> Any:
 
 
 def look_up(
-    weight: Tensor, ids: Tensor, first_rows: Tensor, list_lengths: Sequence[int], mean: bool
+    weight: Tensor,
+    ids: Tensor,
+    first_rows: Tensor,
+    list_lengths: Sequence[int],
+    mean: bool,
+    dtype: torch.dtype,
+    **more: Any,
 ) -> Tensor:
-    """What the lookup kernel computes."""
+    """What the lookup kernel computes, for float32."""
+    assert dtype == torch.float32
+    assert set(more.values()) == {None}
     table, numbers, starts = host(weight).float(), host(ids).long(), host(first_rows)
     widths = [1] * (len(starts) - len(list_lengths)) + list(list_lengths)
     vectors = []

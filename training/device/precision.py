@@ -21,3 +21,14 @@ def mixed_precision(
     """
     kind = HALVES.get(precision)
     return torch.autocast(device.type, kind, cache_enabled=cached) if kind else nullcontext()
+
+
+def vector_dtype(device: torch.device) -> torch.dtype:
+    """Returns the dtype of looked-up vectors that enter only matrix products.
+
+    It is bf16 in mixed precision in bf16, and float32 otherwise. With fp16, the gradients of the scaled loss
+    must be divided by the scale in float32, because small gradients are zero in fp16.
+    """
+    if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16:
+        return torch.bfloat16
+    return torch.float32

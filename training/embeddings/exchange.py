@@ -2,7 +2,10 @@
 
     forward   a rank requests its distinct rows from their owners    (all_to_all, int32)
               the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
-    backward  the rank sends the gradients of the rows to the owners (all_to_all, float32)
+    backward  the rank sends the gradients of the rows to the owners (all_to_all, 16 or 32 bits a number)
+
+Numbers have 16 bits if the table stores 16 bits, or if the model asks for vectors of 16 bits. In the latter
+case, the gradients of a row are summed over the rank's lookups in float32, and then rounded and sent.
 
 The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
 ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, its vector is
@@ -47,31 +50,39 @@ class ExchangedRows:
 
 
 def fetch(
-    keys: Tensor, counts_of_owners: Sequence[int], weight: Tensor, router: Router, collectives: Collectives
+    keys: Tensor,
+    counts_of_owners: Sequence[int],
+    weight: Tensor,
+    router: Router,
+    collectives: Collectives,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ExchangedRows]:
     """Returns the vectors of `keys`, which are distinct and in ascending order.
 
     `keys` has the shape (U,) and the dtype int64, and `counts_of_owners` are the numbers of keys of each
-    owner, as `Router.group` returns them. The vectors have the shape (U, E) and the dtype float32. The second
+    owner, as `Router.group` returns them. The vectors have the shape (U, E) and the dtype `dtype`. The second
     result describes the rows that ranks requested. Pass this result to `return_gradient`.
     """
     *counts, replicated_count = counts_of_owners
     num_remote = len(keys) - replicated_count
     rows = keys % router.span
     requested, requested_counts = collectives.all_to_all(rows[:num_remote].to(torch.int32), counts)
-    remote, _ = collectives.all_to_all(weight.index_select(0, requested), requested_counts)
+    sent = weight.index_select(0, requested)
+    if dtype.itemsize < weight.element_size():
+        sent = sent.to(dtype)
+    remote, _ = collectives.all_to_all(sent, requested_counts)
     replicated = rows[num_remote:]
-    vectors = torch.cat([remote.float(), weight.index_select(0, replicated).float()])
+    vectors = torch.cat([remote.to(dtype), weight.index_select(0, replicated).to(dtype)])
     exchanged = ExchangedRows([*counts, replicated_count], requested.long(), requested_counts, replicated)
     return vectors, exchanged
 
 
 def return_gradient(
-    values: Tensor, exchanged: ExchangedRows, collectives: Collectives
+    values: Tensor, exchanged: ExchangedRows, collectives: Collectives, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, SummedRowGradient]:
-    """Sends the gradients of vectors to the owners of the vectors' rows.
+    """Sends the gradients of vectors to the owners of the vectors' rows, in `dtype`.
 
-    `values` (U, E) contains the gradients of the vectors that `fetch` returned.
+    `values` (U, E) float32 contains the gradients of the vectors that `fetch` returned.
 
     Returns:
         First, (A, E), the gradients of the rows `exchanged.requested`, which this rank received from all
@@ -79,7 +90,7 @@ def return_gradient(
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
-    owned, _ = collectives.all_to_all(values[:num_remote], counts)
+    owned, _ = collectives.all_to_all(values[:num_remote].to(dtype), counts)
     return owned, SummedRowGradient(exchanged.replicated, values[num_remote:])
 
 

@@ -12,8 +12,10 @@ from storage.feature_spec import PAD_ID
 from training.embeddings.router import Router
 from training.embeddings.rows import RowBlock
 
-# Count of random numbers that are drawn at a time. They fit into a core's cache, whatever the table's size.
+# Count of random numbers that are drawn at a time, whatever the table's size. On a CPU they fit into a core's
+# cache. A GPU needs many, because starting an operation takes as long as computing a million numbers.
 _DRAWN_NUMBERS = 2**18
+_DRAWN_ON_A_GPU = 2**25
 
 
 class Table(Protocol):
@@ -39,9 +41,9 @@ def fill_rows(table: Table, draw: Callable[[int, Tensor, int], Tensor]) -> None:
     The padding row of a list feature becomes zero.
     """
     seed = int(torch.randint(2**62, ()))
-    count = max(_DRAWN_NUMBERS // table.dim, 1)
     first_list = len(table.cardinalities) - len(table.list_lengths)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):
+        count = max((_DRAWN_NUMBERS if rows.device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
         places = range(block.place, block.place + block.rows, count)
         for part, place in zip(rows.split(count), places, strict=True):
             local = torch.arange(place, place + len(part), device=rows.device)

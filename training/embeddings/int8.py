@@ -21,7 +21,7 @@ _CHUNK_ROWS = 65_536
 
 
 class Int8Embedding(StackedEmbedding):
-    """An int8 copy of a table whose rows are all in this process. Lookups return float32 vectors."""
+    """An int8 copy of a table whose rows are all in this process. Lookups return floating-point vectors."""
 
     scales: Tensor
 
@@ -35,6 +35,9 @@ class Int8Embedding(StackedEmbedding):
         for first in range(0, rows, _CHUNK_ROWS):
             part = slice(first, first + _CHUNK_ROWS)
             self.weight[part], self.scales[part] = quantise(table.weight[part].float())
+
+    def _scales(self) -> Tensor:
+        return self.scales
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         return super()._take(table, positions).mul_(self.scales.index_select(0, positions).unsqueeze(1))

@@ -38,6 +38,10 @@ class PendingLookups:
         """Adds the lookup of a batch."""
         self._lookups.append(lookup)
 
+    def any(self) -> bool:
+        """Returns whether there is a lookup."""
+        return bool(self._lookups)
+
     @torch.no_grad()
     def take_gradient(self, weight: Tensor, collectives: Collectives) -> SummedRowGradient:
         """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
@@ -98,10 +102,11 @@ class PendingLookups:
         """
         flat, sources, weights = lookup.gradients(self._pooling)
         groups = lookup.groups or group(lookup.keys, self._router.span)
-        values = groups.sum(flat, sources, weights)
+        values = groups.sum(flat.float(), sources, weights)
         if lookup.exchanged is None:
             return SummedRowGradient(groups.keys, values), None
-        owned, replicated = return_gradient(values, lookup.exchanged, self._collectives)
+        dtype = lookup.vectors.dtype
+        owned, replicated = return_gradient(values, lookup.exchanged, self._collectives, dtype)
         return replicated, (lookup.exchanged.requested, owned)
 
     def _sum(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class StackedEmbedding(nn.Module):
         list_lengths: number of id columns of each list feature. List features come last; each other feature
             has one column.
         pooling: how the vectors of a list are combined into one vector.
-        storage: dtype of the stored numbers. Vectors and gradients are always float32.
+        storage: dtype of the stored numbers. It does not change the dtype of vectors.
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` equally often.
@@ -51,10 +52,13 @@ class StackedEmbedding(nn.Module):
         blocks: the rows that this rank holds, in the order of the matrix.
         may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
             `set_kernels` sets this attribute.
+        reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
+            A CUDA graph that reads them there needs no copy of them.
     """
 
     blocks: tuple[RowBlock, ...]
     may_use_kernels = True
+    reuses_memory = False
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class StackedEmbedding(nn.Module):
         self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
         self._pending = PendingLookups(self.placement, self.router, pooling, collectives)
+        self._memory: Tensor | None = None
         # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
         self._seed = int(torch.randint(2**62, ()))
 
@@ -122,15 +127,25 @@ class StackedEmbedding(nn.Module):
         weight = self.weight.detach()
         return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Returns the vectors (B, C, E) float32 of ids (B, W) int32 or int64.
+    def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the vectors (B, C, E) of ids (B, W) int32 or int64.
 
         Each id must be in [0, cardinality of its feature).
 
         In a list, PAD_ID is ignored in the sum and in the mean. The vector of an empty list is zero.
+
+        Args:
+            ids: the ids.
+            dtype: the dtype of the vectors and of their gradients. Sums are computed in float32.
         """
+        trains = self.training and torch.is_grad_enabled()
         with torch.no_grad():
-            lookup = self._look_up(ids)
+            if self.on_kernels:
+                reused = self.reuses_memory and trains and not self._pending.any()
+                lookup = self._look_up_by_kernel(ids, dtype, reused=reused)
+            else:
+                lookup = self._look_up(ids)
+                lookup = replace(lookup, vectors=lookup.vectors.to(dtype))
         return self._recorded(lookup)
 
     def feature_vectors(self, ids: Tensor, feature: int) -> Tensor:
@@ -153,17 +168,20 @@ class StackedEmbedding(nn.Module):
             self._pending.add(lookup)
         return lookup.vectors
 
-    def _rows_to_read(self, keys: Tensor) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
-        """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`."""
+    def _rows_to_read(
+        self, keys: Tensor, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
+        """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`.
+
+        If the rows come from other ranks, the matrix has the dtype `dtype`.
+        """
         if not self.placement.exchanges:
             return self.weight, keys, None, None
         groups, counts = self.router.group(keys)
-        table, exchanged = fetch(groups.keys, counts, self.weight, self.router, self._collectives)
+        table, exchanged = fetch(groups.keys, counts, self.weight, self.router, self._collectives, dtype)
         return table, groups.position(), groups, exchanged
 
     def _look_up(self, ids: Tensor) -> BatchLookup:
-        if self.on_kernels and self.weight.dtype != torch.int8:
-            return self._look_up_by_kernel(ids)
         single, listed = ids[:, : self._num_single], ids[:, self._num_single :].long()
         lists = ListElements.of(listed, self.list_lengths, self._num_single) if self.list_lengths else None
         keys = self._keys(single, self.router.features[: self._num_single]).flatten()
@@ -181,12 +199,15 @@ class StackedEmbedding(nn.Module):
             vectors = torch.cat([vectors, pooled], dim=1)
         return BatchLookup(vectors, keys, lists, groups, exchanged)
 
-    def _look_up_by_kernel(self, ids: Tensor) -> BatchLookup:
-        """Looks up a batch. It waits for a GPU only if rows are exchanged, for the number of rows."""
+    def _look_up_by_kernel(self, ids: Tensor, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
+        """Looks up a batch. It waits for a GPU only if rows are exchanged, for the number of rows.
+
+        If `reused` is true, the vectors take the memory of the last such call.
+        """
         lists = PaddedLists.of(ids, self.list_lengths) if self.list_lengths else None
-        features = self.router.features if lists is None else lists.features(self._num_single)
-        keys = self._keys(ids.long(), features).flatten()
-        table, positions, groups, exchanged = self._rows_to_read(keys)
+        columns = self.router.features if lists is None else lists.features(self._num_single)
+        keys = self._keys(ids.long(), columns).flatten()
+        table, positions, groups, exchanged = self._rows_to_read(keys, dtype)
         first_rows = self.router.replicated_places
         if exchanged is not None:
             # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
@@ -194,8 +215,16 @@ class StackedEmbedding(nn.Module):
             first_rows = torch.full_like(first_rows, -1)
             if lists is not None:
                 ids[:, self._num_single :].masked_fill_(~lists.filled, 0)
-        vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+        features = (first_rows, self.list_lengths, self.pooling == "mean")
+        memory = self._memory if reused else None
+        vectors = kernels.look_up(table, ids, *features, dtype, scales=self._scales(), out=memory)
+        if reused:
+            self._memory, vectors = vectors, vectors.detach()
         return BatchLookup(vectors, keys, lists, groups, exchanged)
+
+    def _scales(self) -> Tensor | None:
+        """Returns the factors (rows,) of the rows of `weight`; None if all factors are 1."""
+        return None
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""

@@ -38,9 +38,17 @@ def available(device: torch.device) -> bool:
 
 
 def look_up(
-    weight: Tensor, ids: Tensor, first_rows: Tensor, list_lengths: Sequence[int], mean: bool
+    weight: Tensor,
+    ids: Tensor,
+    first_rows: Tensor,
+    list_lengths: Sequence[int],
+    mean: bool,
+    dtype: torch.dtype = torch.float32,
+    *,
+    scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Returns the vectors of ids, (B, C, E) float32, computed by one kernel.
+    """Returns the vectors of ids, (B, C, E) in `dtype`, computed by one kernel.
 
     The vectors of a list's ids are pooled to one vector.
 
@@ -50,10 +58,14 @@ def look_up(
         first_rows: (C,) int64, for each feature, the row of `weight` that holds its id 0.
         list_lengths: number of columns of each list feature. List features come last.
         mean: True if the vectors of a list are pooled by their mean, False for their sum.
+        dtype: the dtype of the result.
+        scales: (R,) float32, a factor for each row of `weight`; None means that all factors are 1.
+        out: memory for the result. It is used if it has the result's shape and dtype.
     """
     from training.kernels.lookup import Features, gather
 
-    return gather(weight, ids, Features.of(first_rows, list_lengths, mean), torch.float32)
+    features = Features.of(first_rows, list_lengths, mean)
+    return gather(weight, ids, features, dtype, scales=scales, out=out)
 
 
 def update(
@@ -97,7 +109,7 @@ def interacts(device: torch.device, num_vectors: int) -> bool:
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Returns DLRM's dot interaction; see `interaction.interact` in this folder."""
+    """Returns DLRM's dot interaction, and columns of zeros; see `interaction.interact` in this folder."""
     from training.kernels.interaction import interact
 
     return interact(bottom, embedded)

@@ -13,6 +13,9 @@ dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the g
 The vectors V (B, F, E) and the matrices of dot products (B, F, F) are not written to memory. The forward
 kernel reads each vector once, and writes the top MLP's input once. B is the number of rows, C the number of
 embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
+
+Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. Matrix products of other widths are
+several times slower on a GPU.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -34,12 +37,14 @@ _BLOCK_DIM = 128
 # warps for more vectors, the compiler would store registers in memory
 # (tests/training/test_compiled_kernels.py).
 _EXACT_BLOCK_DIM, _EXACT_BLOCK = 16, 32
+_ROW_BYTES = 16
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Returns the interaction (B, E + F (F - 1) / 2) of `bottom` (B, E) and `embedded` (B, C, E).
+    """Returns the interaction of `bottom` (B, E) and `embedded` (B, C, E), and columns of zeros.
 
-    If `bottom` is None, the result has only the dot products.
+    The result has the shape (B, K), where K is E + F (F - 1) / 2, rounded up until a row is a multiple of 16
+    bytes. If `bottom` is None, the result has only the dot products.
 
     Under autocast, the dot products and the result have autocast's dtype. The gradients of `bottom` and
     `embedded` have the dtypes of these tensors.
@@ -52,7 +57,7 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
 
 
 def _result(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    return embedded.new_empty(len(embedded), _width(bottom, embedded), dtype=dtype)
+    return embedded.new_empty(len(embedded), _padded(_width(bottom, embedded), dtype), dtype=dtype)
 
 
 def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,6 +106,12 @@ def _width(bottom: Tensor, embedded: Tensor) -> int:
     return bottom.shape[1] + num_vectors * (num_vectors - 1) // 2
 
 
+def _padded(columns: int, dtype: torch.dtype) -> int:
+    """Returns the number of columns with which a row is a multiple of 16 bytes."""
+    multiple = _ROW_BYTES // dtype.itemsize
+    return -(-columns // multiple) * multiple
+
+
 def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
     """Returns the tile of a program (an instance of a kernel) and its number of warps.
 
@@ -118,13 +129,13 @@ def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
 
 
 class _Shape:
-    """The compile-time arguments of both kernels. `width` is the number of columns of the output."""
+    """The arguments of both kernels. `width` is the number of columns of the output, with zeros."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape
         first = int(bottom.shape[1] > 0)
         num_vectors = num_features + first
-        self.width = _width(bottom, embedded)
+        self.width = _padded(_width(bottom, embedded), dtype)
         exact = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
         self.arguments: dict[str, Any] = {
             "width": self.width,
@@ -183,6 +194,8 @@ def _forward(
     pair = lower * (lower - 1) // 2 + upper
     mask = (upper < lower) & (lower < VECTORS)
     tl.store(out + row * width + FIRST * DIM + pair, dots.to(out.dtype.element_ty), mask=mask)
+    zeros = FIRST * DIM + VECTORS * (VECTORS - 1) // 2 + tl.arange(0, 8)
+    tl.store(out + row * width + zeros, (zeros * 0).to(out.dtype.element_ty), mask=zeros < width)
 
 
 @triton.jit

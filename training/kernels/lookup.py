@@ -2,7 +2,8 @@
 
 As in `StackedEmbedding.forward`, PAD_ID in a list is ignored in the sum and in the mean, and an empty list
 gives zeros. The kernel replaces three operations of that method: adding the features' offsets to the ids, the
-gather, and the cast. So the temporary tensors of these operations are not needed.
+gather, and the cast. So the temporary tensors of these operations are not needed. If the table is int8, the
+kernel also multiplies each row by its scale.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -66,24 +67,36 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
     )
 
 
-def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
+def gather(
+    weight: Tensor,
+    ids: Tensor,
+    features: Features,
+    dtype: torch.dtype,
+    *,
+    scales: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Returns the vectors of ids, shape (B, C, E), in `dtype`.
 
     Args:
-        weight: (R, E), any floating-point dtype.
+        weight: (R, E), any floating-point dtype, or int8.
         ids: (B, W) int32 or int64.
         features: the columns of ids.
         dtype: the dtype of the result. Sums are computed in float32.
+        scales: (R,) float32, a factor for each row; None means that all factors are 1.
+        out: memory for the result. It is used if it has the result's shape and dtype.
     """
     batch_rows, columns = ids.shape
     num_features, dim = len(features.first_row), weight.shape[1]
-    out = torch.empty(batch_rows, num_features, dim, dtype=dtype, device=weight.device)
+    if out is None or out.shape != (batch_rows, num_features, dim) or out.dtype != dtype:
+        out = torch.empty(batch_rows, num_features, dim, dtype=dtype, device=weight.device)
     vectors = batch_rows * num_features
     if out.numel() == 0:
         return out
     block = block_of(dim)
     _gather[(triton.cdiv(vectors, block),)](
         weight,
+        weight if scales is None else scales,
         ids.contiguous(),
         features.first_row,
         features.column,
@@ -94,6 +107,7 @@ def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) 
         num_features,
         features.lists_from,
         PAD=PAD_ID,
+        SCALED=scales is not None,
         DIM=dim,
         LONGEST=features.longest,
         MEAN=features.mean,
@@ -111,6 +125,7 @@ def block_of(dim: int) -> int:
 @triton.jit
 def _gather(
     weight,
+    scales,
     ids,
     first_row,
     column,
@@ -121,6 +136,7 @@ def _gather(
     num_features,
     lists_from,
     PAD: tl.constexpr,
+    SCALED: tl.constexpr,
     DIM: tl.constexpr,
     LONGEST: tl.constexpr,
     MEAN: tl.constexpr,
@@ -146,7 +162,10 @@ def _gather(
         has = has & ((feature < lists_from) | (id_ != PAD))
         row = start + id_
         mask = has[:, None] & (number < DIM)[None, :]
-        total += tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0).to(tl.float32)
+        if SCALED:
+            values = values * tl.load(scales + row, mask=has, other=0.0)[:, None]
+        total += values
         count += has.to(tl.float32)
     if MEAN:
         total = total / tl.where(count > 1.0, count, 1.0)[:, None]

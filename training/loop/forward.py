@@ -6,8 +6,8 @@ The dense part of a model comes after the lookups. It is a function of tensors o
     output:  logits (B,)
 
 torch.compile and CUDA graphs are applied to this part. B is the number of rows, D the number of dense
-features, C the number of features that are ids, and E the width of a vector. Weights, gradients, lookups and
-the loss are float32 in every precision.
+features, C the number of features that are ids, and E the width of a vector. Weights, their gradients and the
+loss are float32 in every precision.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.tables_of_model import tables_of
 from training.loop.losses import mean_loss, mean_penalty
 from training.loop.vector_losses import mean_vector_loss
 from training.models.click_model import ClickModel
@@ -45,6 +46,19 @@ class DensePart(nn.Module):
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) and the vectors (B, C, E) of each lookup."""
         return self.model.forward_dense(dense, vectors)
+
+
+class _Compiled(nn.Module):
+    """A compiled dense part, in a module that a CUDA graph can record."""
+
+    def __init__(self, part: DensePart) -> None:
+        super().__init__()
+        self.part = part
+        self._run = torch.compile(part.forward, dynamic=False)
+
+    def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
+        logits: Tensor = self._run(dense, *vectors)
+        return logits
 
 
 class Forward:
@@ -74,6 +88,8 @@ class Forward:
                 f"train.cuda_graphs=true needs a GPU, this rank trains on {self._device}",
                 "--set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
             )
+        for table in tables_of(model).values() if train.cuda_graphs else ():
+            table.reuses_memory = True
 
     def backward(self, batch: Batch, scale: Tensor | None = None, progress: float = 1.0) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar.
@@ -104,8 +120,8 @@ class Forward:
         if self._separate is None:
             with self._autocast():
                 return self._model(batch.dense, batch.categorical).float()
-        vectors = self._separate.embed(batch.categorical)
         with self._autocast():
+            vectors = self._separate.embed(batch.categorical)
             if self._prepared is None:
                 self._prepared = self._prepare(DensePart(self._separate), batch.dense, vectors)
             return self._prepared(batch.dense, *vectors).float()
@@ -127,14 +143,17 @@ class Forward:
 
     def _prepare(self, part: DensePart, dense: Tensor, vectors: Sequence[Tensor]) -> nn.Module:
         """Compiles or records the dense part for batches with these shapes, and returns it."""
-        if self._train.compile:
-            mode = "reduce-overhead" if self._train.cuda_graphs else None  # the compiler records by itself
-            part.compile(dynamic=False, mode=mode)
+        if not self._train.cuda_graphs:
+            part.compile(dynamic=False)
             return part
-        # The graph keeps the memory of the samples, and copies later batches to it.
-        samples = (dense.clone(), *(vector.detach().clone().requires_grad_() for vector in vectors))
-        torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)  # replaces its forward
-        return part
+        recorded = _Compiled(part) if self._train.compile else part
+        # The graph reads the memory of the samples. Tables write later vectors there (`reuses_memory`);
+        # other tensors are copied.
+        samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
+        # Recording uses another stream than the steps, about which torch would warn.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its forward
+        return recorded
 
     @contextmanager
     def _compiler_errors(self) -> Iterator[None]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from training import kernels
+from training.device.precision import vector_dtype
 from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,
@@ -51,22 +54,46 @@ class DLRM(ClickModel):
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
+        self._top_width = widths[0]
         self.logit = _linear(widths[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64."""
-        return [self.embedding(categorical)]
+        """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64.
+
+        If a kernel computes the interaction in bf16, the vectors are bf16 too.
+        """
+        device = categorical.device
+        return [
+            self.embedding(categorical, vector_dtype(device) if self._on_kernels(device) else torch.float32)
+        ]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
-        return in_float32(self.logit, self.top(self._interactions(dense, vectors[0]))).squeeze(1)
+        return in_float32(self.logit, self._top(self._interactions(dense, vectors[0]))).squeeze(1)
+
+    def _top(self, interactions: Tensor) -> Tensor:
+        """Returns the outputs (B, H) of the top MLP.
+
+        Args:
+            interactions: (B, K). Kernels add columns of zeros, which do not change the outputs.
+        """
+        zeros = interactions.shape[1] - self._top_width
+        if not zeros or not len(self.top):
+            return self.top(interactions[:, : self._top_width])
+        first: Any = self.top[0]
+        hidden = functional.linear(interactions, functional.pad(first.weight, (0, zeros)), first.bias)
+        return self.top[1:](hidden)
+
+    def _on_kernels(self, device: torch.device) -> bool:
+        """Returns whether a kernel computes the interaction."""
+        return self.embedding.may_use_kernels and kernels.interacts(device, self.num_vectors)
 
     def _interactions(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """Returns the top MLP's input (B, K) from `dense` (B, D) and `embedded` (B, C, E)."""
+        """Returns the top MLP's input from `dense` (B, D) and `embedded` (B, C, E); see `_top`."""
         if self.num_vectors == 1 and not self.num_dense:
             return embedded[:, 0]
-        on_kernels = self.embedding.may_use_kernels and kernels.interacts(embedded.device, self.num_vectors)
         bottom = self.bottom(dense) if self.num_dense else None
+        on_kernels = self._on_kernels(embedded.device)
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
