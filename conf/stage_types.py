@@ -54,12 +54,18 @@ class Score(Strict):
     rows_split: Split = Field(
         default="test", description="Split of the feature rows for which score_rows computes probabilities."
     )
-    embeddings: Literal["stored", "int8"] = Field(
+    embeddings: Literal["stored", "int8", "on_demand"] = Field(
         default="stored",
-        description="Format of embedding tables while scoring. `stored`: the format of the model file. "
-        "`int8`: one byte per number and one scale per row, which needs about a quarter of the memory of "
-        "float32. With `int8`, the manifest of the lists or probabilities says how much this format changes "
-        "the probabilities of a sample.",
+        description="Embedding tables while scoring. `stored`: all rows in memory, in the format of the "
+        "model file. `int8`: one byte per number and one scale per row, which needs about a quarter of the "
+        "memory of float32; the manifest of the lists or probabilities says how much this format changes the "
+        "probabilities of a sample. `on_demand`: rows stay in the model's files until they are needed, for "
+        "models that are larger than the memory of a worker.",
+    )
+    rows_mib: PositiveInt = Field(
+        default=1024,
+        description="MiB of memory in which each Python worker keeps rows that it has read. It is used only "
+        "with `embeddings: on_demand`.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device that computes the scores. `auto`: a GPU if there is one."

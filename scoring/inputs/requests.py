@@ -34,7 +34,7 @@ FEATURES_DT = "features_dt"
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
-EmbeddingForm = Literal["stored", "int8"]
+EmbeddingForm = Literal["stored", "int8", "on_demand"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ModelRequest:
         step_rows: number of rows that go through the model in one call; None chooses a number that suits the
             device.
         precision: precision of the matrix products.
-        embeddings: `int8` quantizes the embedding tables when the model is loaded; `stored` loads them
-            unchanged.
+        embeddings: the value of `score.embeddings`.
         kernels: the value of `score.kernels`.
+        rows_mib: the value of `score.rows_mib`.
     """
 
     path: str
@@ -60,6 +60,7 @@ class ModelRequest:
     precision: Precision = "fp32"
     embeddings: EmbeddingForm = "stored"
     kernels: Kernels = "auto"
+    rows_mib: int = 1024
 
 
 @dataclass(frozen=True)

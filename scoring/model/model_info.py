@@ -47,6 +47,7 @@ class ModelInfo:
             score.precision,
             embeddings=score.embeddings,
             kernels=score.kernels,
+            rows_mib=score.rows_mib,
         )
 
     def require_spec(self, features: FeatureSpec) -> None:

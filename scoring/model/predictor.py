@@ -89,7 +89,7 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu, "score.device")
-    loaded = load_model(request.path, device, request.embeddings, request.kernels)
+    loaded = load_model(request.path, device, request.embeddings, request.kernels, request.rows_mib)
     if device.type == "cpu":
         keep_freed_memory()
     model = loaded.model.eval()

@@ -352,6 +352,27 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
         assert measured["stored_bytes"] - measured["int8_bytes"] == rows * (16 - 8)
 
 
+def test_jobs_score_with_rows_on_demand(spark: SparkSession, fresh: Config) -> None:
+    """Rows and lists are those of a model whose rows are all in memory."""
+    lake = Lake(fresh.lake)
+    shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
+    write_model(Path(lake.models("toy")) / "m1", "dlrm")
+    keys = {lake.scores: ["row_id"], lake.recommendations: ["user_id", "item_id"]}
+    actual = {}
+    for form in ("stored", "on_demand"):
+        job = job_of(spark, with_score(fresh, k=23, embeddings=form, rows_mib=1))
+        evaluate_model(job)
+        build_candidates(job)
+        score_rows(job)
+        score_daily(job)
+        actual[form] = [
+            read_rows(table.partition(RUN_DATE)).sort_values(by).reset_index(drop=True)
+            for table, by in keys.items()
+        ]
+    for mine, expected in zip(actual["on_demand"], actual["stored"], strict=True):
+        pd.testing.assert_frame_equal(mine, expected, check_exact=True)
+
+
 def test_measures_equal_pandas(scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame) -> None:
     facts = read_manifest(scored_run.lake.measures.partition(RUN_DATE)).facts
     raw = next_day(reference)

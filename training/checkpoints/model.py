@@ -23,7 +23,8 @@ from training.checkpoints.stateful import WEIGHTS, WeightsOnly
 from training.checkpoints.stored import StateMismatchError, StoredState
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.int8 import to_int8
-from training.embeddings.tables_of_model import set_kernels
+from training.embeddings.rows_on_demand import RowsOnDemand
+from training.embeddings.tables_of_model import set_kernels, tables_of
 from training.kernels.choice import use_kernels
 from training.models import build_model
 from training.registry.model_json import MODEL_JSON, entries_of, read_description
@@ -47,6 +48,15 @@ class LoadedModel:
     multi_hot: MultiHot
     version: str
     description: dict[str, Any]
+
+
+def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None:
+    """Lets the tables whose rows stay in files find them. All tables together keep `most_bytes` of rows."""
+    tables = {name: table for name, table in tables_of(model).items() if isinstance(table, RowsOnDemand)}
+    row_bytes = sum(table.row_bytes for table in tables.values())
+    for name, table in tables.items():
+        rows = stored.rows_of(f"{WEIGHTS}{name}", table.cardinalities)
+        table.open(rows.read, most_bytes // row_bytes)
 
 
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
@@ -121,17 +131,21 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
 def load_model(
     path: str,
     device: torch.device,
-    embeddings: Literal["stored", "int8"] = "stored",
+    embeddings: Literal["stored", "int8", "on_demand"] = "stored",
     kernels: Kernels = "auto",
+    rows_mib: int = 1024,
 ) -> LoadedModel:
-    """Loads the model in a folder `models/<name>/<version>`, with all its embedding rows in this process.
+    """Loads the model in a folder `models/<name>/<version>`.
 
     Args:
         path: the model's folder.
         device: the device to load the model to.
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
-            host memory, so that the device stores one byte per number.
+            host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
+            files until a lookup needs them; it does not compare the checksums of the files, because that
+            would read them.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
+        rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
     Raises:
         ConfigError: `kernels` is `triton`, but Triton's kernels cannot run on this machine.
@@ -142,12 +156,13 @@ def load_model(
     description = read_description(path)
     spec = FeatureSpec.from_json(description["feature_spec"])
     config = ModelConfig(**description["model"])
-    model = build_model(config, spec)
-    if embeddings == "stored":
+    on_demand = embeddings == "on_demand"
+    model = build_model(config, spec, on_demand=on_demand)
+    if embeddings != "int8":
         model = model.to(device)
     weights = WeightsOnly(model)
     stored = _stored(path, description, spec, optimizer=False)
-    damaged = _checksum_error(path, description, description["weights"])
+    damaged = None if on_demand else _checksum_error(path, description, description["weights"])
     if damaged is not None:
         raise damaged
     try:
@@ -160,5 +175,6 @@ def load_model(
     if embeddings == "int8":
         to_int8(model)
         model = model.to(device)
+    _open_tables(model, stored, rows_mib << 20)
     set_kernels(model, with_kernels)
     return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)

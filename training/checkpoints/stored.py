@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoints.blocks import StoredBlock, overlap
+from training.checkpoints.stored_rows import StoredRows
 from training.checkpoints.tensor_file import TensorFile
 from training.embeddings.rows import RowBlock
 
@@ -113,6 +114,20 @@ class StoredState:
                     raise StateMismatchError(
                         f"{self.folder} has only {copied} of the {needed} rows of {name}"
                     )
+
+    def rows_of(self, name: str, cardinalities: Sequence[int]) -> StoredRows:
+        """Opens the files of a tensor with one entry per table row, to read single rows.
+
+        Args:
+            name: the tensor.
+            cardinalities: number of rows of each feature of the table.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        blocks = self._blocks(name)
+        names = {block.file: self._name_in_file(name, block.file) for block in blocks}
+        return StoredRows(self.folder, blocks, names, cardinalities)
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0

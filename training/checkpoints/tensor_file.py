@@ -19,8 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError, InfrastructureError
@@ -207,6 +209,34 @@ class TensorFile:
             chunk = torch.empty([span, *entry["shape"][1:]], dtype=dtype)
             self._fill(chunk, entry["data_offsets"][0] + (first + start * step) * row_bytes)
             target.copy_(chunk[::step])
+
+    def row_type(self, name: str) -> tuple[torch.dtype, int]:
+        """Returns the dtype of a tensor, and how many numbers a row (an entry of dimension 0) has."""
+        entry = self.header[name]
+        return _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
+
+    def read_places(self, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the bytes of rows of a stored tensor, (N, bytes of a row), by one read.
+
+        The read begins at the first row and ends at the last one. Several threads may read at the same time.
+
+        Args:
+            name: the tensor.
+            places: (N,) indices of the rows in the stored tensor, in ascending order.
+
+        Raises:
+            DataError: the file ends too early.
+        """
+        dtype, width = self.row_type(name)
+        row_bytes = width * dtype.itemsize
+        first, last = int(places[0]), int(places[-1])
+        size = (last - first + 1) * row_bytes
+        data = self._stream.read_at(size, self.header[name]["data_offsets"][0] + first * row_bytes)
+        if len(data) != size:
+            raise DataError(
+                f"{self.path} ends too early", "delete the folder of this file and run train_model again"
+            )
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, row_bytes)[places - first]
 
     def _fill(self, values: Tensor, offset: int) -> None:
         """Fills a contiguous tensor with the bytes of the file that begin at position `offset`."""

@@ -59,6 +59,7 @@ class StackedEmbedding(nn.Module):
     blocks: tuple[RowBlock, ...]
     may_use_kernels = True
     reuses_memory = False
+    holds_rows = True  # False if rows are read from files when they are needed
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class StackedEmbedding(nn.Module):
         self.pooling = pooling
         self.placement = placement or replicate_all(self.cardinalities, collectives.size)
         self._collectives = collectives
-        self.blocks = self.placement.blocks(collectives.rank)
-        rows = self.placement.rows_of(collectives.rank)
+        self.blocks = self.placement.blocks(collectives.rank) if self.holds_rows else ()
+        rows = self.placement.rows_of(collectives.rank) if self.holds_rows else 0
         self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
         self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)

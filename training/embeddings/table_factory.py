@@ -14,6 +14,7 @@ from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.lookup import Pooling
 from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.row_storage import DTYPES
+from training.embeddings.rows_on_demand import RowsOnDemand
 from training.embeddings.table import StackedEmbedding
 
 log = logging.getLogger("nightrank.training")
@@ -31,11 +32,13 @@ class TableFactory:
         settings: the section `train.embeddings`, which configures the placement and the optimizer of the
             rows.
         collectives: the collectives of the ranks that hold the rows.
+        on_demand: whether rows stay in the model's files until a lookup needs them.
     """
 
     storage: EmbeddingStorage = "fp32"
     settings: Embeddings = field(default_factory=Embeddings)
     collectives: Collectives = ALONE
+    on_demand: bool = False
 
     def table(
         self,
@@ -60,6 +63,8 @@ class TableFactory:
             ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
         """
         storage = DTYPES[self.storage] if dim > 1 else torch.float32
+        if self.on_demand:
+            return RowsOnDemand(cardinalities, dim, list_lengths, pooling, storage)
         state_bytes, number_state_bytes = _STATE_BYTES["ftrl" if by_ftrl else self.settings.optimizer]
         row_bytes = state_bytes + dim * (storage.itemsize + number_state_bytes)
         num_single = len(cardinalities) - len(list_lengths)

@@ -47,6 +47,8 @@ def build_model(
     seed: int = 0,
     embeddings: Embeddings | None = None,
     collectives: Collectives = ALONE,
+    *,
+    on_demand: bool = False,
 ) -> nn.Module:
     """Builds and initialises a model. Equal seeds give equal weights on any number of ranks.
 
@@ -56,6 +58,7 @@ def build_model(
         seed: the seed of the random weights.
         embeddings: how tables are trained and spread over ranks; None puts all rows in this process.
         collectives: the collectives of the ranks that hold the tables.
+        on_demand: whether table rows stay in the model's files until a lookup needs them, for scoring.
 
     Raises:
         ConfigError: the architecture or its settings are not valid (see `complete`); or layers do not fit
@@ -69,7 +72,7 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives)
+        tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives, on_demand)
         model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, tables))
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from conf.errors import DataError
 from storage import file_io
 from tests.etl.lakes import servers
+from tests.training.architectures import variant
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer, equal
 from tests.training.checkpoints.test_models_on_disk import CPU, SPEC, SpreadTrainer, describe, make_trainer
+from tests.training.feature_tables import make_spec
 from tests.training.ranks_in_threads import on_ranks
-from training.checkpoints import Checkpoints, Position, load_model, open_trained, save_trained
+from training.checkpoints import Checkpoints, Position, load_model, open_trained, save_model, save_trained
 from training.checkpoints.checkpoints import log
+from training.checkpoints.tensor_file import TensorFile
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.loop.warm_start import warm_start
+from training.models import build_model
 
 CARDINALITIES = [9, 5, 17]
 
@@ -76,3 +83,25 @@ def test_models_are_written_read_and_started_from(bucket: str, tmp_path: Path) -
     file_io.delete_file(f"{path}/model.json")
     with pytest.raises(DataError, match="has no complete model"):
         load_model(path, CPU)
+
+
+def test_rows_on_demand_are_read_by_ranges(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, spec = f"{bucket}/models/large/v1", make_spec(0, [200_000, 4])
+    config = variant("dlrm", bottom_mlp=[])
+    description = {**describe(spec), "model": config.model_dump(mode="json")}
+    save_model(path, build_model(config, spec, seed=2), description)
+    whole, model = (load_model(path, CPU, form).model for form in ("stored", "on_demand"))
+    read: list[int] = []
+    read_places = TensorFile.read_places
+
+    def counted(file: TensorFile, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        read.append(int(places[-1] - places[0] + 1) * 32)
+        return read_places(file, name, places)
+
+    monkeypatch.setattr(TensorFile, "read_places", counted)
+    ids = torch.tensor([[3, 1], [4, 2], [150_000, 1], [199_999, 0]])
+    dense = torch.zeros(len(ids), 0)
+    with torch.inference_mode():
+        assert torch.equal(model(dense, ids), whole(dense, ids))
+    assert len(read) == 4  # 3 and 4 together; and the second feature
+    assert sum(read) < 1_000 < 200_000 * 32
