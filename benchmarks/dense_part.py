@@ -20,8 +20,8 @@ class FixedVectors(nn.Module):
     vectors: Tensor
     may_use_kernels = True
 
-    def forward(self, ids: object) -> Tensor:
-        return self.vectors
+    def forward(self, ids: object, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.vectors.to(dtype)
 
 
 def without_tables(

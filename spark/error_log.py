@@ -1,7 +1,8 @@
 """Saves the Java stack traces of a job to a file, instead of printing them. The job's error names the file.
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
-prints the first line of each message to standard error, and writes all lines to a temporary file. If the
+prints the first line of each message to standard error, and writes all lines to a temporary file. (Of the
+accelerator's messages, all lines about operations that stay on the CPU are printed.) If the
 temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
 together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
 in the folder of temporary files. If the user has configured log4j2, the messages on standard error stay as
@@ -33,7 +34,9 @@ log = logging.getLogger("nightrank")
 _SPARK_DEFAULTS = "log4j2-defaults.properties"
 _NAME = "nightrank"
 _HEAD = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: "
-_FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{[\r\n][\s\S]*}}{{}}%n"
+# Lines after the first are left out, except those about operations that the accelerator leaves on the CPU.
+_LEFT_OUT = r"[\r\n]++(?![^\r\n]*cannot run on GPU)[^\r\n]*"
+_FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{{_LEFT_OUT}}}{{}}%n"
 _ALL_LINES = f"{_HEAD}%m%n%throwable"
 
 _TRACEBACK = "Traceback (most recent call last)"
@@ -129,7 +132,8 @@ class SparkLog:
 def _divert(jvm: Any, path: str) -> Any:
     """Makes log4j write all lines of all messages to a file.
 
-    If log4j has Spark's default configuration, standard error then gets only the first line of each message.
+    If log4j has Spark's default configuration, standard error then gets only the first line of each message,
+    and what the accelerator says about operations that stay on the CPU.
 
     Returns:
         A function that ends the logging to this file.
