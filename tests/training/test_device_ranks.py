@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from conf.types import Train
-from tests.checked_device import Checks, checked_device
+from tests.checked_device import checked_device
 from tests.training.ranks_in_threads import on_ranks
-from tests.training.test_spread_tables import PLACEMENTS, ROWS, make_model, share
+from tests.training.steps_of_ranks import run_steps
+from tests.training.test_spread_tables import PLACEMENTS
 from training.distributed.collectives import Collectives
-from training.loop.train_step import Trainer
 
 CPU = torch.device("cpu")
-STEPS = 3
 # method, and for each tensor its dtype and shape
 Call = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]
 
@@ -64,21 +61,10 @@ def trained(
 ) -> list[tuple[list[Call], dict[str, Tensor], dict[str, int]]]:
     """For each rank: its collectives, its final state on the CPU, and the waits of the last step."""
     settings = {**PLACEMENTS[placement], "optimizer": optimizer}
-    train = Train.model_validate(
-        {"num_ranks": ranks, "num_shards": 4, "global_batch_size": ROWS, "embeddings": settings}
-    )
 
     def body(collectives: Collectives) -> tuple[list[Call], dict[str, Tensor], dict[str, int]]:
         recorded = Recorded(collectives, device)
-        model = make_model(recorded, settings, architecture)
-        with Checks() as checks:
-            trainer = Trainer(model.to(device).train(), train, recorded)
-            for step in range(STEPS):
-                batch = share(step, recorded).to(device)
-                checks.waits.clear()
-                trainer.step(batch, 1.0)
-            waits = dict(checks.waits)
-            state: dict[str, Any] = {name: value.detach().cpu() for name, value in trainer.state().items()}
+        waits, state = run_steps(recorded, device, settings, architecture)
         return recorded.calls, state, waits
 
     return on_ranks(ranks, body)

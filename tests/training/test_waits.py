@@ -13,17 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.types import Train
 from storage.feature_spec import PAD_ID
-from tests.checked_device import CheckedTensor, Checks, checked_device
+from tests.checked_device import CheckedTensor, checked_device
 from tests.training.ranks_in_threads import on_ranks
-from tests.training.test_spread_tables import PLACEMENTS, ROWS, make_model, share
+from tests.training.steps_of_ranks import run_steps
+from tests.training.test_spread_tables import PLACEMENTS
 from training import kernels
-from training.distributed.collectives import ALONE, Collectives
-from training.loop.train_step import Trainer
+from training.distributed.collectives import ALONE
 
 CPU = torch.device("cpu")
-STEPS = 3
 
 
 def host(tensor: Tensor | None) -> Any:
@@ -86,24 +84,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         yield device
 
 
-def steps(
-    collectives: Collectives, device: torch.device, settings: dict[str, Any], architecture: str, **model: Any
-) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """The waits of the last step, and the final state."""
-    train = Train.model_validate(
-        {"num_ranks": 1, "num_shards": 4, "global_batch_size": ROWS, "embeddings": settings, "l2": 0.0}
-    )
-    built = make_model(collectives, settings, architecture, **model)
-    with Checks() as checks:
-        trainer = Trainer(built.to(device).train(), train, collectives)
-        for step in range(STEPS):
-            batch = share(step, collectives).to(device)
-            checks.waits.clear()
-            trainer.step(batch, 1.0)
-        waits = dict(checks.waits)
-        return waits, {name: value.detach().cpu() for name, value in trainer.state().items()}
-
-
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd"])
 @pytest.mark.parametrize("architecture", ["dlrm", "deepfm", "dcn_v2_low_rank", "two_tower_dropout", "neumf"])
@@ -112,9 +92,9 @@ def test_a_step_of_one_rank_waits_for_nothing(
 ) -> None:
     """Also with lists. The weights are those of a CPU without kernels."""
     multi_hot = {"max_length": 4, "pooling": pooling}
-    waits, state = steps(ALONE, device, {"optimizer": optimizer}, architecture, multi_hot=multi_hot)
+    waits, state = run_steps(ALONE, device, {"optimizer": optimizer}, architecture, multi_hot=multi_hot)
     assert waits == {}
-    _, expected = steps(ALONE, CPU, {"optimizer": optimizer}, architecture, multi_hot=multi_hot)
+    _, expected = run_steps(ALONE, CPU, {"optimizer": optimizer}, architecture, multi_hot=multi_hot)
     for name, value in expected.items():
         torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -126,10 +106,10 @@ def test_a_step_of_ranks_waits_only_for_the_sizes_of_its_messages(
 ) -> None:
     """A rank must know how many distinct rows it looked up, and on which ranks they are: one wait a table."""
     settings = {**PLACEMENTS[placement], "optimizer": "row_wise_adagrad"}
-    results = on_ranks(ranks, lambda collectives: steps(collectives, device, settings, "dlrm"))
+    results = on_ranks(ranks, lambda collectives: run_steps(collectives, device, settings, "dlrm"))
     # `auto` has both kinds of rows; only rows that all ranks hold are grouped in the backward pass.
     once = {"aten.nonzero.default": 1} if placement == "replicated" else {"aten._to_copy.default": 1}
-    expected = on_ranks(ranks, lambda collectives: steps(collectives, CPU, settings, "dlrm"))
+    expected = on_ranks(ranks, lambda collectives: run_steps(collectives, CPU, settings, "dlrm"))
     for (waits, state), (_, other) in zip(results, expected, strict=True):
         assert waits == once
         for name, value in other.items():
