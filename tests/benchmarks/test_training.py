@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.steps import alternate
 from benchmarks.training import ratios_of, verdict
+from benchmarks.training_ranks import TimedCollectives
 from conf.types import ModelConfig, Train
 from training.distributed.collectives import LocalCollectives
 from training.loop.train_step import Trainer
@@ -108,6 +110,7 @@ def test_ratios_are_ours_over_the_others() -> None:
         "end_to_end": {"ranks": 1, "step": 10.0, "end_to_end": 9.0},
         "ranks_1": {"ranks": 1, "step": 6.0},
         "ranks_2": {"ranks": 2, "step": 9.0},
+        "independent_2": {"ranks": 2, "step": 10.0},
     }
     ratios = ratios_of(speeds, ranks)
     assert ratios["plain_fp32"] == 2.0
@@ -116,6 +119,37 @@ def test_ratios_are_ours_over_the_others() -> None:
     assert ratios["dense_limit"] == 0.8
     assert ratios["end_to_end"] == 0.9
     assert ratios["scaling_2"] == 0.75
+    assert ratios["scaling_2_of_ceiling"] == 0.9
+
+
+class Two:
+    """Collectives of the second of two ranks, which return at once."""
+
+    rank, size = 1, 2
+
+    def start_allreduce_sum(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: values
+
+    def allgather(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [*tensors]
+
+    def all_to_all(self, values: torch.Tensor, splits: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        return values, [*splits]
+
+
+def test_bytes_are_those_that_leave_the_rank() -> None:
+    timed = TimedCollectives(Two())
+    wait = timed.start_allreduce_sum(torch.zeros(100))
+    wait()
+    timed.allgather(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4))
+    timed.all_to_all(torch.zeros(7, 4, dtype=torch.bfloat16), [5, 2])
+    timed.all_to_all(torch.zeros(0, 4), [0, 0])
+    seconds, reduced, exchanged = timed.take()
+    assert seconds > 0
+    assert reduced == 400  # 2 (R - 1) / R of it
+    assert exchanged == 3 * 8 + 3 * 16 + 5 * 8
+    assert timed.take() == (0, 0, 0)
+    assert timed.size == 2
 
 
 @pytest.mark.parametrize(
