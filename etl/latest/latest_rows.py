@@ -71,7 +71,7 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, for GPUs, and
+        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, and
         otherwise if Spark's workers have reduced more than ROWS_IN_DRIVER rows.
     """
     if choose_engine(engine) == "sql":

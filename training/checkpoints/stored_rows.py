@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -44,11 +43,8 @@ class StoredRows:
         names: Mapping[str, str],
         cardinalities: Sequence[int],
     ) -> None:
-        self._stack = ExitStack()
-        self._files = {
-            name: self._stack.enter_context(TensorFile(f"{folder}/{name}"))
-            for name in sorted({stored.file for stored in blocks})
-        }
+        # The files stay open as long as this object exists.
+        self._files = {name: TensorFile(f"{folder}/{name}") for name in {stored.file for stored in blocks}}
         self._folder, self._blocks, self._names = folder, blocks, names
         self._starts = list(accumulate(cardinalities, initial=0))
         self._gap = _LOCAL_GAP if file_io.is_local(folder) else _REMOTE_GAP

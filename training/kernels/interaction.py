@@ -14,8 +14,8 @@ The vectors V (B, F, E) and the matrices of dot products (B, F, F) are not writt
 kernel reads each vector once, and writes the top MLP's input once. B is the number of rows, C the number of
 embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
 
-Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. Matrix products of other widths are
-several times slower on a GPU.
+Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. For other widths, cuBLAS has only
+slower matrix products (docs/decisions/0074).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
