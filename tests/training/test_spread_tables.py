@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import zip_longest
 from threading import Lock
 from typing import Any
 
@@ -98,7 +99,11 @@ def train_as_rank(
     rate = OPTIMIZERS[settings["optimizer"]]
     train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": settings})
     trainer = Trainer(model.train(), train, collectives)
-    losses = [float(trainer.step(share(seed, collectives), 1.0)) for seed in range(STEPS)]
+    batches = [share(seed, collectives) for seed in range(STEPS)]
+    losses = [
+        float(trainer.step(batch, 1.0, next_batch=next_batch))
+        for batch, next_batch in zip_longest(batches, batches[1:])
+    ]
     held_out = [share(1000 + seed, collectives) for seed in range(8)]
     with torch.no_grad():
         results = [torch.sigmoid(model.eval()(batch.dense, batch.categorical)) for batch in held_out]
