@@ -71,7 +71,8 @@ class Trainer:
         Sums over ranks and exchanges of rows are done while the rank computes:
 
         * The backward pass starts the sum of a gradient, or sends it, as soon as it is computed.
-        * The ids of the next batch are sent during this step, and their vectors after the update of the rows.
+        * The ids of the next batch are sent before the backward pass, and their vectors after the update of
+          the rows.
 
         Args:
             batch: this rank's rows, shard after shard.
@@ -88,9 +89,6 @@ class Trainer:
         with self._updates.dense_gradient.computing():
             loss = self._gradients(rows, progress)
         wait_for_sum = self._updates.dense_gradient.start_sum(loss)
-        self._early.note_lookups(rows.categorical)
-        if self._next is not None:
-            self._early.request(self._next[1].categorical)
         by_row = self._updates.take_row_gradients()
         scale = self._loss_scale
         accepted = not scale.is_active or scale.accepts(wait_for_sum()[0], by_row.values(), self._collectives)
@@ -129,7 +127,15 @@ class Trainer:
                 layer.draw_mask(key, range(1), [len(batch.items.dense)])
             else:
                 layer.draw_mask(key, self._shards, batch.shard_rows or equal)
-        return self._forward.backward(batch, self._loss_scale.scale, progress)
+        return self._forward.backward(
+            batch, self._loss_scale.scale, progress, lambda: self._request_next(batch.categorical)
+        )
+
+    def _request_next(self, ids: Tensor) -> None:
+        """Requests the rows of the next batch, after the tables have looked up `ids`, those of this batch."""
+        self._early.note_lookups(ids)
+        if self._next is not None:
+            self._early.request(self._next[1].categorical)
 
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry: with fp16, the loss scale and the number of skipped steps."""
