@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/overlap.py [--quick] [--ranks N] [--batch ROWS] [--most-rows ROWS]
 
-Four Horovod ranks on one machine take its cores from each other. So the dense part of the published DLRM
-sleeps as long as it computes on a core of its own (benchmarks/sleeping_model.py). Its table is spread over the
-ranks row by row. Lookups, messages and updates are real, and have the sizes of a real training. Three kinds of
-steps take turns on the same ranks, with the same code:
+Four Horovod ranks on one machine take its cores from each other. So what a rank computes is replaced by sleeps
+of the length that was measured on a core of its own: the dense part of the published DLRM
+(benchmarks/sleeping_model.py), and lookups and updates (benchmarks/sleeping_calls.py). The table is spread
+over the ranks row by row. The messages are those of a training. Three kinds of steps take turns on the same
+ranks, with the same code:
 
 * `silent`: no message is sent. Each rank receives what it would have sent.
 * `blocking`: a rank waits for each message as soon as it has started it.
@@ -42,11 +43,13 @@ from torch import Tensor
 
 from benchmarks.criteo_shapes import capped, make_batches, spec_of
 from benchmarks.report import machine, summary_line, table
+from benchmarks.sleeping_calls import SleepingCalls
 from benchmarks.sleeping_model import SecondsOfParts, SleepingDLRM, measure
 from benchmarks.training import dlrm
 from conf.embedding_types import Embeddings
 from conf.freed_memory import keep_freed_memory
 from conf.types import Train
+from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives, ReceivedRows
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -75,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = _on_ranks(options, seconds)
     ratios = ratios_of(figures["step_s"])
     _print(figures, ratios)
-    ours = {"step_s": figures["step_s"]["overlapped"], "waiting": figures["waiting"]}
+    ours = {
+        "step_s": figures["step_s"]["overlapped"],
+        "waiting": figures["waiting"],
+        "asleep_s": figures["asleep_s"],
+    }
     peers = {mode: figures["step_s"][mode] for mode in ("silent", "blocking")}
     more = {
         "ranks": options.ranks,
@@ -125,8 +132,9 @@ def run_rank(options: dict[str, Any], seconds: SecondsOfParts) -> dict[str, Any]
     """Measures in the process of a rank.
 
     Returns:
-        `step_s`: the seconds of a step of each kind, medians over turns. `waiting`: the share of the time of
-        overlapped steps in which this rank waits, by the kind of message.
+        `step_s`: the seconds of a step of each kind, medians over turns. `asleep_s`: how long the functions of
+        `SleepingCalls` sleep. `waiting`: the share of the time of overlapped steps in which this rank waits, by
+        the kind of message.
     """
     import horovod.torch as hvd
 
@@ -148,14 +156,21 @@ def _measure(options: argparse.Namespace, seconds: SecondsOfParts, inner: Collec
     trainer = Trainer(model, train, collectives)
     rows = options.batch // options.ranks
     batches = make_batches(_BATCHES, rows, capped(options.most_rows), seed=inner.rank)
+    calls = SleepingCalls(trainer)
+    run_steps(trainer, batches, len(batches) + 1)
+    for rank in range(inner.size):
+        inner.allreduce_sum(torch.zeros(1))  # the other ranks wait here
+        if rank == inner.rank:
+            calls.measure()
+    inner.allreduce_sum(torch.zeros(1))
+    asleep_s = calls.sleep()
     seconds_of: dict[str, list[float]] = {mode: [] for mode in MODES}
     for turn in range(options.turns + 1):
         for mode in (*MODES[turn % 3 :], *MODES[: turn % 3]):
             collectives.mode = mode
             inner.allreduce_sum(torch.zeros(1))  # all ranks begin together
             began = time.perf_counter()
-            for batch, next_batch in pairwise(islice(cycle(batches), options.steps + 1)):
-                trainer.step(batch, 1.0, next_batch=next_batch)
+            run_steps(trainer, batches, options.steps)
             inner.allreduce_sum(torch.zeros(1))
             if turn:  # the first turn warms up
                 seconds_of[mode].append((time.perf_counter() - began) / options.steps)
@@ -165,10 +180,17 @@ def _measure(options: argparse.Namespace, seconds: SecondsOfParts, inner: Collec
     overlapped = sum(seconds_of["overlapped"]) * options.steps
     return {
         "step_s": {mode: round(median(values), 5) for mode, values in seconds_of.items()},
+        "asleep_s": {name: round(seconds, 5) for name, seconds in asleep_s.items()},
         "waiting": {
             kind: round(waited / overlapped, 4) for kind, waited in sorted(collectives.waited.items())
         },
     }
+
+
+def run_steps(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
+    """Does some steps with the batches in turn, each of which gets the next batch too."""
+    for batch, next_batch in pairwise(islice(cycle(batches), steps + 1)):
+        trainer.step(batch, 1.0, next_batch=next_batch)
 
 
 class SwitchedCollectives:

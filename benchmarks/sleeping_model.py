@@ -1,8 +1,7 @@
 """A DLRM whose dense part sleeps as long as it would compute.
 
 Its parameters and its embedding table are those of a DLRM, so the messages between ranks are the same. But
-ranks that share the cores of one machine do not take them from each other while they sleep. The gradients of
-dense parameters and of vectors are small constants.
+ranks that share the cores of one machine do not take them from each other while they sleep.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from training.models.dlrm import DLRM
 from training.models.interaction import interact
 
 _GRADIENT = 1e-6
+_MOST_FILLED = 2**22
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,13 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
         time.sleep(ctx.seconds.backward)  # type: ignore[attr-defined]
-        constants = [torch.full(shape, _GRADIENT) for shape in ctx.shapes]  # type: ignore[attr-defined]
-        return None, gradients[0], *constants
+        return None, gradients[0], *map(_gradient, ctx.shapes)  # type: ignore[attr-defined]
+
+
+def _gradient(shape: torch.Size) -> Tensor:
+    """Returns a constant gradient. To fill a large one would take time, so its numbers are arbitrary."""
+    gradient = torch.empty(shape)
+    return gradient if gradient.numel() > _MOST_FILLED else gradient.fill_(_GRADIENT)
 
 
 class SleepingDLRM(ClickModel):
