@@ -26,6 +26,7 @@ from torch import Tensor
 from training.distributed.collectives import Collectives
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import sum_rows
 
 
@@ -52,7 +53,7 @@ class ExchangedRows:
 def fetch(
     keys: Tensor,
     counts_of_owners: Sequence[int],
-    weight: Tensor,
+    weight: RowTensor,
     router: Router,
     collectives: Collectives,
     dtype: torch.dtype = torch.float32,
@@ -68,7 +69,7 @@ def fetch(
     rows = keys % router.span
     requested, requested_counts = collectives.all_to_all(rows[:num_remote].to(torch.int32), counts)
     sent = weight.index_select(0, requested)
-    if dtype.itemsize < weight.element_size():
+    if dtype.itemsize < weight.dtype.itemsize:
         sent = sent.to(dtype)
     remote, _ = collectives.all_to_all(sent, requested_counts)
     replicated = rows[num_remote:]

@@ -13,28 +13,26 @@ Notation: B rows of a batch, C features that are ids, W columns of ids, E number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings import counter_rng
 from training.embeddings.exchange import ExchangedRows, fetch
-from training.embeddings.initial_rows import fill_rows
+from training.embeddings.held_rows import HeldRows
+from training.embeddings.hot_share import HotShare
 from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
 from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
-from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import Groups, RowBlock
+from training.embeddings.row_pools import RowPools, RowTensor
+from training.embeddings.rows import Groups
 
 
-class StackedEmbedding(nn.Module):
+class StackedEmbedding(HeldRows):
     """Embedding rows of C features in one table. All rows are zero at first.
 
     Args:
@@ -47,19 +45,15 @@ class StackedEmbedding(nn.Module):
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` equally often.
+        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
 
     Attributes:
-        blocks: the rows that this rank holds, in the order of the matrix.
-        may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
-            `set_kernels` sets this attribute.
         reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
             A CUDA graph that reads them there needs no copy of them.
+        hot_share: counts the lookups of a training; None without a tail.
     """
 
-    blocks: tuple[RowBlock, ...]
-    may_use_kernels = True
     reuses_memory = False
-    holds_rows = True  # False if rows are read from files when they are needed
 
     def __init__(
         self,
@@ -70,63 +64,18 @@ class StackedEmbedding(nn.Module):
         storage: torch.dtype = torch.float32,
         placement: Placement | None = None,
         collectives: Collectives = ALONE,
+        *,
+        pinned: bool = False,
     ) -> None:
-        super().__init__()
-        self.cardinalities = tuple(cardinalities)
+        placement = placement or replicate_all(cardinalities, collectives.size)
+        super().__init__(placement, collectives.rank, dim, storage, pinned=pinned)
         self.list_lengths = tuple(list_lengths)
         self.pooling = pooling
-        self.placement = placement or replicate_all(self.cardinalities, collectives.size)
         self._collectives = collectives
-        self.blocks = self.placement.blocks(collectives.rank) if self.holds_rows else ()
-        rows = self.placement.rows_of(collectives.rank) if self.holds_rows else 0
-        self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
-        self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
+        self.hot_share = HotShare(self._num_single) if self.router.tiered else None
         self._pending = PendingLookups(self.placement, self.router, pooling, collectives)
         self._memory: Tensor | None = None
-        # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
-        self._seed = int(torch.randint(2**62, ()))
-
-    @property
-    def dim(self) -> int:
-        """Returns E, the number of numbers per row."""
-        return self.weight.shape[1]
-
-    @property
-    def on_kernels(self) -> bool:
-        """Returns whether lookups and updates of this table use Triton kernels."""
-        return self.may_use_kernels and kernels.available(self.weight.device)
-
-    @torch.no_grad()
-    def init_uniform(self) -> None:
-        """Initializes each feature's rows from U(-1/√n, 1/√n), as the authors of DLRM do.
-
-        Here n is the cardinality of the feature. The padding row of a list feature stays zero: no lookup
-        reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on any
-        rank.
-        """
-
-        def draw(seed: int, rows: Tensor, feature: int) -> Tensor:
-            bound = 1 / math.sqrt(max(self.cardinalities[feature], 1))
-            return counter_rng.uniform(seed, rows, range(self.dim)).mul_(2 * bound).sub_(bound)
-
-        fill_rows(self, draw)
-
-    @torch.no_grad()
-    def init_normal(self, deviation: float) -> None:
-        """Initializes all rows from N(0, deviation²), except the padding rows of lists.
-
-        With the same torch seed, a row gets the same numbers on any rank.
-        """
-        fill_rows(self, lambda seed, rows, feature: counter_rng.normal(seed, rows, self.dim).mul_(deviation))
-
-    def block_rows(self) -> list[Tensor]:
-        """Returns, for each block in `blocks`, a view (rows, E) of the block's rows.
-
-        If all ranks hold all rows, there is one block per feature.
-        """
-        weight = self.weight.detach()
-        return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the vectors (B, C, E) of ids (B, W) int32 or int64.
@@ -140,6 +89,8 @@ class StackedEmbedding(nn.Module):
             dtype: the dtype of the vectors and of their gradients. Sums are computed in float32.
         """
         trains = self.training and torch.is_grad_enabled()
+        if trains and self.hot_share is not None:
+            self.hot_share.add(ids, self.router.hot[self._column_features(ids)])
         with torch.no_grad():
             if self.on_kernels:
                 reused = self.reuses_memory and trains and not self._pending.any()
@@ -156,6 +107,8 @@ class StackedEmbedding(nn.Module):
             ids: (N,) int32 or int64.
             feature: index of the feature.
         """
+        if self.hot_share is not None and self.training and torch.is_grad_enabled():
+            self.hot_share.add_ids(ids, self.router.hot[feature])
         with torch.no_grad():
             keys = self._keys(ids.long(), self.router.features[feature])
             table, positions, groups, exchanged = self._rows_to_read(keys)
@@ -171,15 +124,15 @@ class StackedEmbedding(nn.Module):
 
     def _rows_to_read(
         self, keys: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
+    ) -> tuple[RowTensor, Tensor, Groups | None, ExchangedRows | None]:
         """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`.
 
         If the rows come from other ranks, the matrix has the dtype `dtype`.
         """
         if not self.placement.exchanges:
-            return self.weight, keys, None, None
+            return self.matrix, keys, None, None
         groups, counts = self.router.group(keys)
-        table, exchanged = fetch(groups.keys, counts, self.weight, self.router, self._collectives, dtype)
+        table, exchanged = fetch(groups.keys, counts, self.matrix, self.router, self._collectives, dtype)
         return table, groups.position(), groups, exchanged
 
     def _look_up(self, ids: Tensor) -> BatchLookup:
@@ -193,7 +146,7 @@ class StackedEmbedding(nn.Module):
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
             list_positions = positions[single.numel() :]
-            if table.dtype != torch.float32:
+            if isinstance(table, RowPools) or table.dtype != torch.float32:
                 table = self._take(table, list_positions)
                 list_positions = torch.arange(len(list_positions), device=table.device)
             pooled = lists.pool(table, list_positions, self.pooling)
@@ -206,11 +159,11 @@ class StackedEmbedding(nn.Module):
         If `reused` is true, the vectors take the memory of the last such call.
         """
         lists = PaddedLists.of(ids, self.list_lengths) if self.list_lengths else None
-        columns = self.router.features if lists is None else lists.features(self._num_single)
-        keys = self._keys(ids.long(), columns).flatten()
+        keys = self._keys(ids.long(), self._column_features(ids)).flatten()
         table, positions, groups, exchanged = self._rows_to_read(keys, dtype)
         first_rows = self.router.replicated_places
-        if exchanged is not None:
+        weight, tail = (table.hot, table.of_kernels()) if isinstance(table, RowPools) else (table, None)
+        if exchanged is not None or tail is not None:
             # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
             ids = (positions + 1).view(ids.shape)
             first_rows = torch.full_like(first_rows, -1)
@@ -218,7 +171,7 @@ class StackedEmbedding(nn.Module):
                 ids[:, self._num_single :].masked_fill_(~lists.filled, 0)
         features = (first_rows, self.list_lengths, self.pooling == "mean")
         memory = self._memory if reused else None
-        vectors = kernels.look_up(table, ids, *features, dtype, scales=self._scales(), out=memory)
+        vectors = kernels.look_up(weight, ids, *features, dtype, scales=self._scales(), out=memory, tail=tail)
         if reused:
             self._memory, vectors = vectors, vectors.detach()
         return BatchLookup(vectors, keys, lists, groups, exchanged)
@@ -227,14 +180,20 @@ class StackedEmbedding(nn.Module):
         """Returns the factors (rows,) of the rows of `weight`; None if all factors are 1."""
         return None
 
-    def _take(self, table: Tensor, positions: Tensor) -> Tensor:
+    def _column_features(self, ids: Tensor) -> Tensor:
+        """Returns the feature of each column of `ids` (B, W), (W,) int64."""
+        if not self.list_lengths:
+            return self.router.features
+        return PaddedLists.of(ids, self.list_lengths).features(self._num_single)
+
+    def _take(self, table: RowTensor, positions: Tensor) -> Tensor:
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
         return table.index_select(0, positions).float()
 
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
         if self.placement.exchanges:
             return self.router.keys(ids, features)
-        return ids + self.router.replicated_places[features]
+        return self.router.replicated_rows(ids, features)
 
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
         """Returns and clears the gradient since the last call; see `PendingLookups.take_gradient`."""
@@ -243,54 +202,3 @@ class StackedEmbedding(nn.Module):
     def take_lookup_gradient(self, collectives: Collectives = ALONE) -> LookupGradient | None:
         """Returns and clears the gradient of one batch; see `PendingLookups.take_lookup_gradient`."""
         return self._pending.take_lookup_gradient(collectives)
-
-    @torch.no_grad()
-    def add_to_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
-        """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix.
-
-        Args:
-            rows: the indices of the rows, all different.
-            change: the numbers to add.
-            step: the step of the training. Together with the row, it determines how 16-bit numbers are
-                rounded.
-        """
-        if self.weight.dtype == torch.float32:
-            self.weight.index_add_(0, rows, change)
-            return
-        values = self.weight.index_select(0, rows).float() + change
-        unsharded = self.router.unsharded_rows(rows)
-        rounded = round_stochastically(values, self.weight.dtype, self._seed + step, unsharded)
-        self.weight.index_copy_(0, rows, rounded)
-
-    def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows of the unsharded table, for rounding; None if the table does not need them."""
-        if not self.placement.exchanges or self.weight.dtype == torch.float32:
-            return None
-        return self.router.unsharded_rows(rows)
-
-    @torch.no_grad()
-    def apply_lookup_gradient(
-        self,
-        gradient: LookupGradient,
-        rate: float,
-        step: int,
-        accumulator: Tensor | None = None,
-        epsilon: float = 1e-8,
-    ) -> None:
-        """Does one step of row-wise Adagrad with the update kernel.
-
-        If `accumulator` (rows,) is None, this is one step of SGD.
-        """
-        kernels.update(
-            self.weight.detach(),
-            accumulator,
-            gradient.rows,
-            gradient.values,
-            rate,
-            sources=gradient.sources,
-            scales=gradient.weights,
-            names=self._names(gradient.rows),
-            epsilon=epsilon,
-            seed=self._seed,
-            step=step,
-        )
