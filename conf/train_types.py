@@ -94,6 +94,17 @@ class Train(Strict):
     embeddings: Embeddings = Field(
         default=Embeddings(), description="Optimizer and placement of embedding tables."
     )
+    embedding_memory: Literal["device", "auto"] = Field(
+        default="device",
+        description="Memory of embedding rows in training. `device`: that of the device. `auto`: if the rows "
+        "of a rank and their optimizer state need more than `embedding_memory_mib`, the rows of the most "
+        "frequent ids are on the device, and the others in host memory. Results are the same.",
+    )
+    embedding_memory_mib: PositiveInt | None = Field(
+        default=None,
+        description="Memory of a rank's device for embedding rows and their optimizer state, in MiB "
+        "(embedding_memory=auto). Null: three quarters of the GPU's free memory. A CPU needs a number.",
+    )
     warmup_share: Share = Field(
         default=0.05, description="Share of all steps over which the learning rates rise from 0."
     )
@@ -227,6 +238,14 @@ class Train(Strict):
                     f"{name}=true needs the same number of rows in every step, which {cause} does not "
                     f"give; set {name}=false"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_of_rows(self) -> Train:
+        if self.embedding_memory == "device" and self.embedding_memory_mib is not None:
+            raise ValueError("embedding_memory_mib needs embedding_memory=auto")
+        if self.embedding_memory == "auto" and self.device == "cpu" and self.embedding_memory_mib is None:
+            raise ValueError("embedding_memory=auto with device=cpu needs embedding_memory_mib")
         return self
 
     @model_validator(mode="after")

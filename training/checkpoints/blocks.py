@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from training.embeddings.row_pools import RowTensor, rows_of_block
 from training.embeddings.rows import RowBlock
 
 
@@ -113,7 +114,7 @@ class OwnedState:
         rows: maps the name of each tensor with one entry per table row to the slices of the tensor that this
             rank writes.
         blocks: maps the same names to the blocks of table rows that the slices contain, in the order of the
-            slices.
+            slices. Two slices may belong to the same block.
     """
 
     equal: dict[str, Tensor]
@@ -122,7 +123,7 @@ class OwnedState:
 
 
 def owned_state(
-    state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
+    state: Mapping[str, RowTensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
 ) -> OwnedState:
     """Returns views of those tensors of a trainer's state that this rank writes to disk.
 
@@ -132,17 +133,37 @@ def owned_state(
             this rank.
         leads: whether this rank is rank 0.
     """
-    equal = {name: value.detach() for name, value in state.items() if leads and name not in row_state}
+    equal = {
+        name: value.detach()
+        for name, value in state.items()
+        if leads and name not in row_state and isinstance(value, Tensor)
+    }
     owned = OwnedState(equal, {}, {})
     for name, all_blocks in row_state.items():
         blocks = [block for block in all_blocks if block.written and block.rows]
         if not blocks:
             continue
-        value = state[name].detach()
-        owned.rows[name] = [value[block.place : block.place + block.rows] for block in blocks]
-        place, contiguous = 0, []
-        for block in blocks:
-            contiguous.append(RowBlock(block.feature, block.first, block.step, block.rows, place))
-            place += block.rows
-        owned.blocks[name] = contiguous
+        owned.rows[name] = [rows_of_block(state[name], block).detach() for block in blocks]
+        owned.blocks[name] = _merged(blocks)
     return owned
+
+
+def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
+    """Returns the blocks as they are in a file: one after the other, and a feature's hot rows with its tail.
+
+    So files do not depend on the memory in which rows are.
+    """
+    merged: list[RowBlock] = []
+    place = 0
+    for block in blocks:
+        before = merged[-1] if merged else None
+        if (
+            before
+            and block.feature == before.feature
+            and block.first == before.first + before.step * before.rows
+        ):
+            merged[-1] = replace(before, rows=before.rows + block.rows)
+        else:
+            merged.append(RowBlock(block.feature, block.first, block.step, block.rows, place))
+        place += block.rows
+    return merged

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import RowBlock
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.tables_of_model import tables_of, weights_of
 
 WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 
@@ -16,7 +17,7 @@ WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 class Stateful(Protocol):
     """An object whose training state can be saved, such as a `Trainer`."""
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns all tensors of the state by name."""
         ...
 
@@ -31,9 +32,9 @@ class WeightsOnly:
 
     model: nn.Module
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """See `Stateful`."""
-        return {f"{WEIGHTS}{name}": value for name, value in self.model.state_dict().items()}
+        return {f"{WEIGHTS}{name}": value for name, value in weights_of(self.model).items()}
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
         """See `Stateful`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from training.checkpoints.blocks import StoredBlock, overlap
 from training.checkpoints.stored_rows import StoredRows
 from training.checkpoints.tensor_file import TensorFile
+from training.embeddings.row_pools import RowTensor, rows_of_block
 from training.embeddings.rows import RowBlock
 
 
@@ -83,7 +84,7 @@ class StoredState:
     @torch.no_grad()
     def load(
         self,
-        state: Mapping[str, Tensor],
+        state: Mapping[str, RowTensor],
         row_state: Mapping[str, Sequence[RowBlock]],
         *,
         unread: tuple[str, ...] = (),
@@ -104,7 +105,7 @@ class StoredState:
         self._require_fit(state, row_state, unread)
         with _Files(self.folder) as files:
             for name, value in state.items():
-                if name not in row_state:
+                if isinstance(value, Tensor) and name not in row_state:
                     (file,) = self._tensors[name][0]
                     value.copy_(files.open(file).read(self._name_in_file(name, file)))
                     continue
@@ -129,14 +130,14 @@ class StoredState:
         names = {block.file: self._name_in_file(name, block.file) for block in blocks}
         return StoredRows(self.folder, blocks, names, cardinalities)
 
-    def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
+    def _copy_rows(self, files: _Files, name: str, block: RowBlock, matrix: RowTensor) -> int:
         copied = 0
         for stored in self._blocks(name) if block.rows else ():
             common = overlap(block, stored.block)
             if common is None:
                 continue
-            first, step = block.place + common.target_first, common.target_step
-            target = into[first : first + (common.rows - 1) * step + 1 : step]
+            first, step = common.target_first, common.target_step
+            target = rows_of_block(matrix, block)[first : first + (common.rows - 1) * step + 1 : step]
             files.open(stored.file).read_rows(
                 self._name_in_file(name, stored.file),
                 stored.block.place + common.source_first,
@@ -161,7 +162,7 @@ class StoredState:
 
     def _require_fit(
         self,
-        state: Mapping[str, Tensor],
+        state: Mapping[str, RowTensor],
         row_state: Mapping[str, Sequence[RowBlock]],
         unread: tuple[str, ...],
     ) -> None:

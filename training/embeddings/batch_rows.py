@@ -16,6 +16,7 @@ from training.embeddings.exchange import RowRequest
 from training.embeddings.lookup import ListElements, PaddedLists
 from training.embeddings.placed_rows import Placement
 from training.embeddings.router import Router
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import Groups
 
 
@@ -89,7 +90,7 @@ class BatchRows:
         self.discard()
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
-    def start_fetch(self, weight: Tensor, dtype: torch.dtype) -> None:
+    def start_fetch(self, weight: RowTensor, dtype: torch.dtype) -> None:
         """Sends the vectors that were requested early. Call it when no earlier step can change rows."""
         if self._early is not None and self._early.request is not None:
             self._early.request.start_fetch(weight, dtype)
@@ -122,7 +123,7 @@ class BatchRows:
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
         if self._placement.exchanges:
             return self._router.keys(ids, features)
-        return ids + self._router.replicated_places[features]
+        return self._router.replicated_rows(ids, features)
 
     def _requested(
         self, ids: Tensor, keys: Tensor, lists: ListElements | PaddedLists | None, name: str

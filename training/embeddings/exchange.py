@@ -26,6 +26,7 @@ from torch import Tensor
 from training.distributed.collectives import Collectives, ReceivedRows
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import sum_rows
 
 
@@ -80,7 +81,7 @@ class RowRequest:
         self._exchanged: ExchangedRows | None = None
         self._receive_vectors: ReceivedRows | None = None
 
-    def start_fetch(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    def start_fetch(self, weight: RowTensor, dtype: torch.dtype = torch.float32) -> None:
         """Sends the vectors that other ranks requested, if they were not sent before.
 
         Args:
@@ -93,11 +94,11 @@ class RowRequest:
         requested = requested.long()
         self._exchanged = ExchangedRows(self._counts, requested, requested_counts, self._replicated)
         sent = weight.index_select(0, requested)
-        if dtype.itemsize < weight.element_size():
+        if dtype.itemsize < weight.dtype.itemsize:
             sent = sent.to(dtype)
         self._receive_vectors = self._collectives.start_all_to_all(sent, requested_counts, self._name)
 
-    def vectors(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ExchangedRows]:
+    def vectors(self, weight: RowTensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ExchangedRows]:
         """Returns the vectors (U, E) of the keys, in `dtype`, and the rows that ranks requested.
 
         Pass the second result to `start_return`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 
 HIGHEST_CODE = 127
@@ -39,7 +40,7 @@ class Int8Embedding(StackedEmbedding):
     def _scales(self) -> Tensor:
         return self.scales
 
-    def _take(self, table: Tensor, positions: Tensor) -> Tensor:
+    def _take(self, table: RowTensor, positions: Tensor) -> Tensor:
         return super()._take(table, positions).mul_(self.scales.index_select(0, positions).unsqueeze(1))
 
 

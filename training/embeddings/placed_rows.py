@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from typing import Literal
 
 from training.embeddings.rows import RowBlock
@@ -34,11 +34,14 @@ class Placement:
         cardinalities: number of rows of each feature.
         features: the placement of each feature.
         ranks: number of ranks.
+        hot: for each feature, the number of its first rows that are in the memory of the devices of their
+            ranks. The other rows, the tail, are in host memory. None if all rows are on the devices.
     """
 
     cardinalities: tuple[int, ...]
     features: tuple[FeaturePlacement, ...]
     ranks: int = 1
+    hot: tuple[int, ...] | None = None
 
     @property
     def exchanges(self) -> bool:
@@ -46,22 +49,52 @@ class Placement:
         return any(feature.kind != "replicated" for feature in self.features)
 
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
-        """Returns the blocks of rows that a rank holds, in the order of the rank's matrix.
+        """Returns the blocks of rows that a rank holds.
 
-        Replicated rows come first, so they have the same position on all ranks.
+        Replicated rows come first, so they have the same position on all ranks. The order is that of the
+        rank's matrix. With a tail, the matrix has all hot rows first; a feature's hot rows are followed here
+        by its tail.
         """
-        runs = list(self._runs(rank))
-        places = accumulate((rows for _, _, _, rows in runs), initial=0)
-        return tuple(
-            RowBlock(
-                feature, first, step, rows, place, rank == 0 or self.features[feature].kind != "replicated"
-            )
-            for (feature, first, step, rows), place in zip(runs, places, strict=False)
-        )
+        hot_place, tail_place, blocks = 0, self.first_tail, []
+        for feature, first, step, rows in self._runs(rank):
+            written = rank == 0 or self.features[feature].kind != "replicated"
+            hot = self._hot_rows(feature, first, step, rows)
+            if hot or self.hot is None:
+                blocks.append(RowBlock(feature, first, step, hot, hot_place, written))
+            if hot < rows:
+                blocks.append(RowBlock(feature, first + hot * step, step, rows - hot, tail_place, written))
+            hot_place, tail_place = hot_place + hot, tail_place + rows - hot
+        return tuple(blocks)
+
+    @cached_property
+    def first_tail(self) -> int:
+        """Returns the index of the first row of the tail in a rank's matrix: the same on all ranks.
+
+        It is the largest number of hot rows of a rank.
+        """
+        return max(self.hot_rows_of(rank) for rank in range(self.ranks))
 
     def rows_of(self, rank: int) -> int:
         """Returns the number of rows of a rank's matrix."""
         return sum(rows for _, _, _, rows in self._runs(rank))
+
+    def hot_rows_of(self, rank: int) -> int:
+        """Returns how many rows of a rank's matrix are on the device; all of them if there is no tail."""
+        return sum(self._hot_rows(*run) for run in self._runs(rank))
+
+    def tail_rows_of(self, rank: int) -> int:
+        """Returns how many rows of a rank's matrix are in host memory."""
+        return self.rows_of(rank) - self.hot_rows_of(rank)
+
+    def end_of(self, rank: int) -> int:
+        """Returns a number that is larger than every index of a row of a rank's matrix."""
+        return self.rows_of(rank) if self.hot is None else self.first_tail + self.tail_rows_of(rank)
+
+    def _hot_rows(self, feature: int, first: int, step: int, rows: int) -> int:
+        """Returns how many rows of a run are hot: its first ones, because each run is in the order of ids."""
+        if self.hot is None:
+            return rows
+        return min(max(-(-(self.hot[feature] - first) // step), 0), rows)
 
     @property
     def replicated_rows(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -21,24 +22,36 @@ class Router(nn.Module):
     Attributes:
         span: number of rows of the largest matrix of any rank.
         end: all keys are in [0, end).
+        tiered: whether some rows are in host memory.
+        hot: (C,), the number of first ids of each feature whose rows are on a device.
     """
 
     def __init__(self, placement: Placement, rank: int) -> None:
         super().__init__()
         ranks, features = placement.ranks, placement.features
         self.ranks = ranks
-        self.span = max(1, *(placement.rows_of(owner) for owner in range(ranks)))
+        self.tiered = placement.hot is not None
+        self.span = max(1, *(placement.end_of(owner) for owner in range(ranks)))
         self.end = (ranks + 1) * self.span
         places = [[0] * len(features) for _ in range(ranks + 1)]
+        tail_places = [[0] * len(features) for _ in range(ranks + 1)]
         for owner in range(ranks):
             for block in placement.blocks(owner):
-                replicated = features[block.feature].kind == "replicated"
-                places[ranks if replicated else owner][block.feature] = block.place
-        blocks = placement.blocks(rank)
+                row = ranks if features[block.feature].kind == "replicated" else owner
+                if self.tiered and block.place >= placement.first_tail:
+                    # The tail follows block.first // block.step hot rows of this owner.
+                    tail_places[row][block.feature] = block.place - block.first // block.step
+                else:
+                    places[row][block.feature] = block.place
+        blocks = sorted(placement.blocks(rank), key=lambda block: block.place)
+        whole = {block.feature: block for block in replace(placement, hot=None).blocks(rank)}
         starts = list(accumulate(placement.cardinalities, initial=0))
         self._register("ends", [self.span * (owner + 1) for owner in range(ranks + 1)])
         self._register("places", [place for row in places for place in row])  # (R + 1, C), flat
+        self._register("tail_places", [place for row in tail_places for place in row])
+        self._register("hot", placement.hot or placement.cardinalities)
         self._register("replicated_places", places[ranks])
+        self._register("replicated_tail_places", tail_places[ranks])
         self._register("features", range(len(features)))
         self._register("owners", [ranks if it.kind == "replicated" else it.rank for it in features])
         self._register("row_wise", [it.kind == "row_wise" for it in features])
@@ -47,10 +60,19 @@ class Router(nn.Module):
         self._register("block_places", [block.place for block in blocks])
         self._register("block_steps", [block.step for block in blocks])
         self._register("block_starts", [starts[block.feature] + block.first for block in blocks])
+        untiered = [
+            whole[block.feature].place + (block.first - whole[block.feature].first) // block.step
+            for block in blocks
+        ]
+        self._register("block_untiered", untiered)
 
     ends: Tensor
     places: Tensor
+    tail_places: Tensor
+    hot: Tensor
     replicated_places: Tensor
+    replicated_tail_places: Tensor
+    block_untiered: Tensor
     features: Tensor
     owners: Tensor
     row_wise: Tensor
@@ -71,8 +93,18 @@ class Router(nn.Module):
         """
         first_owner, row_wise = self.owners[features], self.row_wise[features]
         owner = torch.where(row_wise.bool(), (ids + first_owner) % self.ranks, first_owner)
-        place = self.places[owner * len(self.owners) + features]
+        index = owner * len(self.owners) + features
+        place = self.places[index]
+        if self.tiered:
+            place = torch.where(ids < self.hot[features], place, self.tail_places[index])
         return owner * self.span + place + ids // self.strides[features]
+
+    def replicated_rows(self, ids: Tensor, features: Tensor) -> Tensor:
+        """Returns the rows of this rank's matrix that hold ids, if every rank holds all rows. See `keys`."""
+        place = self.replicated_places[features]
+        if self.tiered:
+            place = torch.where(ids < self.hot[features], place, self.replicated_tail_places[features])
+        return ids + place
 
     def group(self, keys: Tensor) -> tuple[Groups, list[int]]:
         """Groups elements by their keys (N,), and returns how many distinct keys each owner has.
@@ -85,3 +117,8 @@ class Router(nn.Module):
         """Converts row indices of this rank's matrix to row indices of the unsharded table, (N,) int64."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]
+
+    def untiered_rows(self, rows: Tensor) -> Tensor:
+        """Converts row indices of this rank's matrix to those that the rows would have without a tail."""
+        block = torch.searchsorted(self.block_ends, rows, right=True)
+        return self.block_untiered[block] + rows - self.block_places[block]

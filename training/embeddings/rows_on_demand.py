@@ -17,6 +17,7 @@ from torch import Tensor
 from training.embeddings.batch_rows import RowsOfBatch
 from training.embeddings.exchange import ExchangedRows
 from training.embeddings.lookup import Pooling
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 
 ReadRows = Callable[[Tensor], Tensor]
@@ -66,7 +67,7 @@ class RowsOnDemand(StackedEmbedding):
 
     def _rows_to_read(
         self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, ExchangedRows | None]:
+    ) -> tuple[RowTensor, Tensor, ExchangedRows | None]:
         """See `StackedEmbedding._rows_to_read`. The matrix has the rows that were kept, in any order."""
         if self._kept is None:
             raise RuntimeError(

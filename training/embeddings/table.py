@@ -13,29 +13,26 @@ Notation: B rows of a batch, C features that are ids, W columns of ids, E number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings import counter_rng
 from training.embeddings.batch_rows import BatchRows, RowsOfBatch
 from training.embeddings.exchange import ExchangedRows
-from training.embeddings.initial_rows import fill_rows
+from training.embeddings.held_rows import HeldRows
+from training.embeddings.hot_share import HotShare
 from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
 from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
-from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import RowBlock
+from training.embeddings.row_pools import RowPools, RowTensor
 
 
-class StackedEmbedding(nn.Module):
+class StackedEmbedding(HeldRows):
     """Embedding rows of C features in one table. All rows are zero at first.
 
     Args:
@@ -48,20 +45,16 @@ class StackedEmbedding(nn.Module):
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` equally often.
+        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
 
     Attributes:
-        blocks: the rows that this rank holds, in the order of the matrix.
-        may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
-            `set_kernels` sets this attribute.
         batch_rows: which rows batches read; a training requests them early (early_requests.py).
         reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
             A CUDA graph that reads them there needs no copy of them.
+        hot_share: counts the lookups of a training; None without a tail.
     """
 
-    blocks: tuple[RowBlock, ...]
-    may_use_kernels = True
     reuses_memory = False
-    holds_rows = True  # False if rows are read from files when they are needed
 
     def __init__(
         self,
@@ -72,65 +65,20 @@ class StackedEmbedding(nn.Module):
         storage: torch.dtype = torch.float32,
         placement: Placement | None = None,
         collectives: Collectives = ALONE,
+        *,
+        pinned: bool = False,
     ) -> None:
-        super().__init__()
-        self.cardinalities = tuple(cardinalities)
+        placement = placement or replicate_all(cardinalities, collectives.size)
+        super().__init__(placement, collectives.rank, dim, storage, pinned=pinned)
         self.list_lengths = tuple(list_lengths)
         self.pooling = pooling
-        self.placement = placement or replicate_all(self.cardinalities, collectives.size)
         self._collectives = collectives
-        self.blocks = self.placement.blocks(collectives.rank) if self.holds_rows else ()
-        rows = self.placement.rows_of(collectives.rank) if self.holds_rows else 0
-        self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
-        self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
+        self.hot_share = HotShare(self._num_single) if self.router.tiered else None
         self.batch_rows = BatchRows(self.placement, self.router, list_lengths, collectives)
         self._pending = PendingLookups(self.placement, self.router, pooling, collectives)
         self._memory: Tensor | None = None
         self._vector_dtype = torch.float32
-        # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
-        self._seed = int(torch.randint(2**62, ()))
-
-    @property
-    def dim(self) -> int:
-        """Returns E, the number of numbers per row."""
-        return self.weight.shape[1]
-
-    @property
-    def on_kernels(self) -> bool:
-        """Returns whether lookups and updates of this table use Triton kernels."""
-        return self.may_use_kernels and kernels.available(self.weight.device)
-
-    @torch.no_grad()
-    def init_uniform(self) -> None:
-        """Initializes each feature's rows from U(-1/√n, 1/√n), as the authors of DLRM do.
-
-        Here n is the cardinality of the feature. The padding row of a list feature stays zero: no lookup
-        reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on any
-        rank.
-        """
-
-        def draw(seed: int, rows: Tensor, feature: int) -> Tensor:
-            bound = 1 / math.sqrt(max(self.cardinalities[feature], 1))
-            return counter_rng.uniform(seed, rows, range(self.dim)).mul_(2 * bound).sub_(bound)
-
-        fill_rows(self, draw)
-
-    @torch.no_grad()
-    def init_normal(self, deviation: float) -> None:
-        """Initializes all rows from N(0, deviation²), except the padding rows of lists.
-
-        With the same torch seed, a row gets the same numbers on any rank.
-        """
-        fill_rows(self, lambda seed, rows, feature: counter_rng.normal(seed, rows, self.dim).mul_(deviation))
-
-    def block_rows(self) -> list[Tensor]:
-        """Returns, for each block in `blocks`, a view (rows, E) of the block's rows.
-
-        If all ranks hold all rows, there is one block per feature.
-        """
-        weight = self.weight.detach()
-        return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the vectors (B, C, E) of ids (B, W) int32 or int64.
@@ -144,6 +92,8 @@ class StackedEmbedding(nn.Module):
             dtype: the dtype of the vectors and of their gradients. Sums are computed in float32.
         """
         trains = self.training and torch.is_grad_enabled()
+        if trains and self.hot_share is not None:
+            self.hot_share.add(ids, self.router.hot[self._column_features(ids)])
         with torch.no_grad():
             self._vector_dtype = dtype if self.on_kernels else torch.float32
             rows = self.batch_rows.of_batch(ids, padded=self.on_kernels, trains=trains)
@@ -162,6 +112,8 @@ class StackedEmbedding(nn.Module):
             ids: (N,) int32 or int64.
             feature: index of the feature.
         """
+        if self.hot_share is not None and self.training and torch.is_grad_enabled():
+            self.hot_share.add_ids(ids, self.router.hot[feature])
         with torch.no_grad():
             rows = self.batch_rows.of_feature(ids, feature)
             table, positions, exchanged = self._rows_to_read(rows)
@@ -177,14 +129,14 @@ class StackedEmbedding(nn.Module):
 
     def _rows_to_read(
         self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, ExchangedRows | None]:
+    ) -> tuple[RowTensor, Tensor, ExchangedRows | None]:
         """Returns a matrix, the position in it of each element's row, and rows as in `BatchLookup`.
 
         If the rows come from other ranks, the matrix has the dtype `dtype`.
         """
         if rows.request is None or rows.groups is None:
-            return self.weight, rows.keys, None
-        table, exchanged = rows.request.vectors(self.weight, dtype)
+            return self.matrix, rows.keys, None
+        table, exchanged = rows.request.vectors(self.matrix, dtype)
         return table, rows.groups.position(), exchanged
 
     def _look_up(self, rows: RowsOfBatch) -> BatchLookup:
@@ -194,7 +146,7 @@ class StackedEmbedding(nn.Module):
         vectors = vectors.view(*single.shape, table.shape[1])
         if isinstance(rows.lists, ListElements):
             list_positions = positions[single.numel() :]
-            if table.dtype != torch.float32:
+            if isinstance(table, RowPools) or table.dtype != torch.float32:
                 table = self._take(table, list_positions)
                 list_positions = torch.arange(len(list_positions), device=table.device)
             pooled = rows.lists.pool(table, list_positions, self.pooling)
@@ -205,7 +157,8 @@ class StackedEmbedding(nn.Module):
         """Looks up a batch. If `reused` is true, the vectors take the memory of the last such call."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
-        if exchanged is not None:
+        weight, tail = (table.hot, table.of_kernels()) if isinstance(table, RowPools) else (table, None)
+        if exchanged is not None or tail is not None:
             # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
             ids = (positions + 1).view(ids.shape)
             first_rows = torch.full_like(first_rows, -1)
@@ -213,7 +166,7 @@ class StackedEmbedding(nn.Module):
                 ids[:, self._num_single :].masked_fill_(~rows.lists.filled, 0)
         features = (first_rows, self.list_lengths, self.pooling == "mean")
         memory = self._memory if reused else None
-        vectors = kernels.look_up(table, ids, *features, dtype, scales=self._scales(), out=memory)
+        vectors = kernels.look_up(weight, ids, *features, dtype, scales=self._scales(), out=memory, tail=tail)
         if reused:
             self._memory, vectors = vectors, vectors.detach()
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
@@ -222,7 +175,13 @@ class StackedEmbedding(nn.Module):
         """Returns the factors (rows,) of the rows of `weight`; None if all factors are 1."""
         return None
 
-    def _take(self, table: Tensor, positions: Tensor) -> Tensor:
+    def _column_features(self, ids: Tensor) -> Tensor:
+        """Returns the feature of each column of `ids` (B, W), (W,) int64."""
+        if not self.list_lengths:
+            return self.router.features
+        return PaddedLists.of(ids, self.list_lengths).features(self._num_single)
+
+    def _take(self, table: RowTensor, positions: Tensor) -> Tensor:
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
         return table.index_select(0, positions).float()
 
@@ -236,7 +195,7 @@ class StackedEmbedding(nn.Module):
 
     def start_fetch(self) -> None:
         """Sends the vectors that ranks requested for their next batch, in the dtype of the last lookup."""
-        self.batch_rows.start_fetch(self.weight, self._vector_dtype)
+        self.batch_rows.start_fetch(self.matrix, self._vector_dtype)
 
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
         """Returns and clears the gradient since the last call; see `PendingLookups.take_gradient`."""
@@ -245,54 +204,3 @@ class StackedEmbedding(nn.Module):
     def take_lookup_gradient(self, collectives: Collectives = ALONE) -> LookupGradient | None:
         """Returns and clears the gradient of one batch; see `PendingLookups.take_lookup_gradient`."""
         return self._pending.take_lookup_gradient(collectives)
-
-    @torch.no_grad()
-    def add_to_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
-        """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix.
-
-        Args:
-            rows: the indices of the rows, all different.
-            change: the numbers to add.
-            step: the step of the training. Together with the row, it determines how 16-bit numbers are
-                rounded.
-        """
-        if self.weight.dtype == torch.float32:
-            self.weight.index_add_(0, rows, change)
-            return
-        values = self.weight.index_select(0, rows).float() + change
-        unsharded = self.router.unsharded_rows(rows)
-        rounded = round_stochastically(values, self.weight.dtype, self._seed + step, unsharded)
-        self.weight.index_copy_(0, rows, rounded)
-
-    def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows of the unsharded table, for rounding; None if the table does not need them."""
-        if not self.placement.exchanges or self.weight.dtype == torch.float32:
-            return None
-        return self.router.unsharded_rows(rows)
-
-    @torch.no_grad()
-    def apply_lookup_gradient(
-        self,
-        gradient: LookupGradient,
-        rate: float,
-        step: int,
-        accumulator: Tensor | None = None,
-        epsilon: float = 1e-8,
-    ) -> None:
-        """Does one step of row-wise Adagrad with the update kernel.
-
-        If `accumulator` (rows,) is None, this is one step of SGD.
-        """
-        kernels.update(
-            self.weight.detach(),
-            accumulator,
-            gradient.rows,
-            gradient.values,
-            rate,
-            sources=gradient.sources,
-            scales=gradient.weights,
-            names=self._names(gradient.rows),
-            epsilon=epsilon,
-            seed=self._seed,
-            step=step,
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from training.embeddings.placement import TableShape, describe, plan_placement
 from training.embeddings.row_storage import DTYPES
 from training.embeddings.rows_on_demand import RowsOnDemand
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiers import PlannedTable, Tiers
 
 log = logging.getLogger("nightrank.training")
 
@@ -33,12 +34,16 @@ class TableFactory:
             rows.
         collectives: the collectives of the ranks that hold the rows.
         on_demand: whether rows stay in the model's files until a lookup needs them.
+        tiers: which rows are in host memory; None if all are on the device.
+        planned: the tables that were created so far.
     """
 
     storage: EmbeddingStorage = "fp32"
     settings: Embeddings = field(default_factory=Embeddings)
     collectives: Collectives = ALONE
     on_demand: bool = False
+    tiers: Tiers | None = None
+    planned: list[PlannedTable] = field(default_factory=list)
 
     def table(
         self,
@@ -63,17 +68,29 @@ class TableFactory:
             ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
         """
         storage = DTYPES[self.storage] if dim > 1 else torch.float32
-        if self.on_demand:
-            return RowsOnDemand(cardinalities, dim, list_lengths, pooling, storage)
         state_bytes, number_state_bytes = _STATE_BYTES["ftrl" if by_ftrl else self.settings.optimizer]
         row_bytes = state_bytes + dim * (storage.itemsize + number_state_bytes)
         num_single = len(cardinalities) - len(list_lengths)
         shape = TableShape(tuple(cardinalities), row_bytes, (*[1] * num_single, *list_lengths))
         ranks = self.collectives.size
         placement = plan_placement(shape, ranks, self.settings)
+        labels = names or [str(index) for index in range(len(cardinalities))]
+        number = len(self.planned)
+        self.planned.append(PlannedTable(placement, row_bytes, shape.lookups, tuple(labels)))
+        if self.on_demand:
+            return RowsOnDemand(cardinalities, dim, list_lengths, pooling, storage)
         if ranks > 1 and self.collectives.rank == 0:
-            labels = names or [str(index) for index in range(len(cardinalities))]
             log.info("embedding table, %d numbers per row:\n%s", dim, describe(placement, shape, labels))
+        pinned = False
+        if self.tiers is not None:
+            placement, pinned = replace(placement, hot=self.tiers.hot[number]), self.tiers.pinned
         return StackedEmbedding(
-            cardinalities, dim, list_lengths, pooling, storage, placement, self.collectives
+            cardinalities,
+            dim,
+            list_lengths,
+            pooling,
+            storage,
+            placement,
+            self.collectives,
+            pinned=pinned,
         )

@@ -20,6 +20,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from training.kernels.tail import Tail
+
 # Read once, because torch.compile traces `available` and needs constants.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _HAS_TRITON = find_spec("triton") is not None
@@ -47,6 +49,7 @@ def look_up(
     *,
     scales: Tensor | None = None,
     out: Tensor | None = None,
+    tail: Tail | None = None,
 ) -> Tensor:
     """Returns the vectors of ids, (B, C, E) in `dtype`, computed by one kernel.
 
@@ -61,11 +64,12 @@ def look_up(
         dtype: the dtype of the result.
         scales: (R,) float32, a factor for each row of `weight`; None means that all factors are 1.
         out: memory for the result. It is used if it has the result's shape and dtype.
+        tail: the rows of the table that are not in `weight`; None if there are none.
     """
     from training.kernels.lookup import Features, gather
 
     features = Features.of(first_rows, list_lengths, mean)
-    return gather(weight, ids, features, dtype, scales=scales, out=out)
+    return gather(weight, ids, features, dtype, scales=scales, out=out, tail=tail)
 
 
 def update(
@@ -81,6 +85,8 @@ def update(
     seed: int,
     step: int,
     epsilon: float = 1e-8,
+    tail: Tail | None = None,
+    order_by: Tensor | None = None,
 ) -> None:
     """Updates the looked-up rows in place by row-wise Adagrad, or by SGD if `accumulator` is None.
 
@@ -100,7 +106,23 @@ def update(
         epsilon=epsilon,
         seed=seed,
         step=step,
+        tail=tail,
+        order_by=order_by,
     )
+
+
+def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
+    """Returns rows of a matrix in two memories; see `two_pools.take` in this folder."""
+    from training.kernels import two_pools
+
+    return two_pools.take(hot, tail, first_tail, rows)
+
+
+def put(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor, values: Tensor) -> None:
+    """Sets rows of a matrix in two memories; see `two_pools.put` in this folder."""
+    from training.kernels import two_pools
+
+    two_pools.put(hot, tail, first_tail, rows, values)
 
 
 def interacts(device: torch.device, num_vectors: int) -> bool:

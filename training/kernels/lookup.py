@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from storage.feature_spec import PAD_ID
+from training.kernels.tail import Tail
 
 # Count of numbers that one program (instance of the kernel) gathers. With 4,096, the kernel for lists would
 # need more than 255 registers per thread and store some in memory (tests/training/test_compiled_kernels.py).
@@ -75,6 +76,7 @@ def gather(
     *,
     scales: Tensor | None = None,
     out: Tensor | None = None,
+    tail: Tail | None = None,
 ) -> Tensor:
     """Returns the vectors of ids, shape (B, C, E), in `dtype`.
 
@@ -85,6 +87,7 @@ def gather(
         dtype: the dtype of the result. Sums are computed in float32.
         scales: (R,) float32, a factor for each row; None means that all factors are 1.
         out: memory for the result. It is used if it has the result's shape and dtype.
+        tail: the rows of the table that are not in `weight`; None if there are none.
     """
     batch_rows, columns = ids.shape
     num_features, dim = len(features.first_row), weight.shape[1]
@@ -97,6 +100,8 @@ def gather(
     _gather[(triton.cdiv(vectors, block),)](
         weight,
         weight if scales is None else scales,
+        weight if tail is None else tail.rows,
+        0 if tail is None else tail.first,
         ids.contiguous(),
         features.first_row,
         features.column,
@@ -108,6 +113,7 @@ def gather(
         features.lists_from,
         PAD=PAD_ID,
         SCALED=scales is not None,
+        TIERED=tail is not None,
         DIM=dim,
         LONGEST=features.longest,
         MEAN=features.mean,
@@ -122,10 +128,12 @@ def block_of(dim: int) -> int:
     return max(1, min(128, _TILE // triton.next_power_of_2(dim)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tail"])
 def _gather(
     weight,
     scales,
+    tail,
+    first_tail: tl.int64,
     ids,
     first_row,
     column,
@@ -137,6 +145,7 @@ def _gather(
     lists_from,
     PAD: tl.constexpr,
     SCALED: tl.constexpr,
+    TIERED: tl.constexpr,
     DIM: tl.constexpr,
     LONGEST: tl.constexpr,
     MEAN: tl.constexpr,
@@ -162,7 +171,14 @@ def _gather(
         has = has & ((feature < lists_from) | (id_ != PAD))
         row = start + id_
         mask = has[:, None] & (number < DIM)[None, :]
-        values = tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0).to(tl.float32)
+        if TIERED:
+            is_hot = (row < first_tail)[:, None]
+            place = weight + row[:, None] * DIM + number[None, :]
+            in_host = tail + (row - first_tail)[:, None] * DIM + number[None, :]
+            of_tail = tl.load(in_host, mask=mask & (row >= first_tail)[:, None], other=0)
+            values = tl.where(is_hot, tl.load(place, mask=mask & is_hot, other=0), of_tail).to(tl.float32)
+        else:
+            values = tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0).to(tl.float32)
         if SCALED:
             values = values * tl.load(scales + row, mask=has, other=0.0)[:, None]
         total += values

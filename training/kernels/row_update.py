@@ -26,7 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from training.kernels.rounding import grid_of, philox, round_stochastic
+from training.kernels.rounding import grid_of
+from training.kernels.row_step import apply
+from training.kernels.tail import Tail
 
 _CHUNK = 32
 _PARTS = 16
@@ -46,6 +48,8 @@ def update_rows(
     epsilon: float = 1e-8,
     seed: int = 0,
     step: int = 0,
+    tail: Tail | None = None,
+    order_by: Tensor | None = None,
 ) -> None:
     """Sums the gradients of each row, and updates the rows in place by row-wise Adagrad or SGD.
 
@@ -64,23 +68,31 @@ def update_rows(
         epsilon: the epsilon of row-wise Adagrad.
         seed, step: the seed, and the step of the training. Together with row and column, they determine the
             random bits of the rounding.
+        tail: the rows of the table that are not in `weight`, and their accumulators; None if there are none.
+        order_by: (N,) int64, a number for each lookup's row. Rows are summed in the order of these numbers,
+            so they must differ between rows, and be in the range of `rows`. None means the index of the row.
     """
     lookups, dim = len(rows), weight.shape[1]
     if not lookups:
         return
-    narrow = weight.shape[0] < 2**31  # 32 bits sort faster than 64
-    ordered, order = torch.sort(rows.to(torch.int32) if narrow else rows, stable=True)
+    all_rows = weight.shape[0] if tail is None else tail.first + len(tail.rows)
+    narrow = all_rows < 2**31  # 32 bits sort faster than 64
+    sorted_by = rows if order_by is None else order_by
+    ordered, order = torch.sort(sorted_by.to(torch.int32) if narrow else sorted_by, stable=True)
+    ordered = ordered if order_by is None else rows[order]
     origin = order if sources is None else sources[order]
     chunks = triton.cdiv(lookups, _CHUNK)
     parts = torch.empty(chunks, 2, dim, dtype=torch.float32, device=weight.device)
     mantissa, lowest = grid_of(weight.dtype)
     named = names is not None and mantissa != 0
     ordered_names = names[order] if named and names is not None else ordered
-    target = (weight, weight if accumulator is None else accumulator, rate, epsilon, seed, step)
+    pools = _pools(weight, accumulator, tail)
+    target = (*pools, rate, epsilon, seed, step)
     compiled: dict[str, Any] = {
         "DIM": dim,
         "ADAGRAD": accumulator is not None,
         "NAMED": named,
+        "TIERED": tail is not None,
         "MANTISSA": mantissa,
         "LOWEST": lowest,
         "BLOCK": triton.next_power_of_2(dim),
@@ -93,43 +105,21 @@ def update_rows(
     _finish[(chunks,)](ordered, ordered_names, parts, lookups, *target, PARTS=_PARTS, **compiled)
 
 
-@triton.jit
-def _apply(
-    total,
-    row,
-    name,
-    weight,
-    accumulator,
-    rate,
-    epsilon,
-    seed,
-    step,
-    DIM: tl.constexpr,
-    ADAGRAD: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    LOWEST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on.
+def _pools(
+    weight: Tensor, accumulator: Tensor | None, tail: Tail | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Returns weight and accumulator on the device, both in host memory, and the first row of the latter.
 
-    `name` stands for the row in the random bits of the rounding.
+    What does not exist is replaced by what the kernel does not use.
     """
-    column = tl.arange(0, BLOCK)
-    row = row.to(tl.int64)
-    scale = rate
-    if ADAGRAD:
-        square = tl.reduce(total * total, 0, tl.standard._sum_combine) / DIM
-        square += tl.load(accumulator + row)
-        tl.store(accumulator + row, square)
-        scale = rate / (tl.sqrt(square) + epsilon)
-    values = tl.load(weight + row * DIM + column, mask=column < DIM, other=0.0).to(tl.float32) - total * scale
-    if MANTISSA:
-        values = round_stochastic(values, philox(seed, step, name.to(tl.int64), column), MANTISSA, LOWEST)
-    tl.store(weight + row * DIM + column, values.to(weight.dtype.element_ty), mask=column < DIM)
+    sums = weight if accumulator is None else accumulator
+    if tail is None:
+        return weight, sums, weight, sums, 0
+    return weight, sums, tail.rows, tail.rows if tail.accumulator is None else tail.accumulator, tail.first
 
 
 # This function is longer than our limit of 60 lines, because the arguments of this kernel take twenty lines.
-@triton.jit(do_not_specialize=["lookups", "seed", "step"])
+@triton.jit(do_not_specialize=["lookups", "first_tail", "seed", "step"])
 def _add_up(
     rows,
     names,
@@ -140,6 +130,9 @@ def _add_up(
     lookups,
     weight,
     accumulator,
+    tail,
+    tail_accumulator,
+    first_tail: tl.int64,
     rate,
     epsilon,
     seed: tl.int64,
@@ -148,6 +141,7 @@ def _add_up(
     DIM: tl.constexpr,
     ADAGRAD: tl.constexpr,
     NAMED: tl.constexpr,
+    TIERED: tl.constexpr,
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -184,18 +178,22 @@ def _add_up(
                     name = row
                     if NAMED:
                         name = tl.load(names + index)
-                    _apply(
+                    apply(
                         total,
                         row,
                         name,
                         weight,
                         accumulator,
+                        tail,
+                        tail_accumulator,
+                        first_tail,
                         rate,
                         epsilon,
                         seed,
                         step,
                         DIM,
                         ADAGRAD,
+                        TIERED,
                         MANTISSA,
                         LOWEST,
                         BLOCK,
@@ -204,7 +202,7 @@ def _add_up(
             row = following
 
 
-@triton.jit(do_not_specialize=["lookups", "seed", "step"])
+@triton.jit(do_not_specialize=["lookups", "first_tail", "seed", "step"])
 def _finish(
     rows,
     names,
@@ -212,6 +210,9 @@ def _finish(
     lookups,
     weight,
     accumulator,
+    tail,
+    tail_accumulator,
+    first_tail: tl.int64,
     rate,
     epsilon,
     seed: tl.int64,
@@ -219,6 +220,7 @@ def _finish(
     DIM: tl.constexpr,
     ADAGRAD: tl.constexpr,
     NAMED: tl.constexpr,
+    TIERED: tl.constexpr,
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -252,18 +254,22 @@ def _finish(
         name = row
         if NAMED:
             name = tl.load(names + end)
-        _apply(
+        apply(
             total,
             row,
             name,
             weight,
             accumulator,
+            tail,
+            tail_accumulator,
+            first_tail,
             rate,
             epsilon,
             seed,
             step,
             DIM,
             ADAGRAD,
+            TIERED,
             MANTISSA,
             LOWEST,
             BLOCK,

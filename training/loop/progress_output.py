@@ -17,7 +17,7 @@ class LogLines(Callback):
     """Logs a line for each history entry, for each validation, and for an early end of the training."""
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Logs loss, speed and waiting time, and the metrics of a validation."""
+        """Logs loss, speed and waiting time, hot lookups, and the metrics of a validation."""
         steps_log.info(
             "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data, learning rate %.3g",
             entry["step"],
@@ -27,6 +27,13 @@ class LogLines(Callback):
             100 * entry["loader_wait_share"],
             entry["learning_rate"],
         )
+        if "hot_share" in entry:
+            steps_log.info(
+                "step %d of %d: %.2f%% of lookups read rows on the device",
+                entry["step"],
+                state.total_steps,
+                100 * entry["hot_share"],
+            )
         if "validation" in entry:
             defined = {name: value for name, value in entry["validation"].items() if value is not None}
             metrics = ", ".join(f"{name} {value:.5f}" for name, value in defined.items())

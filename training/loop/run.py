@@ -32,6 +32,7 @@ from training.embeddings.tables_of_model import set_kernels
 from training.kernels.choice import use_kernels
 from training.loop.callback import Callback
 from training.loop.early_stopping import EarlyStopping, StopAtStep
+from training.loop.embedding_memory import plan_tiers
 from training.loop.evaluate import evaluate
 from training.loop.loss_check import LossCheck
 from training.loop.meter import Meter
@@ -125,7 +126,9 @@ class _Rank:
     def build(self, config: ModelConfig) -> nn.Module:
         """Builds a new model on this rank's device."""
         train = self.plan.train
-        model = build_model(config, self.plan.spec, train.seed, train.embeddings, self.collectives)
+        spec, counts = self.plan.spec, self.plan.id_counts
+        tiers = plan_tiers(config, spec, train, counts, self.collectives, self.device)
+        model = build_model(config, spec, train.seed, train.embeddings, self.collectives, tiers=tiers)
         model = model.to(self.device)
         set_kernels(model, use_kernels(train.kernels, self.device, "train.kernels"))
         return model

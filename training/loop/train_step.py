@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from training.data.compared_items import CatalogueItems
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
 from training.embeddings.early_requests import EarlyRequests
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import RowBlock
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.tables_of_model import tables_of, take_hot_share, weights_of
 from training.loop.forward import Forward
 from training.models.layers import RandomLayer
 from training.optimizers.gradients import LossScale, clipped
@@ -138,10 +140,15 @@ class Trainer:
             self._early.request(self._next[1].categorical)
 
     def facts(self) -> dict[str, float]:
-        """Returns values for a history entry: with fp16, the loss scale and the number of skipped steps."""
-        return self._loss_scale.facts()
+        """Returns values for a history entry. All ranks must call it at the same steps.
 
-    def optimizer_state(self) -> dict[str, Tensor]:
+        With fp16, they are the loss scale and the number of skipped steps. If table rows are in two memories,
+        `hot_share` is the share of the lookups since the last call that read rows on a device, on all ranks.
+        """
+        share = take_hot_share(self.model, self._collectives)
+        return self._loss_scale.facts() | ({} if share is None else {"hot_share": share})
+
+    def optimizer_state(self) -> dict[str, RowTensor]:
         """Returns the state of the optimizers; see `Updates.state`."""
         return self._updates.state()
 
@@ -153,16 +160,16 @@ class Trainer:
             for name, table in {**weights, **self._updates.row_state()}.items()
         }
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns all tensors on which the next step depends, by name, without copying them."""
         return {
-            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **{f"model.{name}": value for name, value in weights_of(self.model).items()},
             **self.optimizer_state(),
             **self._loss_scale.state(),
         }
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Copies tensors, as returned by `state`, into this trainer."""
         for name, value in self.state().items():
             value.copy_(state[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.errors import DataError
@@ -12,6 +12,7 @@ from conf.types import SPLITS, Config, ModelConfig, Split, Train
 from storage import file_io
 from storage.dataset import Dataset, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
+from storage.id_counts import IdCounts, find_id_counts
 from storage.paths import Lake
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
@@ -39,6 +40,7 @@ class TrainPlan:
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
         last_step: the step after which the training ends; None if it does all steps of its epochs.
+        id_counts: where the counts of the features' ids are. Empty if the training does not need them.
     """
 
     description: Mapping[str, Any]
@@ -51,6 +53,7 @@ class TrainPlan:
     checkpoint_path: str
     parent_path: str | None
     last_step: int | None = None
+    id_counts: IdCounts = field(default_factory=IdCounts)
 
     @property
     def rows(self) -> int:
@@ -124,7 +127,16 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         parent_path=resolved(versions.model_path(lake, config.name, parent_version))
         if parent_version
         else None,
+        id_counts=_id_counts(config.train, lake, dataset.workflow_version),
     )
+
+
+def _id_counts(train: Train, lake: Lake, workflow_version: str) -> IdCounts:
+    """Returns where the counts of the features' ids are, if table rows may be in two memories."""
+    if train.embedding_memory == "device":
+        return IdCounts()
+    counts = find_id_counts(lake, workflow_version)
+    return IdCounts(tuple(resolved(path) for path in counts.files), counts.vocabularies)
 
 
 def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:

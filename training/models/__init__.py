@@ -35,10 +35,11 @@ from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.table_factory import TableFactory
+from training.embeddings.tiers import PlannedTable, Tiers
 from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 
-__all__ = ["build_model", "complete", "known_architectures", "read_settings"]
+__all__ = ["build_model", "complete", "known_architectures", "planned_tables", "read_settings"]
 
 
 def build_model(
@@ -49,6 +50,7 @@ def build_model(
     collectives: Collectives = ALONE,
     *,
     on_demand: bool = False,
+    tiers: Tiers | None = None,
 ) -> nn.Module:
     """Builds and initialises a model. Equal seeds give equal weights on any number of ranks.
 
@@ -59,12 +61,31 @@ def build_model(
         embeddings: how tables are trained and spread over ranks; None puts all rows in this process.
         collectives: the collectives of the ranks that hold the tables.
         on_demand: whether table rows stay in the model's files until a lookup needs them, for scoring.
+        tiers: which table rows are in host memory; None puts all rows on the device of the model.
 
     Raises:
         ConfigError: the architecture or its settings are not valid (see `complete`); or layers do not fit
             together; or the spec has no features; or a rank would hold more bytes of a table than
             `rank_max_bytes`.
     """
+    tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives, on_demand, tiers)
+    return _build(config, spec, seed, tables)
+
+
+def planned_tables(
+    config: ModelConfig, spec: FeatureSpec, embeddings: Embeddings, collectives: Collectives = ALONE
+) -> list[PlannedTable]:
+    """Returns the tables that `build_model` would create, in order, without creating their rows.
+
+    Raises:
+        ConfigError: see `build_model`.
+    """
+    tables = TableFactory(config.embedding_storage, embeddings, collectives, on_demand=True)
+    _build(config, spec, 0, tables)
+    return tables.planned
+
+
+def _build(config: ModelConfig, spec: FeatureSpec, seed: int, tables: TableFactory) -> nn.Module:
     settings = read_settings(config)
     if not spec.features:
         raise ConfigError(
@@ -72,7 +93,6 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives, on_demand)
         model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, tables))
     if not isinstance(model, nn.Module):
         raise ConfigError(

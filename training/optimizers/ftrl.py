@@ -33,16 +33,17 @@ class FtrlRows:
     def __init__(self, table: StackedEmbedding, settings: FtrlSettings) -> None:
         self.table = table
         self.settings = settings
-        self.z = torch.zeros_like(table.weight, requires_grad=False)
-        self.n = torch.zeros_like(table.weight, requires_grad=False)
+        self.z = table.new_rows(table.dim)
+        self.n = table.new_rows(table.dim)
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient) -> None:
         """Updates the rows that have a gradient."""
-        rows, weight = gradient.rows, self.table.weight
-        updated = _step(weight[rows], self.z[rows], self.n[rows], gradient.values, self.settings)
-        for whole, part in zip((weight, self.z, self.n), updated, strict=True):
-            whole[rows] = part
+        matrices = (self.table.matrix, self.z, self.n)
+        weight, z, n = (matrix.index_select(0, gradient.rows) for matrix in matrices)
+        updated = _step(weight, z, n, gradient.values, self.settings)
+        for matrix, values in zip(matrices, updated, strict=True):
+            matrix.index_copy_(0, gradient.rows, values)
 
 
 class FtrlDense:

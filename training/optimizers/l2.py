@@ -53,5 +53,5 @@ class L2:
         if not self._factor:
             return gradient
         used = gradient.values.any(dim=1, keepdim=True)
-        weights = table.weight.index_select(0, gradient.rows).float()
+        weights = table.matrix.index_select(0, gradient.rows).float()
         return SummedRowGradient(gradient.rows, gradient.values + weights * used * self._factor)

@@ -16,9 +16,9 @@ Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 
 
@@ -29,10 +29,9 @@ class LazyAdam:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
-        shape, device = table.weight.shape, table.weight.device
-        self.mean = torch.zeros(shape, device=device)
-        self.square = torch.zeros(shape, device=device)
-        self.updates = torch.zeros(shape[0], dtype=torch.int32, device=device)
+        self.mean = table.new_rows(table.dim)
+        self.square = table.new_rows(table.dim)
+        self.updates = table.new_rows(dtype=torch.int32)
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
@@ -51,7 +50,7 @@ class LazyAdam:
         scale = square.div_(square_bias).sqrt_().add_(self.epsilon)
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns the moments and the update counts of this rank's rows by name."""
         return {
             "lazy_adam.mean": self.mean,

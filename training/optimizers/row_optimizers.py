@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 from training.optimizers.lazy_adam import LazyAdam
 from training.optimizers.row_sgd import RowSgd
@@ -21,7 +20,7 @@ class RowOptimizer(Protocol):
         """Updates the rows of a gradient. `step` is the step of the training."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns the tensors of the state by name, without copying them.
 
         Each tensor has one entry per row of this rank's matrix.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 
 
@@ -25,6 +25,6 @@ class RowSgd:
         """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
         self.table.apply_lookup_gradient(gradient, rate, step)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns an empty dictionary, because SGD has no state."""
         return {}

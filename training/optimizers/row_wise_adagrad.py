@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
 
 
@@ -21,7 +21,7 @@ class RowWiseAdagrad:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
-        self.accumulator = torch.zeros(table.weight.shape[0], device=table.weight.device)
+        self.accumulator = table.new_rows()
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
@@ -36,6 +36,6 @@ class RowWiseAdagrad:
         """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
         self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns `adagrad` (rows,), which has one entry per row of this rank's matrix."""
         return {"adagrad": self.accumulator}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from conf.types import Train
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.row_gradients import LookupGradient, RowGradient
+from training.embeddings.row_pools import RowTensor
 from training.embeddings.tables_of_model import tables_of
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
@@ -119,7 +120,7 @@ class Updates:
         else:
             self._row_optimizers[name].step(self._l2.add_rows(gradient, self._tables[name]), rate, step)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, RowTensor]:
         """Returns moments and accumulators by name, without copying them.
 
         The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and

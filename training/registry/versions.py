@@ -50,6 +50,8 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "retrain": True,
     "refit": True,  # a refit is another version; see training/loop/refit_plan.py
     "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
+    "embedding_memory": True,
+    "embedding_memory_mib": True,
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
 RUNS = "runs"

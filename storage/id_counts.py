@@ -1,0 +1,98 @@
+"""Reads how often each id of a feature occurred in the training days, from the vocabularies of a workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from storage import file_io
+from storage.manifest import data_files, is_published, read_manifest
+from storage.parquet_files import read_file
+from storage.paths import Lake, Partition
+
+_WORKFLOW = "workflow.json"
+_VOCABULARY = "vocabulary"
+
+
+@dataclass(frozen=True)
+class IdCounts:
+    """Where the counts of ids are. The object is small, so that it can be sent to ranks.
+
+    Attributes:
+        files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.
+        vocabularies: maps each feature whose values are ids of a vocabulary to the vocabulary.
+    """
+
+    files: tuple[str, ...] = ()
+    vocabularies: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self) -> dict[str, NDArray[np.int64]]:
+        """Returns, for each feature with a vocabulary, how often each id occurred: (highest id + 1,) int64.
+
+        Reserved ids have the count 0, because vocabularies do not contain them.
+
+        Raises:
+            DataError: a file does not exist, or is damaged.
+        """
+        of_vocabularies: dict[str, NDArray[np.int64]] = {}
+        for path in self.files:
+            entries = read_file(path, ["column", "id", "count"])
+            for name in pc.unique(entries["column"]).to_pylist():
+                of_name = entries.filter(pc.equal(entries["column"], name))
+                ids, counts = of_name["id"].to_numpy(), of_name["count"].to_numpy()
+                of_vocabularies[name] = _added(of_vocabularies.get(name), ids, counts)
+        return {
+            feature: of_vocabularies[vocabulary]
+            for feature, vocabulary in self.vocabularies.items()
+            if vocabulary in of_vocabularies
+        }
+
+
+def _added(
+    sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Returns counts by id with those of another file, which has other ids of the vocabulary."""
+    before = np.zeros(0, np.int64) if sums is None else sums
+    longer = np.zeros(max(len(before), int(ids.max(initial=-1)) + 1), np.int64)
+    longer[: len(before)] = before
+    longer[ids] += counts
+    return longer
+
+
+def find_id_counts(lake: Lake, version: str) -> IdCounts:
+    """Returns where the counts of a workflow version are. Empty if the version has no vocabularies.
+
+    A feature that is computed from ids without changing them, such as the first ids of a list, has the
+    vocabulary of these ids. Counts decide only where rows are stored, so an operator that does change ids
+    would not make results wrong.
+    """
+    path = f"{lake.workflow(version)}/{_WORKFLOW}"
+    partition = Partition(
+        f"workflow/{version}", _VOCABULARY, f"{lake.workflow(version)}/{_VOCABULARY}", 3, lake.recorder
+    )
+    if not file_io.exists(path) or not is_published(partition):
+        return IdCounts()
+    vocabularies = {
+        feature: vocabulary
+        for chain in file_io.read_json(path).get("chains", ())
+        for feature in chain["outputs"]
+        if (vocabulary := _vocabulary_of(feature, chain["steps"])) is not None
+    }
+    return IdCounts(tuple(data_files(partition, read_manifest(partition))), vocabularies)
+
+
+def _vocabulary_of(feature: str, steps: list[dict[str, Any]]) -> str | None:
+    """Returns the vocabulary from which the ids of a feature come; None if there is none."""
+    name = feature
+    for step in reversed(steps):
+        if name not in step["outputs"]:
+            continue
+        if step["op"] == "categorify":
+            return str(step["state"]["vocabulary"])
+        name = step["inputs"][0]
+    return None
