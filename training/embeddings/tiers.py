@@ -1,9 +1,9 @@
 """Decides which table rows are in the memory of a device, and which in host memory: a pure function.
 
-The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of each
-feature are hot: they are on the device of the rank that holds them. The numbers of hot rows maximise the share
-of lookups that read hot rows, for a number of bytes on each rank: rows are chosen in descending order of
-lookups per byte (the greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
+The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
+each feature are hot: they are on the device of the rank that holds them. For a number of bytes on each rank,
+rows are chosen in descending order of lookups per byte, so that as many lookups as possible are hot (the greedy
+rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
 
 Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together with
 all earlier rows of its feature. So neighbouring rows are joined until the lookups per row decrease (the rule
@@ -129,7 +129,7 @@ def choose_tiers(
 
 
 def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64]]:
-    """Returns, for each feature, how often each of its rows is looked up, in the training days of `counts`."""
+    """Returns, for each feature, how often each of its rows is looked up in the days of `counts`."""
     known = [counts[name] for name in table.names if name in counts]
     rows_of_log = max((int(of_feature.sum()) for of_feature in known), default=1)
     lookups = []

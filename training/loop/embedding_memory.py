@@ -59,8 +59,8 @@ def plan_tiers(
             log.info("all embedding rows are on the device: %d of at most %d bytes", held, rank_bytes)
         else:
             log.info(
-                "embedding rows in two memories: at most %d of %d bytes of a rank on the device, for %.2f%% of "
-                "the lookups by the value counts\n%s",
+                "embedding rows in two memories: at most %d of %d bytes of a rank on the device, "
+                "for %.2f%% of the lookups by the value counts\n%s",
                 rank_bytes,
                 held,
                 100 * tiers.expected,

@@ -1,0 +1,475 @@
+"""Table rows in two memories: the split, the rows of both memories, and trainings that change no bit."""
+
+from __future__ import annotations
+
+import logging
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conf.embedding_types import Embeddings
+from conf.errors import ConfigError
+from conf.types import Train
+from storage.feature_spec import NUM_RESERVED_IDS
+from storage.id_counts import IdCounts
+from storage.paths import Lake
+from tests.checked_device import CheckedTensor, Checks, checked_device
+from tests.training.architectures import SEQUENCE_VARIANTS, small_spec, variant
+from tests.training.feature_tables import make_spec, random_rows
+from tests.training.interpreted import device_of_kernels
+from tests.training.ranks_in_threads import on_ranks
+from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, _building, share, steps
+from tests.training.test_training import random_plan
+from training import kernels
+from training.checkpoints import open_trained, save_trained
+from training.data.batch import Batch
+from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.placed_rows import FeaturePlacement, Placement
+from training.embeddings.placement import TableShape, plan_placement
+from training.embeddings.router import Router
+from training.embeddings.row_pools import RowPools, rows_of_block
+from training.embeddings.tables_of_model import tables_of
+from training.embeddings.tiers import PlannedTable, Tiers, choose_tiers
+from training.loop.embedding_memory import plan_tiers
+from training.loop.run import train_in_process
+from training.loop.train_step import Trainer
+from training.models import build_model, planned_tables
+
+CPU = torch.device("cpu")
+STEPS = 4
+DESCRIPTION = {
+    "version": "v1",
+    "architecture": "dlrm",
+    "model": variant("dlrm").model_dump(mode="json"),
+    "feature_spec": make_spec(2, [40, 9, 150], lists=[30, 5]).to_json(),
+}
+
+
+def one_table(counts: list[list[int]], row_bytes: int = 1) -> PlannedTable:
+    """A table of one rank whose features have these counts."""
+    cardinalities = tuple(map(len, counts))
+    features = tuple(FeaturePlacement("replicated") for _ in counts)
+    names = tuple(f"C{number}" for number in range(len(counts)))
+    return PlannedTable(Placement(cardinalities, features), row_bytes, (1,) * len(counts), names)
+
+
+COUNTS = st.lists(st.lists(st.integers(0, 20), min_size=NUM_RESERVED_IDS, max_size=7), min_size=1, max_size=3)
+
+
+@settings(max_examples=200)
+@given(counts=COUNTS, rows=st.integers(0, 20), descending=st.booleans())
+def test_the_split_is_the_best_one(counts: list[list[int]], rows: int, descending: bool) -> None:
+    """Of all numbers of first rows that fit; not always with appended ids, whose runs may not fit as a whole."""
+    for of_feature in counts:
+        if descending:
+            of_feature[NUM_RESERVED_IDS:] = sorted(of_feature[NUM_RESERVED_IDS:], reverse=True)
+        of_feature[:NUM_RESERVED_IDS] = [max(of_feature)] * NUM_RESERVED_IDS
+    table = one_table(counts, row_bytes=4)
+    arrays = {name: np.array(of_feature) for name, of_feature in zip(table.names, counts, strict=True)}
+    tiers = choose_tiers([table], arrays, 4 * rows, pinned=False)
+    if sum(map(len, counts)) <= rows:
+        assert tiers is None
+        return
+    assert tiers is not None
+    (hot,) = tiers.hot
+    hits = sum(sum(of_feature[:first]) for of_feature, first in zip(counts, hot, strict=True))
+    assert sum(hot) == rows  # nothing is left unused
+    total = sum(map(sum, counts))
+    assert tiers.expected == pytest.approx(hits / total if total else 0)
+    best = [0] + [-1] * rows  # by number of rows
+    for of_feature in counts:
+        sums = list(accumulate(of_feature, initial=0))
+        best = [
+            max(
+                best[left] + sums[all_rows - left]
+                for left in range(all_rows + 1)
+                if all_rows - left < len(sums) and best[left] >= 0
+            )
+            if any(all_rows - left < len(sums) and best[left] >= 0 for left in range(all_rows + 1))
+            else -1
+            for all_rows in range(rows + 1)
+        ]
+    if descending:
+        assert hits == max(best)
+    else:
+        assert hits <= max(best)
+
+
+@settings(max_examples=100)
+@given(
+    cardinalities=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    ranks=st.integers(1, 4),
+    placement=st.sampled_from(list(PLACEMENTS)),
+    data=st.data(),
+)
+def test_every_row_is_in_one_memory_of_its_ranks(
+    cardinalities: list[int], ranks: int, placement: str, data: st.DataObject
+) -> None:
+    """The router sends each id to the row that holds it."""
+    hot = tuple(data.draw(st.integers(0, rows)) for rows in cardinalities)
+    shape = TableShape(tuple(cardinalities), 36, (1,) * len(cardinalities))
+    plain = plan_placement(shape, ranks, Embeddings.model_validate(PLACEMENTS[placement]))
+    tiered = Placement(plain.cardinalities, plain.features, ranks, hot)
+    for feature, rows in enumerate(cardinalities):
+        held: dict[int, list[int]] = {row: [] for row in range(rows)}
+        for rank in range(ranks):
+            router = Router(tiered, rank)
+            for block in tiered.blocks(rank):
+                if block.feature != feature:
+                    continue
+                of_block = range(block.first, block.first + block.rows * block.step, block.step)
+                is_tail = block.place >= tiered.first_tail
+                assert all((row >= hot[feature]) == is_tail for row in of_block)
+                for offset, row in enumerate(of_block):
+                    held[row].append(rank)
+                    if plain.exchanges:
+                        key = router.keys(torch.tensor([row]), torch.tensor([feature]))
+                        owner = ranks if plain.features[feature].kind == "replicated" else rank
+                        assert key.tolist() == [owner * router.span + block.place + offset]
+                    else:
+                        rows_of_id = router.replicated_rows(torch.tensor([row]), torch.tensor([feature]))
+                        assert rows_of_id.tolist() == [block.place + offset]
+        copies = ranks if plain.features[feature].kind == "replicated" else 1
+        assert all(len(ranks_of_row) == copies for ranks_of_row in held.values())
+    for rank in range(ranks):
+        places = [
+            place for block in tiered.blocks(rank) for place in range(block.place, block.place + block.rows)
+        ]
+        assert len(set(places)) == len(places) == plain.rows_of(rank)
+        assert max(places, default=0) < tiered.end_of(rank) or not places
+
+
+@settings(max_examples=60)
+@given(budget=st.integers(0, 3000), ranks=st.integers(2, 4), placement=st.sampled_from(list(PLACEMENTS)))
+def test_no_rank_holds_more_than_its_bytes_and_none_could_hold_more(
+    budget: int, ranks: int, placement: str
+) -> None:
+    cardinalities = (40, 9, 150)
+    shape = TableShape(cardinalities, 12, (1, 1, 2))
+    plain = plan_placement(shape, ranks, Embeddings.model_validate(PLACEMENTS[placement]))
+    table = PlannedTable(plain, 12, shape.lookups, ("a", "b", "c"))
+    counts = {name: np.arange(rows, 0, -1) for name, rows in zip("abc", cardinalities, strict=True)}
+    tiers = choose_tiers([table], counts, budget, pinned=False)
+    if tiers is None:
+        assert max(plain.rows_of(rank) for rank in range(ranks)) * 12 <= budget
+        return
+    (hot,) = tiers.hot
+
+    def bytes_of(hot: tuple[int, ...]) -> list[int]:
+        tiered = Placement(cardinalities, plain.features, ranks, hot)
+        return [tiered.hot_rows_of(rank) * 12 for rank in range(ranks)]
+
+    assert max(bytes_of(hot)) <= budget
+    for feature, rows in enumerate(cardinalities):
+        if hot[feature] < rows:
+            more = tuple(first + (place == feature) for place, first in enumerate(hot))
+            assert max(bytes_of(more)) > budget
+
+
+def tiers_of(model: Any, spec: Any, settings: Embeddings, collectives: Collectives, share: float) -> Tiers:
+    """The first rows of each feature are hot, in number this share of all."""
+    tables = planned_tables(model, spec, settings, collectives)
+    hot = [tuple(int(rows * share) for rows in table.placement.cardinalities) for table in tables]
+    return Tiers(tuple(hot), pinned=False, expected=0.5)
+
+
+def trainer_of(
+    collectives: Collectives,
+    architecture: str,
+    embeddings: dict[str, Any],
+    hot_share: float | None,
+    device: torch.device = CPU,
+    **changed: Any,
+) -> Trainer:
+    if architecture in SEQUENCE_VARIANTS:
+        spec = small_spec(architecture, 60)
+    else:
+        spec = make_spec(2, [40, 9, 150], lists=[30, 5])
+    config = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
+    parsed = Embeddings.model_validate(embeddings)
+    with _building:
+        tiers = None if hot_share is None else tiers_of(config, spec, parsed, collectives, hot_share)
+        model = build_model(config, spec, 7, parsed, collectives, tiers=tiers)
+    rate = OPTIMIZERS[parsed.optimizer]
+    train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": embeddings})
+    return Trainer(model.to(device).train(), train, collectives)
+
+
+def batches_of(architecture: str, collectives: Collectives, device: torch.device = CPU) -> list[Batch]:
+    if architecture not in SEQUENCE_VARIANTS:
+        return [share(seed, collectives).to(device) for seed in range(STEPS)]
+    rows = ROWS // collectives.size
+    part = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
+    inputs = [random_rows(small_spec(architecture, 60), ROWS, seed) for seed in range(STEPS)]
+    return [
+        Batch(dense[part], ids[part], torch.from_numpy(of_step.labels[part]), torch.ones(rows), ROWS).to(
+            device
+        )
+        for of_step in inputs
+        for dense, ids in [of_step.tensors(LENGTH)]
+    ]
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """The dense state, and for each tensor of rows the number of each row of each feature."""
+    rows_of, state = trainer.row_state(), trainer.state()
+    result: dict[str, Any] = {}
+    for name, value in state.items():
+        if name not in rows_of:
+            result[name] = value.detach().cpu().tolist()
+            continue
+        rows = {}
+        for block in rows_of[name]:
+            of_block = rows_of_block(value, block).detach().cpu().float().tolist()
+            first, step = block.first, block.step
+            rows |= {(block.feature, first + place * step): row for place, row in enumerate(of_block)}
+        result[name] = rows
+    return result
+
+
+def same(mine: Any, expected: Any) -> bool:
+    """Compares without pytest's comparison of all rows, which takes minutes."""
+    equal: bool = mine == expected
+    return equal
+
+
+def trained(
+    collectives: Collectives, architecture: str, embeddings: dict[str, Any], hot: float | None, **changed: Any
+) -> tuple[list[float], dict[str, Any]]:
+    trainer = trainer_of(collectives, architecture, embeddings, hot, **changed)
+    losses = steps(trainer, batches_of(architecture, collectives))
+    for table in tables_of(trainer.model).values() if hot is not None else ():
+        assert isinstance(table.matrix, RowPools)
+        assert len(table.weight) + len(table.tail) == sum(block.rows for block in table.blocks)
+    return losses, state_of(trainer)
+
+
+CASES = [
+    ("dlrm", "row_wise_adagrad", {}),
+    ("dlrm", "lazy_adam", {"embedding_storage": "bf16"}),
+    ("dlrm", "sgd", {"embedding_storage": "fp16"}),
+    ("wide_and_deep", "row_wise_adagrad", {}),  # its other table is trained by FTRL
+    ("logistic_regression", "lazy_adam", {}),
+    ("din", "lazy_adam", {}),
+    ("sasrec", "row_wise_adagrad", {}),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("architecture, optimizer, changed", CASES)
+def test_two_memories_change_no_bit(
+    architecture: str, optimizer: str, changed: dict[str, Any], ranks: int
+) -> None:
+    for placement in ("row_wise", "auto") if ranks == 2 else ("auto",):
+        embeddings = {**PLACEMENTS[placement], "optimizer": optimizer}
+
+        def of(hot: float | None, embeddings: dict[str, Any] = embeddings) -> list[Any]:
+            return on_ranks(
+                ranks, lambda collectives: trained(collectives, architecture, embeddings, hot, **changed)
+            )
+
+        expected = of(None)
+        assert expected[0][0][0] != expected[0][0][-1]
+        for hot in (0.2, 0.0):
+            assert same(of(hot), expected)
+
+
+def test_the_memory_of_the_device_is_a_part_of_the_table() -> None:
+    """Weights and the state of the optimizer."""
+    for optimizer in ("row_wise_adagrad", "lazy_adam"):
+        trainer = trainer_of(ALONE, "dlrm", {"optimizer": optimizer}, 0.2)
+        plain = trainer_of(ALONE, "dlrm", {"optimizer": optimizer}, None)
+        whole = plain.state()
+        steps(trainer, batches_of("dlrm", ALONE))
+        for name, value in trainer.state().items():
+            if name in trainer.row_state():
+                assert isinstance(value, RowPools)
+                assert value.hot.nbytes < 0.25 * whole[name].nbytes
+                assert value.hot.nbytes + value.tail.nbytes == whole[name].nbytes
+
+
+def test_a_row_of_the_tail_that_is_read_as_hot_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(ALONE, "dlrm", {}, None)
+    keys = Router.replicated_rows
+
+    def shifted(router: Router, ids: Tensor, features: Tensor) -> Tensor:
+        rows = keys(router, ids, features)
+        return torch.where(rows == rows.max(), 0, rows)
+
+    monkeypatch.setattr(Router, "replicated_rows", shifted)
+    assert not same(trained(ALONE, "dlrm", {}, 0.2), expected)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of tensors by their name without the part that is drawn at random."""
+    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    return {path.stem.rpartition("-")[0]: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("before, after", [(0.2, None), (None, 0.2), (0.2, 0.5)])
+def test_models_are_read_with_any_memory(tmp_path: Path, before: float | None, after: float | None) -> None:
+    """And the files of a model are the same, whatever the memory of its rows was."""
+    trainer = trainer_of(ALONE, "dlrm", {}, before)
+    batches = batches_of("dlrm", ALONE)
+    steps(trainer, batches)
+    save_trained(str(tmp_path / "one"), trainer, DESCRIPTION, ALONE)
+    other = trainer_of(ALONE, "dlrm", {}, after)
+    steps(other, batches)
+    save_trained(str(tmp_path / "two"), other, DESCRIPTION, ALONE)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    fresh = trainer_of(ALONE, "dlrm", {}, after)
+    stored = open_trained(str(tmp_path / "one"))[0]
+    stored.load(fresh.state(), fresh.row_state())
+    assert same(state_of(fresh), state_of(trainer))
+    assert steps(fresh, batches) == steps(trainer, batches)
+
+
+def test_two_ranks_resume_what_one_rank_began(tmp_path: Path) -> None:
+    trainer = trainer_of(ALONE, "dlrm", {}, 0.3)
+    steps(trainer, batches_of("dlrm", ALONE))
+    save_trained(str(tmp_path), trainer, DESCRIPTION, ALONE)
+
+    def body(collectives: Collectives, hot: float | None) -> dict[str, Any]:
+        fresh = trainer_of(collectives, "dlrm", PLACEMENTS["row_wise"], hot)
+        open_trained(str(tmp_path))[0].load(fresh.state(), fresh.row_state())
+        steps(fresh, batches_of("dlrm", collectives))
+        return state_of(fresh)
+
+    tiered = on_ranks(2, lambda ranks: body(ranks, 0.2))
+    assert same(tiered, on_ranks(2, lambda ranks: body(ranks, None)))
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd", "lazy_adam"])
+def test_kernels_read_and_write_both_memories(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    device = device_of_kernels(monkeypatch)
+    assert kernels.available(device)
+
+    def of(hot: float | None, storage: str) -> dict[str, Any]:
+        embeddings = {"optimizer": optimizer}
+        trainer = trainer_of(ALONE, "deepfm", embeddings, hot, device, embedding_storage=storage)
+        steps(trainer, batches_of("deepfm", ALONE, device)[:2])
+        return state_of(trainer)
+
+    for storage in ("fp32", "bf16"):
+        assert same(of(0.2, storage), of(None, storage))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    hot=st.integers(0, 6),
+    tail=st.integers(0, 6),
+    gap=st.integers(0, 3),
+    width=st.integers(1, 9),
+    data=st.data(),
+)
+def test_rows_are_taken_and_put_as_by_torch(
+    hot: int, tail: int, gap: int, width: int, data: st.DataObject
+) -> None:
+    """By both ways: torch's operators, and the kernels in Triton's interpreter."""
+    first_tail = hot + gap
+    valid = [*range(hot), *range(first_tail, first_tail + tail)]
+    rows = torch.tensor(
+        data.draw(st.lists(st.sampled_from(valid), max_size=9)) if valid else [], dtype=torch.int64
+    )
+    whole = torch.randn(first_tail + tail, width, generator=torch.Generator().manual_seed(1))
+    with pytest.MonkeyPatch.context() as patch:
+        for by_kernel in (False, True):
+            device = device_of_kernels(patch) if by_kernel else CPU
+            pools = RowPools(
+                whole[:hot].clone().to(device), whole[first_tail:].clone(), first_tail, by_kernel=by_kernel
+            )
+            taken = pools.index_select(0, rows.to(device)).cpu()
+            assert torch.equal(taken, whole.index_select(0, rows))
+            distinct = rows.unique()
+            values = torch.randn(len(distinct), width, generator=torch.Generator().manual_seed(2))
+            pools.index_copy_(0, distinct.to(device), values.to(device))
+            expected = whole.index_copy(0, distinct, values)
+            assert torch.equal(pools.hot.cpu(), expected[:hot])
+            assert torch.equal(pools.tail, expected[first_tail:])
+
+
+@pytest.mark.parametrize(
+    "architecture, optimizer", [("dlrm", "row_wise_adagrad"), ("wide_and_deep", "lazy_adam")]
+)
+def test_the_tail_stays_in_host_memory(architecture: str, optimizer: str) -> None:
+    """On a device that refuses tensors of other devices. The results are those of a CPU."""
+    torch.set_num_threads(1)
+    expected = trained(ALONE, architecture, {"optimizer": optimizer}, None)[1]
+    with checked_device() as (device, _), Checks():
+        trainer = trainer_of(ALONE, architecture, {"optimizer": optimizer}, 0.2, device)
+        steps(trainer, batches_of(architecture, ALONE, device))
+        for name, value in trainer.state().items():
+            if name in trainer.row_state():
+                assert isinstance(value, RowPools)
+                assert isinstance(value.hot, CheckedTensor)
+                assert not isinstance(value.tail, CheckedTensor)
+        state = state_of(trainer)
+    for name, rows in expected.items():
+        mine = state[name]
+        if isinstance(rows, dict):
+            assert mine.keys() == rows.keys()
+            rows, mine = list(rows.values()), list(mine.values())
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(rows), rtol=1e-4, atol=1e-5)
+
+
+def test_the_share_of_hot_lookups_is_that_of_the_ids() -> None:
+    """On two ranks, since the last time; padding of lists is no lookup."""
+
+    def body(collectives: Collectives) -> tuple[float, int, int]:
+        trainer = trainer_of(collectives, "dlrm", PLACEMENTS["auto"], 0.2)
+        batches = batches_of("dlrm", collectives)
+        steps(trainer, batches[:1])
+        trainer.facts()
+        steps(trainer, batches[1:])
+        hot = torch.tensor([8, 1, 30, *[6] * LENGTH, *[1] * LENGTH])
+        ids = torch.cat([batch.categorical for batch in batches[1:]])
+        counted = torch.cat([torch.ones_like(ids[:, :3], dtype=torch.bool), ids[:, 3:] != 0], dim=1)
+        return trainer.facts()["hot_share"], int(((ids < hot) & counted).sum()), int(counted.sum())
+
+    results = on_ranks(2, body)
+    expected = sum(hot for _, hot, _ in results) / sum(lookups for *_, lookups in results)
+    assert [share for share, *_ in results] == pytest.approx([expected] * 2, abs=1e-6)
+    assert 0.2 < expected < 0.9
+
+
+def test_a_training_reports_where_its_rows_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The split and the hit rate are logged, and every history entry has the hit rate."""
+    caplog.set_level(logging.INFO, "nightrank")
+    spec = make_spec(2, [40_000, 5])
+    config = variant("dlrm", embedding_dim=16, bottom_mlp=[8, 16])
+    train = Train.model_validate(
+        {"device": "cpu", "num_ranks": 1, "embedding_memory": "auto", "embedding_memory_mib": 1}
+    )
+    tiers = plan_tiers(config, spec, train, IdCounts(), ALONE, CPU)
+    assert tiers is not None
+    table = planned_tables(config, spec, train.embeddings)[0]
+    assert table.row_bytes == 16 * 4 + 4
+    assert sum(tiers.hot[0]) == 2**20 // table.row_bytes
+    assert "at most 1048576 of 2720340 bytes of a rank on the device" in caplog.text
+    assert "C0" in caplog.text
+
+
+def test_enough_memory_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nightrank")
+    plan = random_plan(Lake(str(tmp_path)), device="cpu", embedding_memory="auto", embedding_memory_mib=64)
+    description = train_in_process(plan)
+    assert "all embedding rows are on the device" in caplog.text
+    assert all("hot_share" not in entry for entry in description["history"])
+
+
+def test_a_cpu_needs_a_number_of_bytes() -> None:
+    with pytest.raises(ValueError, match="embedding_memory=auto with device=cpu needs embedding_memory_mib"):
+        Train(device="cpu", embedding_memory="auto")
+    with pytest.raises(ValueError, match="embedding_memory_mib needs embedding_memory=auto"):
+        Train(embedding_memory_mib=3)
+    train = Train(num_ranks=1, embedding_memory="auto")
+    with pytest.raises(ConfigError, match="on a CPU needs a number of bytes") as caught:
+        plan_tiers(variant("dlrm"), make_spec(2, [5]), train, IdCounts(), ALONE, CPU)
+    assert "train.embedding_memory_mib" in str(caught.value.remedy)
