@@ -91,7 +91,7 @@ def test_other_rules_parse_the_day_again(spark: SparkSession, config: Config, tm
     )
     assert scans(lambda: read(spark, changed)) == [DAYS[0]]
     assert read(spark, changed) == from_text(spark, changed)
-    kept = {"prepare": [{"filter": {"where": "I1 > 0"}}]}
+    kept = {"prepare": [{"filter": {"keep": "I1 > 0"}}]}
     filtered = cases.write_config(tmp_path, {"split": SPLIT}, ENGINE, kept)
     assert scans(lambda: read(spark, filtered)) == [DAYS[0]]
     assert read(spark, filtered) == from_text(spark, filtered)
@@ -180,7 +180,7 @@ def age(config: Config, hours: float) -> None:
         values = file_io.read_json(path)
         values["created_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(past))
         file_io.replace_json(path, values)
-        for file in Path(partition.file(partition.data)).rglob("*.parquet"):
+        for file in Path(partition.file(partition.data)).rglob("*"):
             os.utime(file, (past, past))
 
 

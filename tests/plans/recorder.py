@@ -38,7 +38,11 @@ ACTIONS = (
     "persist",
 )
 # As jobs plan a frame, whose text leaves nothing out; how it is run meanwhile is no matter here.
-_NOTED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.debug.maxToStringFields": "10000"}
+_NOTED = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.debug.maxToStringFields": "10000",
+    "spark.sql.maxMetadataStringLength": "10000",
+}
 
 
 @dataclass(frozen=True)
