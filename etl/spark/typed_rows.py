@@ -25,6 +25,7 @@ from datetime import date, timedelta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.errors import DataError
 from conf.types import Config
 from etl.ops.choose_engine import choose_engine
 from etl.raw.files import RawFiles, find_raw
@@ -118,14 +119,18 @@ def delete_unneeded_days(config: Config, lake: Lake, first_day: str) -> None:
     if config.split.by == "day" and config.history:
         first = date.fromisoformat(first_day) - timedelta(days=config.history.days or 0)
         first_day = first.isoformat()
-    for dt in written_dates(lake.typed):
-        partition = lake.typed.partition(dt)
-        if find_raw(config, config.log, dt) is None:
-            log.info("typed rows of %s are deleted, because its raw log does not exist", dt)
-            remove(partition, 0)
-        elif dt < first_day and not is_younger(partition, grace_hours):
-            log.info("typed rows of %s are deleted, because runs begin with %s", dt, first_day)
-            remove(partition, grace_hours)
+    typed = Lake(lake.root).typed  # the manifests that are read here are no inputs of the run
+    for dt in written_dates(typed):
+        partition = typed.partition(dt)
+        try:
+            if find_raw(config, config.log, dt) is None:
+                log.info("typed rows of %s are deleted, because its raw log does not exist", dt)
+                remove(partition, 0)
+            elif dt < first_day and not is_younger(partition, grace_hours):
+                log.info("typed rows of %s are deleted, because runs begin with %s", dt, first_day)
+                remove(partition, grace_hours)
+        except (OSError, DataError) as error:  # for example, another job deletes the same day
+            log.warning("typed rows of %s cannot be deleted, the next run tries again: %s", dt, error)
 
 
 def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: RawFiles) -> Manifest:

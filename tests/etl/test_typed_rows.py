@@ -21,8 +21,8 @@ from etl.spark.read_log import read_log
 from etl.spark.typed_rows import day_rows, delete_unneeded_days
 from storage import file_io
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.paths import Lake
-from storage.remove import written_dates
+from storage.paths import Lake, Partition
+from storage.remove import remove, written_dates
 from tests.etl import cases
 from tests.plans.recorder import recording
 
@@ -202,6 +202,28 @@ def test_a_removal_that_was_killed_is_continued(spark: SparkSession, config: Con
     delete_unneeded_days(config, lake, DAYS[0])
     assert written_dates(lake.typed) == []
     assert not (Path(config.lake) / f"typed/dt={DAYS[0]}").exists()
+
+
+def test_a_day_that_cannot_be_deleted_does_not_stop_the_run(
+    spark: SparkSession,
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for day in DAYS[:2]:
+        read(spark, config, day)
+        shutil.rmtree(tmp_path / f"raw/dt={day}")
+
+    def fails(partition: Partition, grace_hours: float) -> None:
+        if partition.dt == DAYS[0]:
+            raise PermissionError("read-only")
+        remove(partition, grace_hours)
+
+    monkeypatch.setattr(typed_rows, "remove", fails)
+    delete_unneeded_days(config, Lake(config.lake), DAYS[0])
+    assert written_dates(Lake(config.lake).typed) == [DAYS[0]]
+    assert "2026-01-01 cannot be deleted" in caplog.text
 
 
 def test_histories_keep_the_days_whose_clicks_they_read(spark: SparkSession, tmp_path: Path) -> None:
