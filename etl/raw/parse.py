@@ -28,8 +28,8 @@ _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
 # Columns that this module adds to the table's columns. The underscore prevents equal names.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 _SOURCE = ("row_id", FILE, LINE_NUMBER, LINE)
-# The columns of `read_text_blocks` that identify a line.
-BLOCK_COLUMNS = ("file", "block", "index")
+# Columns of `read_text_blocks` that identify a line: `file`, `block` and `index` of etl.raw.row_ids.
+SOURCE, START, INDEX = "_source", "_start", "_index"
 
 
 def read_text_rows(
@@ -71,16 +71,22 @@ def read_text_blocks(spark: SparkSession, table: RawTable, paths: Sequence[str])
     """Reads tsv or csv files in one pass, with Spark expressions. Returns a frame with one row per line.
 
     The frame has the columns of `read_text_rows`, but instead of `row_id`, `_file` and `_line_number` it has
-    `file`, `block` and `index` (etl.raw.row_ids.lines_in_blocks), from which the caller computes them after
-    it has counted the lines of each block. The headers of csv files are among the rows: the first line of
-    each file.
+    `_source`, `_start` and `_index`: the file, block and index of etl.raw.row_ids.lines_in_blocks. The caller
+    computes the others from them after it has counted the lines of each block. The first line of each csv
+    file, its header, is among the rows.
 
     Raises:
         DataError, ConfigError: as `read_text_rows`, except that a damaged file makes the Spark job fail.
     """
-    lines = lines_in_blocks(spark, paths).select(*BLOCK_COLUMNS, F.col("line").alias(LINE), _not_utf8())
+    lines = lines_in_blocks(spark, paths).select(
+        F.col("file").alias(SOURCE),
+        F.col("block").alias(START),
+        F.col("index").alias(INDEX),
+        F.col("line").alias(LINE),
+        _not_utf8(),
+    )
     positions, width = _fields_of(table, paths)
-    return _typed(_with_fields(lines, table, positions, width), table, (*BLOCK_COLUMNS, LINE))
+    return _typed(_with_fields(lines, table, positions, width), table, (SOURCE, START, INDEX, LINE))
 
 
 def _fields_of(table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:

@@ -4,8 +4,11 @@ The engine `sql` reads the text of a day in one pass, which writes typed rows to
 profiles, statistics, features and histories are computed from these rows. A partition has one row for each
 line, with these columns:
 
-    _block, _index: the block of the line and its position in it (etl.raw.row_ids). The manifest says which
-        row_id and line number the lines of each block begin with.
+    _source, _start: the block of the line: Spark's name of the file, and the byte at which the block begins.
+        They are read once, to count the lines of each block, and are equal in all lines of a block.
+    _block: a hash of both.
+    _index: a number that increases by one from line to line of a block. The manifest says, for each block,
+        what must be added to it for the row_id and for the line number.
     _reason: the reason why the row is not used; null for a good row.
     _line: the text of a line that is quarantined, and null for every other line.
     the raw columns of the log, with the types of the configuration.
@@ -30,7 +33,16 @@ from conf.types import Config
 from etl.ops.choose_engine import choose_engine
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.layout_digest import layout_digest
-from etl.raw.parse import BLOCK_COLUMNS, FILE, LINE, LINE_NUMBER, REASON, read_text_blocks
+from etl.raw.parse import (
+    FILE,
+    INDEX,
+    LINE,
+    LINE_NUMBER,
+    REASON,
+    SOURCE,
+    START,
+    read_text_blocks,
+)
 from etl.raw.row_ids import LinesOfBlock, block_starts, damaged_files_named
 from etl.spark.read_log import add_reasons, derive_columns, read_log
 from etl.workflow.feature_plan import plan
@@ -46,7 +58,7 @@ log = logging.getLogger("nightrank.etl")
 _FORMAT = "1"
 # Rows of a file, which is one row group: about 250 MB of text in Criteo's layout.
 _FILE_ROWS = 1_000_000
-_SOURCE, _START, _BLOCK, _INDEX = "_source", "_start", "_block", "_index"
+_BLOCK = "_block"
 _STARTS = f"{_BLOCK} long, {FILE} string, _day_offset long, _file_offset long"
 
 
@@ -94,9 +106,9 @@ def read_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> 
     )
     rows = rows_of(spark, partition, manifest).join(F.broadcast(starts), _BLOCK)
     numbered = rows.select(
-        (F.col("_day_offset") + F.col(_INDEX)).alias(ROW_ID),
+        (F.col("_day_offset") + F.col(INDEX)).alias(ROW_ID),
         FILE,
-        (F.col("_file_offset") + F.col(_INDEX) + 1).alias(LINE_NUMBER),
+        (F.col("_file_offset") + F.col(INDEX) + 1).alias(LINE_NUMBER),
         LINE,
         REASON,
         *config.log.names,
@@ -144,14 +156,11 @@ def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: 
     quarantined = F.col(REASON).isNotNull()
     if filtered:
         quarantined &= ~F.col(REASON).isin(*filtered)
-    file, block, index = (F.col(name) for name in BLOCK_COLUMNS)
-    # `_source` and `_start` are read once, to count the lines of each block. They are equal in all lines of a
-    # block, so they need little space.
     rows = add_reasons(config, lines).select(
-        file.alias(_SOURCE),
-        block.alias(_START),
-        F.xxhash64(file, block).alias(_BLOCK),
-        index.alias(_INDEX),
+        SOURCE,
+        START,
+        F.xxhash64(SOURCE, START).alias(_BLOCK),
+        INDEX,
         REASON,
         F.when(quarantined, F.col(LINE)).alias(LINE),
         *config.log.names,
@@ -178,8 +187,8 @@ def _facts(rows: DataFrame, paths: Sequence[str], has_headers: bool) -> dict[str
         `reasons`: maps each reason to its number of lines, without headers.
     """
     counted = (
-        rows.groupBy(_SOURCE, _START, _BLOCK, REASON)
-        .agg(F.min(_INDEX).alias("low"), F.count(F.lit(1)).alias("lines"))
+        rows.groupBy(SOURCE, START, _BLOCK, REASON)
+        .agg(F.min(INDEX).alias("low"), F.count(F.lit(1)).alias("lines"))
         .collect()
     )
     key_of: dict[tuple[str, int], int] = {}
@@ -187,7 +196,7 @@ def _facts(rows: DataFrame, paths: Sequence[str], has_headers: bool) -> dict[str
     reasons: Counter[str | None] = Counter()
     first: dict[tuple[str, int], tuple[int, str | None]] = {}  # lowest index, and the reason of this line
     for row in counted:
-        place = (row[_SOURCE], row[_START])
+        place = (row[SOURCE], row[START])
         key_of[place] = row[_BLOCK]
         lines[place] += row["lines"]
         reasons[row[REASON]] += row["lines"]

@@ -101,6 +101,17 @@ def test_other_rules_parse_the_day_again(spark: SparkSession, config: Config, tm
     assert not [row for row in lines.collect() if row["_reason"] in dropped and row["_line"] is not None]
 
 
+@pytest.mark.parametrize("name", ["file", "block", "index", "path", "line", "is_utf8"])
+def test_columns_may_have_the_names_of_what_is_read_with_a_line(
+    spark: SparkSession, config: Config, tmp_path: Path, name: str
+) -> None:
+    columns = [*cases.LOG["log"]["columns"][:-1], {"name": name, "type": "int"}]
+    features = [*cases.LOG["features"][:-1], {**cases.LOG["features"][-1], "columns": ["C{1..3}", name]}]
+    log = {"log": {**cases.LOG["log"], "columns": columns}, "features": features}
+    named = cases.write_config(tmp_path, {"split": SPLIT}, ENGINE, log)
+    assert read(spark, named) == from_text(spark, named)
+
+
 def test_a_table_of_another_format_is_not_read(
     spark: SparkSession, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
