@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from pyspark.sql import SparkSession
 
 from benchmarks.criteo_shapes import spec_of
-from benchmarks.steps import seconds_of
 from benchmarks.training_files import full_batches
 from conf.freed_memory import keep_freed_memory
 from conf.types import ModelConfig, Reading, Train
@@ -68,7 +67,7 @@ class Measurement:
 class TimedCollectives:
     """A wrapper of the collectives of a rank, which adds up the seconds of all calls and the bytes they send.
 
-    The seconds include the time in which the rank waits for other ranks. The bytes are those that a rank must
+    The seconds are those in which the rank waits for a result, and thus for other ranks. The bytes are those that a rank must
     send to others: in an all-reduce, 2 (R - 1) / R of the tensor (Patarasuk and Yuan 2009, J. Parallel and
     Distributed Computing 69); in an all-gather, the tensor to each other rank; in an all-to-all, the rows that
     are not for this rank.
@@ -106,8 +105,8 @@ class TimedCollectives:
             self._reduced_bytes += 2 * (ranks - 1) / ranks * arguments[0].nbytes
         elif name == "allgather":
             self._exchanged_bytes += (ranks - 1) * sum(tensor.nbytes for tensor in arguments)
-        elif name == "all_to_all":
-            values, splits = arguments
+        elif name.endswith("all_to_all"):
+            values, splits, *_ = arguments
             others = sum(splits) - splits[self._inner.rank]
             self._exchanged_bytes += others * values[:1].nbytes if len(values) else 0
 
@@ -139,6 +138,19 @@ def run_rank(measurement: Measurement) -> dict[str, Any]:
         hvd.shutdown()
 
 
+def seconds_of(trainer: Trainer, batches: Iterable[Batch]) -> float:
+    """Returns the seconds of one step for each batch. Each step also gets the next batch, as in a training."""
+    began = time.perf_counter()
+    last = None
+    for batch in batches:
+        if last is not None:
+            trainer.step(last, 1.0, next_batch=batch)
+        last = batch
+    if last is not None:
+        trainer.step(last, 1.0)
+    return time.perf_counter() - began
+
+
 def _measure(measurement: Measurement) -> dict[str, Any]:
     train, steps, ranks = measurement.train, measurement.steps, hvd.size()
     collectives = TimedCollectives(ALONE if measurement.independent else HorovodCollectives())
@@ -160,22 +172,15 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     with Prefetch(loader.batches(_EPOCHS)) as prefetch:
         coming = full_batches(iter(prefetch), train.global_batch_size)
         at_hand = list(islice(coming, 4))
-        device = torch.device("cpu")
-
-        def step(batch: Batch) -> Any:
-            return trainer.step(batch, 1.0)
-
-        seconds_of(step, at_hand, 3, device)
+        seconds_of(trainer, islice(cycle(at_hand), 3))
         for _ in range(measurement.turns):
             collectives.take()
-            alone_s.append(seconds_of(step, at_hand, steps, device))
+            alone_s.append(seconds_of(trainer, islice(cycle(at_hand), steps)))
             crossed.append(collectives.take())
-            seconds_of(step, list(islice(coming, _READ_AHEAD)), 1, device)
+            for _ in islice(coming, _READ_AHEAD):
+                pass
             waited = prefetch.wait_s
-            began = time.perf_counter()
-            for batch in islice(coming, steps):
-                step(batch)
-            together_s.append(time.perf_counter() - began)
+            together_s.append(seconds_of(trainer, islice(coming, steps)))
             waited_s += prefetch.wait_s - waited
     rows = measurement.train.global_batch_size * steps
     own_rows = rows / ranks * measurement.turns

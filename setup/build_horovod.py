@@ -8,6 +8,7 @@ setup/horovod correct both problems. The text at the beginning of each patch exp
     interface.patch         process sets use the network interface that the launcher chooses
     signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
     command-lifetime.patch  horovod.spark.run no longer sleeps for 3 s at its end
+    sleep-while-waiting.patch  a thread that waits for a collective sleeps instead of asking all the time
 
 With a CUDA build of torch, Horovod's CMake needs a complete CUDA toolkit. The Python packages of torch and of
 requirements/build.in contain the files of this toolkit; this module arranges them as the compiler expects.

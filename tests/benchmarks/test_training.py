@@ -16,7 +16,7 @@ from benchmarks.steps import alternate
 from benchmarks.training import ratios_of, verdict
 from benchmarks.training_ranks import TimedCollectives
 from conf.types import ModelConfig, Train
-from training.distributed.collectives import LocalCollectives
+from training.distributed.collectives import LocalCollectives, ReceivedRows
 from training.loop.train_step import Trainer
 from training.models import build_model
 
@@ -127,23 +127,23 @@ class Two:
 
     rank, size = 1, 2
 
-    def start_allreduce_sum(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def start_allreduce_sum(self, values: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
         return lambda: values
 
     def allgather(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         return [*tensors]
 
-    def all_to_all(self, values: torch.Tensor, splits: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        return values, [*splits]
+    def start_all_to_all(self, values: torch.Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
+        return lambda: (values, [*splits])
 
 
 def test_bytes_are_those_that_leave_the_rank() -> None:
     timed = TimedCollectives(Two())
-    wait = timed.start_allreduce_sum(torch.zeros(100))
+    wait = timed.start_allreduce_sum(torch.zeros(100), "sum")
     wait()
     timed.allgather(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4))
-    timed.all_to_all(torch.zeros(7, 4, dtype=torch.bfloat16), [5, 2])
-    timed.all_to_all(torch.zeros(0, 4), [0, 0])
+    timed.start_all_to_all(torch.zeros(7, 4, dtype=torch.bfloat16), [5, 2], "rows")()
+    timed.start_all_to_all(torch.zeros(0, 4), [0, 0], "rows")()
     seconds, reduced, exchanged = timed.take()
     assert seconds > 0
     assert reduced == 400  # 2 (R - 1) / R of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,9 +39,10 @@ def run_steps(
     built = make_model(collectives, settings, architecture, **model)
     with Checks() as checks:
         trainer = Trainer(built.to(device).train(), train, collectives)
-        for step in range(STEPS):
-            batch = share(step, collectives).to(device)
+        batches = [share(step, collectives).to(device) for step in range(STEPS + 1)]
+        for batch, next_batch in pairwise(batches):
             checks.waits.clear()
-            trainer.step(batch, 1.0)
+            trainer.step(batch, 1.0, next_batch=next_batch)
+        trainer.discard_requests()
         waits = dict(checks.waits)
         return waits, {name: value.detach().cpu() for name, value in trainer.state().items()}

@@ -12,7 +12,7 @@ from tests.checked_device import checked_device
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.steps_of_ranks import run_steps
 from tests.training.test_spread_tables import PLACEMENTS
-from training.distributed.collectives import Collectives
+from training.distributed.collectives import Collectives, ReceivedRows
 
 CPU = torch.device("cpu")
 # method, and for each tensor its dtype and shape
@@ -35,18 +35,21 @@ class Recorded:
         self._record("allreduce_sum", values)
         return self._collectives.allreduce_sum(values)
 
-    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
-        self._record("start_allreduce_sum", values)
-        return self._collectives.start_allreduce_sum(values)
+    def start_allreduce_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        self._record(f"start_allreduce_sum {name}", values)
+        return self._collectives.start_allreduce_sum(values, name)
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         self._record("allgather", *tensors)
         return self._collectives.allgather(*tensors)
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return self.start_all_to_all(values, splits, "exchange")()
+
+    def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
         assert len(splits) == self.size
-        self._record("all_to_all", values)
-        return self._collectives.all_to_all(values, splits)
+        self._record(f"start_all_to_all {name}", values)
+        return self._collectives.start_all_to_all(values, splits, name)
 
 
 @pytest.fixture
@@ -92,5 +95,6 @@ def test_collectives_and_weights_are_those_of_the_cpu(
             torch.testing.assert_close(mine[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
     names = [[name for name, _ in calls] for calls, _, _ in on_device]
     assert all(of_rank == names[0] for of_rank in names)
-    assert "start_allreduce_sum" in names[0]
-    assert ("all_to_all" in names[0]) == (placement != "replicated")
+    assert "start_allreduce_sum dense.0" in names[0]
+    requests = [name for name in names[0] if name.endswith(".request")]
+    assert bool(requests) == (placement != "replicated")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import horovod
@@ -32,6 +33,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
         collectives = HorovodCollectives()
         _check_exchange_of_16_bits(collectives)
         _check_gradients_of_gathered_vectors(collectives)
+        _check_that_a_waiting_rank_sleeps(collectives)
         results = []
         for placement, optimizer, architecture in cases:
             settings = {**PLACEMENTS[placement], "optimizer": optimizer}
@@ -71,6 +73,23 @@ def _check_gradients_of_gathered_vectors(collectives: Collectives) -> None:
         expected = (first + torch.arange(rank + more)) * (size * (size + 1) / 2)
         assert values.grad is not None
         assert values.grad[:, 1].tolist() == expected.tolist()
+
+
+def _check_that_a_waiting_rank_sleeps(collectives: Collectives) -> None:
+    """Rank 0 waits for the others, and uses no core meanwhile, so that its other threads have it."""
+    for start in (
+        lambda: collectives.start_allreduce_sum(torch.ones(1), "late sum"),
+        lambda: collectives.start_all_to_all(
+            torch.ones(collectives.size), [1] * collectives.size, "late rows"
+        ),
+    ):
+        if collectives.rank:
+            time.sleep(1)
+        began, used = time.monotonic(), time.thread_time()
+        start()()
+        if not collectives.rank:
+            assert time.monotonic() - began > 0.5
+            assert time.thread_time() - used < 0.2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

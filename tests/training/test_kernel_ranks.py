@@ -120,10 +120,10 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collectives, name)
 
-    def all_to_all(self, values: Tensor, splits: Any) -> Any:
+    def start_all_to_all(self, values: Tensor, splits: Any, name: str) -> Any:
         if values.dim() == 2:
             self.sent.append(values.dtype)
-        return self._collectives.all_to_all(values, splits)
+        return self._collectives.start_all_to_all(values, splits, name)
 
 
 def test_vectors_and_gradients_of_16_bits_have_16_bits_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import zip_longest
 from threading import Lock
 from typing import Any
 
@@ -89,6 +90,14 @@ def unsharded(parts: list[tuple[StackedEmbedding, Tensor]]) -> list[Tensor]:
     return results
 
 
+def steps(trainer: Trainer, batches: list[Batch]) -> list[float]:
+    """The losses of one step a batch, each of which also gets the next batch, as in a training."""
+    return [
+        float(trainer.step(batch, 1.0, next_batch=next_batch))
+        for batch, next_batch in zip_longest(batches, batches[1:])
+    ]
+
+
 def train_as_rank(
     collectives: Collectives, settings: dict[str, Any], architecture: str
 ) -> tuple[list[float], Tensor, dict[str, tuple[StackedEmbedding, Tensor]]]:
@@ -98,7 +107,7 @@ def train_as_rank(
     rate = OPTIMIZERS[settings["optimizer"]]
     train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": settings})
     trainer = Trainer(model.train(), train, collectives)
-    losses = [float(trainer.step(share(seed, collectives), 1.0)) for seed in range(STEPS)]
+    losses = steps(trainer, [share(seed, collectives) for seed in range(STEPS)])
     held_out = [share(1000 + seed, collectives) for seed in range(8)]
     with torch.no_grad():
         results = [torch.sigmoid(model.eval()(batch.dense, batch.categorical)) for batch in held_out]
@@ -149,14 +158,11 @@ def test_items_of_histories_are_read_from_rows_of_other_ranks(architecture: str)
         trainer = Trainer(model.train(), train, collectives)
         rows = ROWS // collectives.size
         part = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
-        losses = [
-            float(
-                trainer.step(
-                    Batch(dense[part], ids[part], torch.from_numpy(labels[part]), torch.ones(rows), ROWS), 1.0
-                )
-            )
+        batches = [
+            Batch(dense[part], ids[part], torch.from_numpy(labels[part]), torch.ones(rows), ROWS)
             for (dense, ids), labels in inputs * 2
         ]
+        losses = steps(trainer, batches)
         return losses, {len(table.weight) for table in tables_of(model).values()}
 
     expected, _ = losses_of(ALONE, {"optimizer": "lazy_adam"})

@@ -1,6 +1,6 @@
 """The protocol of the collectives, the operations by which the ranks of a training communicate.
 
-`training.launch.rank_main` implements this protocol with Horovod.
+`training.launch.horovod_collectives` implements this protocol with Horovod.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+# Waits for the result of `start_all_to_all` and returns it.
+ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
+
 
 class Collectives(Protocol):
     """Operations over all ranks. Every rank must call the same methods in the same order.
 
-    A call returns when all ranks have called the method.
+    A call returns when all ranks have called the method. A method `start_…` returns at once, with a function
+    that waits for the result. Until that function is called, the tensors that were passed must not be read or
+    changed, and other collectives may be called. The name belongs to this call alone until then. The order of
+    calls of `start_…` with different names may differ between ranks.
     """
 
     @property
@@ -31,11 +37,11 @@ class Collectives(Protocol):
         """Returns the sum of all ranks' tensors, which must have equal shapes."""
         ...
 
-    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
-        """Starts `allreduce_sum` and returns a function that waits for the sum.
+    def start_allreduce_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Starts to replace `values` by the sum of all ranks' tensors, which must have equal shapes.
 
-        Until that function is called, `values` must not change. Other collectives may be called in the
-        meantime, but not this method again.
+        Returns:
+            A function that waits for the sum, and returns `values`.
         """
         ...
 
@@ -55,6 +61,10 @@ class Collectives(Protocol):
         """
         ...
 
+    def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
+        """Starts `all_to_all`, and returns a function that waits for its result."""
+        ...
+
 
 class LocalCollectives:
     """The collectives of a single rank, without communication."""
@@ -66,7 +76,7 @@ class LocalCollectives:
         """See `Collectives`."""
         return values
 
-    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+    def start_allreduce_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         """See `Collectives`."""
         return lambda: values
 
@@ -77,6 +87,10 @@ class LocalCollectives:
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
         """See `Collectives`."""
         return values, list(splits)
+
+    def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
+        """See `Collectives`."""
+        return lambda: (values, list(splits))
 
 
 ALONE = LocalCollectives()

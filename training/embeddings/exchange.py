@@ -17,13 +17,13 @@ row (router.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from training.distributed.collectives import Collectives
+from training.distributed.collectives import Collectives, ReceivedRows
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import SummedRowGradient
 from training.embeddings.rows import sum_rows
@@ -49,49 +49,99 @@ class ExchangedRows:
     replicated: Tensor
 
 
-def fetch(
-    keys: Tensor,
-    counts_of_owners: Sequence[int],
-    weight: Tensor,
-    router: Router,
+class RowRequest:
+    """The request of a rank for the rows of one batch. The rows can arrive while the rank does other work.
+
+    Three calls follow each other: the constructor, `start_fetch` and `vectors`. All ranks must make them.
+
+    Args:
+        keys: (U,) int64, distinct and in ascending order.
+        counts_of_owners: the numbers of keys of each owner, as `Router.group` returns them.
+        router: that of the table.
+        collectives: the ranks' collectives.
+        name: name of the request, the same on all ranks. Requests in flight have different names.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        counts_of_owners: Sequence[int],
+        router: Router,
+        collectives: Collectives,
+        name: str = "exchange",
+    ) -> None:
+        self._counts = list(counts_of_owners)
+        self._collectives, self._name = collectives, name
+        *counts, replicated_count = counts_of_owners
+        num_remote = len(keys) - replicated_count
+        rows = keys % router.span
+        self._replicated = rows[num_remote:]
+        self._receive_ids = collectives.start_all_to_all(rows[:num_remote].to(torch.int32), counts, name)
+        self._exchanged: ExchangedRows | None = None
+        self._receive_vectors: ReceivedRows | None = None
+
+    def start_fetch(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        """Sends the vectors that other ranks requested, if they were not sent before.
+
+        Args:
+            weight: this rank's matrix (rows, E). Its rows must not change until the step of the batch.
+            dtype: the dtype of the vectors.
+        """
+        if self._receive_vectors is not None:
+            return
+        requested, requested_counts = self._receive_ids()
+        requested = requested.long()
+        self._exchanged = ExchangedRows(self._counts, requested, requested_counts, self._replicated)
+        sent = weight.index_select(0, requested)
+        if dtype.itemsize < weight.element_size():
+            sent = sent.to(dtype)
+        self._receive_vectors = self._collectives.start_all_to_all(sent, requested_counts, self._name)
+
+    def vectors(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ExchangedRows]:
+        """Returns the vectors (U, E) of the keys, in `dtype`, and the rows that ranks requested.
+
+        Pass the second result to `start_return`.
+        """
+        self.start_fetch(weight, dtype)
+        assert self._receive_vectors is not None
+        assert self._exchanged is not None
+        remote, _ = self._receive_vectors()
+        vectors = torch.cat([remote.to(dtype), weight.index_select(0, self._replicated).to(dtype)])
+        return vectors, self._exchanged
+
+    def discard(self) -> None:
+        """Waits for what was started, so that its name can be used again. All ranks must call it."""
+        if self._receive_vectors is not None:
+            self._receive_vectors()
+        else:
+            self._receive_ids()
+
+
+def start_return(
+    values: Tensor,
+    exchanged: ExchangedRows,
     collectives: Collectives,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, ExchangedRows]:
-    """Returns the vectors of `keys`, which are distinct and in ascending order.
-
-    `keys` has the shape (U,) and the dtype int64, and `counts_of_owners` are the numbers of keys of each
-    owner, as `Router.group` returns them. The vectors have the shape (U, E) and the dtype `dtype`. The second
-    result describes the rows that ranks requested. Pass this result to `return_gradient`.
-    """
-    *counts, replicated_count = counts_of_owners
-    num_remote = len(keys) - replicated_count
-    rows = keys % router.span
-    requested, requested_counts = collectives.all_to_all(rows[:num_remote].to(torch.int32), counts)
-    sent = weight.index_select(0, requested)
-    if dtype.itemsize < weight.element_size():
-        sent = sent.to(dtype)
-    remote, _ = collectives.all_to_all(sent, requested_counts)
-    replicated = rows[num_remote:]
-    vectors = torch.cat([remote.to(dtype), weight.index_select(0, replicated).to(dtype)])
-    exchanged = ExchangedRows([*counts, replicated_count], requested.long(), requested_counts, replicated)
-    return vectors, exchanged
-
-
-def return_gradient(
-    values: Tensor, exchanged: ExchangedRows, collectives: Collectives, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, SummedRowGradient]:
+    name: str = "exchange",
+) -> tuple[SummedRowGradient, Callable[[], Tensor]]:
     """Sends the gradients of vectors to the owners of the vectors' rows, in `dtype`.
 
-    `values` (U, E) float32 contains the gradients of the vectors that `fetch` returned.
+    Args:
+        values: (U, E) float32, the gradients of the vectors that a `RowRequest` returned.
+        exchanged: its second result.
+        collectives: the ranks' collectives.
+        dtype: the dtype of the numbers that are sent.
+        name: name of the message, as for `RowRequest`.
 
     Returns:
-        First, (A, E), the gradients of the rows `exchanged.requested`, which this rank received from all
-        ranks. Second, this rank's gradient of the rows that all ranks hold.
+        First, this rank's gradient of the rows that all ranks hold. Second, a function that waits for the
+        gradients (A, E) of the rows `exchanged.requested`, which this rank receives from all ranks.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
-    owned, _ = collectives.all_to_all(values[:num_remote].to(dtype), counts)
-    return owned, SummedRowGradient(exchanged.replicated, values[num_remote:])
+    receive = collectives.start_all_to_all(values[:num_remote].to(dtype), counts, name)
+    replicated = SummedRowGradient(exchanged.replicated, values[num_remote:])
+    return replicated, lambda: receive()[0]
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:

@@ -156,6 +156,7 @@ class BatchLookup:
 
     Attributes:
         vectors: (B, C, E), the looked-up vectors, a leaf of autograd.
+        ids: the ids that were looked up.
         keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is the index
             of a row of this rank's matrix.
         lists: the elements of lists, or their columns with padding; None if no feature is a list.
@@ -164,6 +165,7 @@ class BatchLookup:
     """
 
     vectors: Tensor
+    ids: Tensor
     keys: Tensor
     lists: ListElements | PaddedLists | None = None
     groups: Groups | None = None

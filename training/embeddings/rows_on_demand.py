@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from training.embeddings.batch_rows import RowsOfBatch
 from training.embeddings.exchange import ExchangedRows
 from training.embeddings.lookup import Pooling
-from training.embeddings.rows import Groups
 from training.embeddings.table import StackedEmbedding
 
 ReadRows = Callable[[Tensor], Tensor]
@@ -65,16 +65,16 @@ class RowsOnDemand(StackedEmbedding):
         self._kept = KeptRows(read, most_rows, self.weight.detach())
 
     def _rows_to_read(
-        self, keys: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
+        self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor, ExchangedRows | None]:
         """See `StackedEmbedding._rows_to_read`. The matrix has the rows that were kept, in any order."""
         if self._kept is None:
             raise RuntimeError(
                 "internal error, please report: the table was used before its files were opened"
             )
-        distinct, positions = torch.unique(keys, return_inverse=True)
+        distinct, positions = torch.unique(rows.keys, return_inverse=True)
         table, places = self._kept.find(distinct)
-        return table, places[positions], None, None
+        return table, places[positions], None
 
 
 class KeptRows:

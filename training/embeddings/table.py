@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
-from training.embeddings.exchange import ExchangedRows, fetch
+from training.embeddings.batch_rows import BatchRows, RowsOfBatch
+from training.embeddings.exchange import ExchangedRows
 from training.embeddings.initial_rows import fill_rows
 from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
 from training.embeddings.pending_lookups import PendingLookups
@@ -31,7 +32,7 @@ from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import Groups, RowBlock
+from training.embeddings.rows import RowBlock
 
 
 class StackedEmbedding(nn.Module):
@@ -52,6 +53,7 @@ class StackedEmbedding(nn.Module):
         blocks: the rows that this rank holds, in the order of the matrix.
         may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
             `set_kernels` sets this attribute.
+        batch_rows: which rows batches read; a training requests them early (early_requests.py).
         reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
             A CUDA graph that reads them there needs no copy of them.
     """
@@ -82,8 +84,10 @@ class StackedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
         self.router = Router(self.placement, collectives.rank)
         self._num_single = len(self.cardinalities) - len(self.list_lengths)
+        self.batch_rows = BatchRows(self.placement, self.router, list_lengths, collectives)
         self._pending = PendingLookups(self.placement, self.router, pooling, collectives)
         self._memory: Tensor | None = None
+        self._vector_dtype = torch.float32
         # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
         self._seed = int(torch.randint(2**62, ()))
 
@@ -141,11 +145,13 @@ class StackedEmbedding(nn.Module):
         """
         trains = self.training and torch.is_grad_enabled()
         with torch.no_grad():
+            self._vector_dtype = dtype if self.on_kernels else torch.float32
+            rows = self.batch_rows.of_batch(ids, padded=self.on_kernels, trains=trains)
             if self.on_kernels:
                 reused = self.reuses_memory and trains and not self._pending.any()
-                lookup = self._look_up_by_kernel(ids, dtype, reused=reused)
+                lookup = self._look_up_by_kernel(rows, dtype, reused=reused)
             else:
-                lookup = self._look_up(ids)
+                lookup = self._look_up(rows)
                 lookup = replace(lookup, vectors=lookup.vectors.to(dtype))
         return self._recorded(lookup)
 
@@ -157,10 +163,10 @@ class StackedEmbedding(nn.Module):
             feature: index of the feature.
         """
         with torch.no_grad():
-            keys = self._keys(ids.long(), self.router.features[feature])
-            table, positions, groups, exchanged = self._rows_to_read(keys)
+            rows = self.batch_rows.of_feature(ids, feature)
+            table, positions, exchanged = self._rows_to_read(rows)
             vectors = self._take(table, positions).unsqueeze(1)
-        return self._recorded(BatchLookup(vectors, keys, None, groups, exchanged)).squeeze(1)
+        return self._recorded(BatchLookup(vectors, ids, rows.keys, None, rows.groups, exchanged)).squeeze(1)
 
     def _recorded(self, lookup: BatchLookup) -> Tensor:
         """Returns the vectors of a lookup. In training, keeps the lookup until its gradient is read."""
@@ -170,58 +176,47 @@ class StackedEmbedding(nn.Module):
         return lookup.vectors
 
     def _rows_to_read(
-        self, keys: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, Groups | None, ExchangedRows | None]:
-        """Returns a matrix, the position in it of each key's row, and groups and rows as in `BatchLookup`.
+        self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor, ExchangedRows | None]:
+        """Returns a matrix, the position in it of each element's row, and rows as in `BatchLookup`.
 
         If the rows come from other ranks, the matrix has the dtype `dtype`.
         """
-        if not self.placement.exchanges:
-            return self.weight, keys, None, None
-        groups, counts = self.router.group(keys)
-        table, exchanged = fetch(groups.keys, counts, self.weight, self.router, self._collectives, dtype)
-        return table, groups.position(), groups, exchanged
+        if rows.request is None or rows.groups is None:
+            return self.weight, rows.keys, None
+        table, exchanged = rows.request.vectors(self.weight, dtype)
+        return table, rows.groups.position(), exchanged
 
-    def _look_up(self, ids: Tensor) -> BatchLookup:
-        single, listed = ids[:, : self._num_single], ids[:, self._num_single :].long()
-        lists = ListElements.of(listed, self.list_lengths, self._num_single) if self.list_lengths else None
-        keys = self._keys(single, self.router.features[: self._num_single]).flatten()
-        if lists is not None:
-            keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        table, positions, groups, exchanged = self._rows_to_read(keys)
+    def _look_up(self, rows: RowsOfBatch) -> BatchLookup:
+        table, positions, exchanged = self._rows_to_read(rows)
+        single = rows.ids[:, : self._num_single]
         vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
-        if lists is not None:
+        if isinstance(rows.lists, ListElements):
             list_positions = positions[single.numel() :]
             if table.dtype != torch.float32:
                 table = self._take(table, list_positions)
                 list_positions = torch.arange(len(list_positions), device=table.device)
-            pooled = lists.pool(table, list_positions, self.pooling)
+            pooled = rows.lists.pool(table, list_positions, self.pooling)
             vectors = torch.cat([vectors, pooled], dim=1)
-        return BatchLookup(vectors, keys, lists, groups, exchanged)
+        return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
-    def _look_up_by_kernel(self, ids: Tensor, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
-        """Looks up a batch. It waits for a GPU only if rows are exchanged, for the number of rows.
-
-        If `reused` is true, the vectors take the memory of the last such call.
-        """
-        lists = PaddedLists.of(ids, self.list_lengths) if self.list_lengths else None
-        columns = self.router.features if lists is None else lists.features(self._num_single)
-        keys = self._keys(ids.long(), columns).flatten()
-        table, positions, groups, exchanged = self._rows_to_read(keys, dtype)
-        first_rows = self.router.replicated_places
+    def _look_up_by_kernel(self, rows: RowsOfBatch, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
+        """Looks up a batch. If `reused` is true, the vectors take the memory of the last such call."""
+        table, positions, exchanged = self._rows_to_read(rows, dtype)
+        ids, first_rows = rows.ids, self.router.replicated_places
         if exchanged is not None:
             # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
             ids = (positions + 1).view(ids.shape)
             first_rows = torch.full_like(first_rows, -1)
-            if lists is not None:
-                ids[:, self._num_single :].masked_fill_(~lists.filled, 0)
+            if isinstance(rows.lists, PaddedLists):
+                ids[:, self._num_single :].masked_fill_(~rows.lists.filled, 0)
         features = (first_rows, self.list_lengths, self.pooling == "mean")
         memory = self._memory if reused else None
         vectors = kernels.look_up(table, ids, *features, dtype, scales=self._scales(), out=memory)
         if reused:
             self._memory, vectors = vectors, vectors.detach()
-        return BatchLookup(vectors, keys, lists, groups, exchanged)
+        return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _scales(self) -> Tensor | None:
         """Returns the factors (rows,) of the rows of `weight`; None if all factors are 1."""
@@ -231,10 +226,17 @@ class StackedEmbedding(nn.Module):
         """Returns the rows of `table` with the indices `positions` (N,), as (N, E) float32."""
         return table.index_select(0, positions).float()
 
-    def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
-        if self.placement.exchanges:
-            return self.router.keys(ids, features)
-        return ids + self.router.replicated_places[features]
+    def send_early(self, name: str) -> None:
+        """Lets the table send gradients in the backward pass. `name` is its name, the same on all ranks."""
+        self.batch_rows.name = self._pending.name = name
+
+    def has_only_looked_up(self, ids: Tensor) -> bool:
+        """Returns whether `ids` is the only tensor that was looked up since the last gradient was taken."""
+        return self._pending.only(ids)
+
+    def start_fetch(self) -> None:
+        """Sends the vectors that ranks requested for their next batch, in the dtype of the last lookup."""
+        self.batch_rows.start_fetch(self.weight, self._vector_dtype)
 
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
         """Returns and clears the gradient since the last call; see `PendingLookups.take_gradient`."""

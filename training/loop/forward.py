@@ -12,7 +12,7 @@ loss are float32 in every precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -91,7 +91,13 @@ class Forward:
         for table in tables_of(model).values() if train.cuda_graphs else ():
             table.reuses_memory = True
 
-    def backward(self, batch: Batch, scale: Tensor | None = None, progress: float = 1.0) -> Tensor:
+    def backward(
+        self,
+        batch: Batch,
+        scale: Tensor | None = None,
+        progress: float = 1.0,
+        before_backward: Callable[[], None] | None = None,
+    ) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar.
 
         The gradients are added to the parameters' attribute `grad`.
@@ -101,6 +107,7 @@ class Forward:
             scale: the loss is multiplied by this factor before the backward pass. The returned loss is not
                 scaled.
             progress: the share of the training's steps that are done; see `PenalizedModel`.
+            before_backward: called between the forward pass and the backward pass.
 
         Raises:
             ConfigError: the model's dense part does not compile.
@@ -112,6 +119,8 @@ class Forward:
                 loss = self._vector_loss(self._vectors, batch)
             if isinstance(self._model, PenalizedModel):
                 loss = loss + mean_penalty(self._model.take_penalty(progress), batch)
+            if before_backward is not None:
+                before_backward()
             (loss if scale is None else loss * scale).backward()
         return loss.detach()
 

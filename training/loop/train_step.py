@@ -13,7 +13,7 @@ from training.data.batch import Batch, RowsOfStep
 from training.data.compared_items import CatalogueItems
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
-from training.embeddings.row_gradients import RowGradient
+from training.embeddings.early_requests import EarlyRequests
 from training.embeddings.rows import RowBlock
 from training.embeddings.tables_of_model import tables_of
 from training.loop.forward import Forward
@@ -50,40 +50,72 @@ class Trainer:
         self._train = train
         self._collectives = collectives
         self._tables = tables_of(model)
-        self._updates = Updates(model, train)
+        self._updates = Updates(model, train, collectives)
+        self._early = EarlyRequests(model, next(model.parameters()).device)
+        self._next: tuple[Batch, Batch] | None = None
         self._random_layers = [module for module in model.modules() if isinstance(module, RandomLayer)]
         self._forward = Forward(model, train, collectives)
         self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
-    def step(self, batch: Batch, rate_factor: float, progress: float = 1.0) -> Tensor:
+    @property
+    def looks_ahead(self) -> bool:
+        """Returns whether a step should get the next batch too, because ranks exchange table rows."""
+        return self._early.are_possible
+
+    def step(
+        self, batch: Batch, rate_factor: float, progress: float = 1.0, next_batch: Batch | None = None
+    ) -> Tensor:
         """Updates the model with one global batch. Returns the batch's mean loss, a scalar.
+
+        Sums over ranks and exchanges of rows are done while the rank computes:
+
+        * The backward pass starts the sum of a gradient, or sends it, as soon as it is computed.
+        * The ids of the next batch are sent before the backward pass, and their vectors after the update of
+          the rows.
 
         Args:
             batch: this rank's rows, shard after shard.
             rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
             progress: the share of the training's steps that are done; see `PenalizedModel`.
+            next_batch: the batch of the next step, which must get the same object; None if it is not known.
+                It is None on all ranks or on none.
         """
-        rows = self._rows_of_step.expand(batch) if self._rows_of_step else batch
-        loss = self._gradients(rows, progress)
-        # One buffer holds all dense gradients and then the loss. While it is summed, gradients of rows are
-        # reduced.
-        wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
-        by_row = self._updates.take_row_gradients(self._collectives)
-        summed = wait_for_sum()
-        if self._loss_scale.accepts(summed[:-1], by_row.values(), self._collectives):
-            self._apply(summed[:-1], by_row, rate_factor)
-        return summed[-1].clone()  # the next step overwrites the buffer
+        rows = self._rows_of(batch)
+        self._next = None
+        if next_batch is not None:
+            self._next = next_batch, self._expanded(next_batch)
+            self._early.note_next_batch()
+        with self._updates.dense_gradient.computing():
+            loss = self._gradients(rows, progress)
+        wait_for_sum = self._updates.dense_gradient.start_sum(loss)
+        by_row = self._updates.take_row_gradients()
+        scale = self._loss_scale
+        accepted = not scale.is_active or scale.accepts(wait_for_sum()[0], by_row.values(), self._collectives)
+        if accepted:
+            unscaled = {
+                name: replace(grad, values=scale.unscaled(grad.values)) for name, grad in by_row.items()
+            }
+            self._updates.apply_rows(unscaled, rate_factor)
+        self._early.start_fetch()
+        dense, summed_loss = wait_for_sum()
+        if accepted:
+            self._updates.apply_dense(clipped(scale.unscaled(dense), self._train.clip_norm), rate_factor)
+        return summed_loss.clone()  # the next step overwrites the buffer
 
-    def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates every parameter with its gradient.
+    def discard_requests(self) -> None:
+        """Forgets the batch that a step got as `next_batch`. All ranks must call it."""
+        self._next = None
+        self._early.discard()
 
-        The arguments are the gradients of the scaled loss, summed over all ranks.
-        """
-        unscaled = self._loss_scale.unscaled
-        gradient = clipped(unscaled(dense), self._train.clip_norm)
-        by_row = {name: replace(grad, values=unscaled(grad.values)) for name, grad in rows.items()}
-        self._updates.apply(gradient, by_row, rate_factor)
+    def _rows_of(self, batch: Batch) -> Batch:
+        """Returns the rows of a step, which are known if the last step got its batch as `next_batch`."""
+        if self._next is not None and self._next[0] is batch:
+            return self._next[1]
+        return self._expanded(batch)
+
+    def _expanded(self, batch: Batch) -> Batch:
+        return self._rows_of_step.expand(batch) if self._rows_of_step else batch
 
     def _gradients(self, batch: Batch, progress: float) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar."""
@@ -95,7 +127,15 @@ class Trainer:
                 layer.draw_mask(key, range(1), [len(batch.items.dense)])
             else:
                 layer.draw_mask(key, self._shards, batch.shard_rows or equal)
-        return self._forward.backward(batch, self._loss_scale.scale, progress)
+        return self._forward.backward(
+            batch, self._loss_scale.scale, progress, lambda: self._request_next(batch.categorical)
+        )
+
+    def _request_next(self, ids: Tensor) -> None:
+        """Requests the rows of the next batch, after the tables have looked up `ids`, those of this batch."""
+        self._early.note_lookups(ids)
+        if self._next is not None:
+            self._early.request(self._next[1].categorical)
 
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry: with fp16, the loss scale and the number of skipped steps."""

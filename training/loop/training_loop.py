@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -72,22 +72,39 @@ class TrainingLoop:
             for callback in self._callbacks:
                 stack.callback(callback.teardown)
             self._trainer.model.train()
-            for batch in batches:
+            for batch, rows, next_rows in self._with_next(batches):
                 if state.stopped:
                     break
                 state.loader_wait_s = batches.wait_s
-                self._step(state, batch)
+                self._step(state, batch, rows, next_rows)
+            self._trainer.discard_requests()
         for callback in self._callbacks:
             callback.on_train_end(state)
         return TrainingResult(state.history, state.step, round(state.seconds, 3), state.stopped)
 
-    def _step(self, state: TrainingState, batch: Batch) -> None:
+    def _with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch, Batch | None]]:
+        """Yields each batch, the same batch on the device, and the next one on the device.
+
+        The last is None at the end of the training, or if steps do not need it.
+        """
+        moved = ((batch, batch.to(self._device)) for batch in batches)
+        if not self._trainer.looks_ahead:
+            yield from ((*pair, None) for pair in moved)
+            return
+        pair = next(moved, None)
+        while pair is not None:
+            next_pair = next(moved, None)
+            yield (*pair, next_pair[1] if next_pair else None)
+            pair = next_pair
+
+    def _step(self, state: TrainingState, batch: Batch, rows: Batch, next_rows: Batch | None) -> None:
+        """Does one step with a batch of the loader; `rows` is this batch on the device."""
         factor = learning_rate_factor(state.step, state.total_steps, self._train)
         progress = state.step / state.total_steps
         state.step += 1
         for callback in self._callbacks:
             callback.on_step_start(state)
-        result = StepResult(batch, self._trainer.step(batch.to(self._device), factor, progress))
+        result = StepResult(batch, self._trainer.step(rows, factor, progress, next_rows))
         for callback in self._callbacks:
             callback.on_step_end(state, result)
         if any(callback.is_entry_due(state) for callback in self._callbacks):

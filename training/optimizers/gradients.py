@@ -35,6 +35,11 @@ class LossScale:
         self._skipped = torch.zeros((), dtype=torch.int64)
 
     @property
+    def is_active(self) -> bool:
+        """Returns whether the loss is scaled. Only then is a step ever skipped."""
+        return self._active
+
+    @property
     def scale(self) -> Tensor | None:
         """Returns the factor by which the loss is multiplied, a scalar; None if nothing is scaled."""
         return self._scale if self._active else None

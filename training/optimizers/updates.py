@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from conf.types import Train
@@ -17,6 +16,7 @@ from training.embeddings.row_gradients import LookupGradient, RowGradient
 from training.embeddings.tables_of_model import tables_of
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
+from training.optimizers.dense_gradient import DenseGradient
 from training.optimizers.ftrl import FtrlDense, FtrlRows
 from training.optimizers.l2 import L2
 from training.optimizers.row_optimizers import LookupOptimizer, row_optimizer
@@ -25,12 +25,19 @@ from training.optimizers.row_optimizers import LookupOptimizer, row_optimizer
 class Updates:
     """The optimizers of a model, and their state.
 
+    Args:
+        model: the model.
+        train: the settings of the training.
+        collectives: the collectives of the ranks that train on parts of one batch.
+
     Attributes:
+        dense_gradient: collects the gradients of the dense parameters.
         steps: number of updates so far, a scalar. It is part of the state.
     """
 
-    def __init__(self, model: nn.Module, train: Train) -> None:
+    def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:
         self._train = train
+        self._collectives = collectives
         self._tables = tables_of(model)
         parts = ftrl_parts(model)
         self._ftrl = {
@@ -56,9 +63,8 @@ class Updates:
         adam_parameters = [parameter for parameter in model.parameters() if id(parameter) not in not_adam]
         self._adam = Adam(adam_parameters)
         self._l2 = L2(model, adam_parameters, train.l2)
-        self._dense = [*adam_parameters, *ftrl_parameters]
-        size = sum(parameter.numel() for parameter in self._dense) + 1
-        self._gradient = torch.empty(size, device=next(model.parameters()).device)
+        device = next(model.parameters()).device
+        self.dense_gradient = DenseGradient([*adam_parameters, *ftrl_parameters], device, collectives)
         adam_size = sum(parameter.numel() for parameter in adam_parameters)
         self._sizes = [adam_size, *(len(ftrl.z) for ftrl in self._ftrl.values())]
 
@@ -67,45 +73,43 @@ class Updates:
         """Returns the number of updates so far, a scalar."""
         return self._adam.steps
 
-    def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """Returns one tensor with the gradients of all dense parameters, and then the loss.
-
-        The tensor has the shape (P + 1,), where P is the number of dense weights. The gradients of the
-        parameters are cleared. The next call overwrites the returned tensor.
-        """
-        torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
-        return self._gradient
-
-    def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
+    def take_row_gradients(self) -> dict[str, RowGradient]:
         """Returns and clears the gradients of this rank's table rows, summed over ranks, by table name.
 
         The gradient of a table is a LookupGradient if its optimizer uses the update kernel.
         """
-        return {name: self._take_row_gradient(name, collectives) for name in self._tables}
+        return {name: self._take_row_gradient(name) for name in self._tables}
 
-    def _take_row_gradient(self, name: str, collectives: Collectives) -> RowGradient:
+    def _take_row_gradient(self, name: str) -> RowGradient:
         table = self._tables[name]
         if name in self._lookup_optimizers:
-            gradient = table.take_lookup_gradient(collectives)
+            gradient = table.take_lookup_gradient(self._collectives)
             if gradient is not None:
                 return gradient
-        return table.take_gradient(collectives)
+        return table.take_gradient(self._collectives)
 
-    def apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates every parameter with its gradient, summed over ranks.
+    def apply_rows(self, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
+        """Updates table rows with their gradients. Call it before `apply_dense`, which counts the step.
 
         Args:
-            dense: the result of `take_dense_gradient`, without the loss.
             rows: the result of `take_row_gradients`.
-            rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
+            rate_factor: the configured learning rate is multiplied by this factor, except that of FTRL.
+        """
+        step, rate = int(self.steps) + 1, self._train.embedding_learning_rate * rate_factor
+        for name, row_gradient in rows.items():
+            self._update_rows(name, row_gradient, rate, step)
+
+    def apply_dense(self, dense: Tensor, rate_factor: float) -> None:
+        """Updates dense parameters with their gradients, summed over ranks.
+
+        Args:
+            dense: (P,), the sums of `dense_gradient`.
+            rate_factor: the configured learning rate is multiplied by this factor, except that of FTRL.
         """
         adam_gradient, *ftrl_gradients = dense.split(self._sizes)
         self._adam.step(self._l2.add_dense(adam_gradient), self._train.learning_rate * rate_factor)
         for ftrl, gradient in zip(self._ftrl.values(), ftrl_gradients, strict=True):
             ftrl.step(gradient)
-        step, rate = int(self.steps), self._train.embedding_learning_rate * rate_factor
-        for name, row_gradient in rows.items():
-            self._update_rows(name, row_gradient, rate, step)
 
     def _update_rows(self, name: str, gradient: RowGradient, rate: float, step: int) -> None:
         if isinstance(gradient, LookupGradient):
@@ -144,12 +148,3 @@ class Updates:
             for kind in optimizer.state()
         }
         return by_row | {f"ftrl.{kind}.{name}": name for name in self._ftrl_rows for kind in "zn"}
-
-
-def _take_gradient(parameter: nn.Parameter) -> Tensor:
-    """Returns and clears a parameter's gradient, as a flat tensor.
-
-    The result is zeros if the loss did not depend on the parameter.
-    """
-    gradient, parameter.grad = parameter.grad, None
-    return torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten()
