@@ -27,6 +27,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
 from etl.spark.quarantine import DayCounts
+from etl.spark.typed_rows import delete_unneeded_days
 from etl.split.time_split import SPLIT
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
@@ -100,6 +101,7 @@ def build(
     changed = _changed_since_counted(workflow, checked.in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
+    delete_unneeded_days(config, lake, checked.in_order[0].dt)
     return BuildResult(dataset, workflow, checked.counts, features, checked.quality)
 
 

@@ -1,4 +1,4 @@
-"""Reads columns of one day's raw log, without publishing anything."""
+"""Reads columns of one day's raw log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pyarrow as pa
 from conf.types import Config
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import RawFiles
-from etl.spark.read_log import good_rows, read_log
+from etl.spark.read_log import good_rows
+from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import FileLayout, file_layout
 from etl.text.parse_block import parse_block, plain
 from etl.text.scan_pass import columns_to_parse, starts_file
@@ -18,17 +19,18 @@ from etl.text.two_passes import text_passes_apply
 from spark.rows import Rows
 from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.paths import Lake
 
 _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.float32())])
 
 
-def read_clicks(workers: Workers, config: Config, raw: RawFiles) -> Rows:
+def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
     Tasks of `workers` parse text that they can read (etl.text.two_passes); Spark frames read other logs.
     """
     if not text_passes_apply(workers, config):
-        return good_rows(read_log(workers.spark, config, raw)).select(*_KEYS.names)
+        return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
     layout, splits = file_layout(config, raw.paths), tuple(split_files(raw.paths))
     return workers.run(len(splits), partial(_clicks_of, splits, layout, columns_to_parse(layout, ())), _KEYS)
 

@@ -6,9 +6,9 @@ Publishing has one atomic step. The data files are written under new names, whic
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
 Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
-table has a Delta log (storage.delta_log). Links and log are updated after the manifest. If a job is killed
-after it has replaced the manifest, but before it has updated the links or the log, the next job that finds
-the partition up to date updates them.
+table has a Delta log (storage.delta_log), unless only jobs read the table. Links and log are updated after
+the manifest. If a job is killed after it has replaced the manifest, but before it has updated the links or
+the log, the next job that finds the partition up to date updates them.
 """
 
 from __future__ import annotations
@@ -209,6 +209,8 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
 
     If another job has replaced the manifest in the meantime, other tools get the files of the newer manifest.
     """
+    if partition.internal:
+        return
     if any(not entry.path.startswith(f"{partition.data}/") for entry in manifest.files):
         return  # A raw log or a table of an early release: the files are already in the partition's folder.
 

@@ -2,6 +2,7 @@
 
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
+typed/dt=…                      parsed rows of a day's text log (only workflow.engine=sql)
 value_counts/dt=…               counts of the raw values of a day, by file split
 last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
@@ -63,6 +64,7 @@ class Partition:
         depth: number of levels from the folder that contains `_data` down to `path`: two for
             `<lake>/<table>/dt=…`.
         recorder: records when this partition is read or published. Equality and hash ignore it.
+        internal: whether only jobs read the partition. Then it has neither hard links nor a Delta log.
     """
 
     table: str
@@ -70,6 +72,7 @@ class Partition:
     path: str
     depth: int = 2
     recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
+    internal: bool = False
 
     @property
     def root(self) -> str:
@@ -103,11 +106,12 @@ class Table:
     name: str
     path: str
     recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
+    internal: bool = False
 
     def partition(self, dt: str) -> Partition:
         """Returns the partition of one date."""
         depth = self.name.count("/") + 2
-        return Partition(self.name, dt, f"{self.path}/dt={dt}", depth, self.recorder)
+        return Partition(self.name, dt, f"{self.path}/dt={dt}", depth, self.recorder, self.internal)
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,9 @@ class Lake:
     root: str
     recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
-    def _table(self, *parts: str) -> Table:
+    def _table(self, *parts: str, internal: bool = False) -> Table:
         name = "/".join(parts)
-        return Table(name, f"{self.root.rstrip('/')}/{name}", self.recorder)
+        return Table(name, f"{self.root.rstrip('/')}/{name}", self.recorder, internal)
 
     @property
     def raw(self) -> Table:
@@ -133,6 +137,11 @@ class Lake:
     def quarantine(self) -> Table:
         """Returns the table of raw rows that could not be parsed, with reasons."""
         return self._table("quarantine")
+
+    @property
+    def typed(self) -> Table:
+        """Returns the table of the parsed rows of text logs, by day (etl.spark.typed_rows)."""
+        return self._table("typed", internal=True)
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
         """Returns the table of statistics of the raw columns, by day.
@@ -172,10 +181,7 @@ class Lake:
 
     @property
     def deliveries(self) -> Table:
-        """Returns the table of the sinks to which the lists of a date were delivered.
-
-        deliver_recommendations writes this table.
-        """
+        """Returns the table of the sinks to which deliver_recommendations delivered the lists of a date."""
         return self._table("deliveries")
 
     @property
@@ -248,10 +254,7 @@ class Lake:
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """Returns the path of the `feature_spec.json` of a workflow version.
-
-        The folder of the feature table has a copy.
-        """
+        """Returns the path of a version's `feature_spec.json`; the folder of the features has a copy."""
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
@@ -277,10 +280,7 @@ class Lake:
 
     @property
     def runs(self) -> Table:
-        """Returns the table of run records, one for each attempt at a job.
-
-        A record is never replaced, and no manifest names it.
-        """
+        """Returns the table of run records. No record is replaced, and no manifest names it."""
         return self._table("runs")
 
     @property

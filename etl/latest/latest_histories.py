@@ -61,7 +61,7 @@ def latest_histories(
         day_after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
         clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
     else:
-        rows = logged_rows(spark, config, splits["train"][0])
+        rows = logged_rows(spark, config, lake, splits["train"][0])
         clicks, digest = last_clicks(rows.where(F.col(SPLIT).isin(*known)), history.length), ""
     return LatestHistories(
         None if clicks is None else as_history(clicks, history),

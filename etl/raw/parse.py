@@ -18,7 +18,7 @@ from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
 from etl.raw.compressed import first_bytes
 from etl.raw.number_text import integer_of, number_of
-from etl.raw.row_ids import number_lines, paths_by_spark_name
+from etl.raw.row_ids import lines_in_blocks, number_lines, paths_by_spark_name
 from etl.raw.value_text import literal_pattern
 from storage.feature_spec import FLOAT32_MAX
 
@@ -27,6 +27,9 @@ _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
 
 # Columns that this module adds to the table's columns. The underscore prevents equal names.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
+_SOURCE = ("row_id", FILE, LINE_NUMBER, LINE)
+# Columns of `read_text_blocks` that identify a line: `file`, `block` and `index` of etl.raw.row_ids.
+SOURCE, START, INDEX = "_source", "_start", "_index"
 
 
 def read_text_rows(
@@ -54,15 +57,47 @@ def read_text_rows(
         F.col("file").alias(FILE),
         F.col("line_number").alias(LINE_NUMBER),
         F.col("line").alias(LINE),
-        F.when(~F.col("is_utf8"), F.lit("not_utf8")).alias(REASON),
+        _not_utf8(),
     )
-    positions, width = list(range(len(table.columns))), len(table.columns)
+    positions, width = _fields_of(table, paths)
     if table.format == "csv":
-        positions, width = positions_in(common_header(paths, table), table, paths)
         lines = lines.where(F.col(LINE_NUMBER) > 1)
     if engine == "arrow":
         return parse_lines(lines, table, positions, width, LINE, REASON)
-    return _typed(_with_fields(lines, table, positions, width), table)
+    return _typed(_with_fields(lines, table, positions, width), table, _SOURCE)
+
+
+def read_text_blocks(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
+    """Reads tsv or csv files in one pass, with Spark expressions. Returns a frame with one row per line.
+
+    The frame has the columns of `read_text_rows`, but instead of `row_id`, `_file` and `_line_number` it has
+    `_source`, `_start` and `_index`: the file, block and index of etl.raw.row_ids.lines_in_blocks. The caller
+    computes the others from them after it has counted the lines of each block. The first line of each csv
+    file, its header, is among the rows.
+
+    Raises:
+        DataError, ConfigError: as `read_text_rows`, except that a damaged file makes the Spark job fail.
+    """
+    lines = lines_in_blocks(spark, paths).select(
+        F.col("file").alias(SOURCE),
+        F.col("block").alias(START),
+        F.col("index").alias(INDEX),
+        F.col("line").alias(LINE),
+        _not_utf8(),
+    )
+    positions, width = _fields_of(table, paths)
+    return _typed(_with_fields(lines, table, positions, width), table, (SOURCE, START, INDEX, LINE))
+
+
+def _fields_of(table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
+    """Returns the index of the field of each column of the table, and the number of fields of a line."""
+    if table.format == "csv":
+        return positions_in(common_header(paths, table), table, paths)
+    return list(range(len(table.columns))), len(table.columns)
+
+
+def _not_utf8() -> Column:
+    return F.when(~F.col("is_utf8"), F.lit("not_utf8")).alias(REASON)
 
 
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
@@ -154,8 +189,8 @@ def _first_line(path: str) -> str:
         ) from error
 
 
-def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
-    """Replaces `_fields` by the table's typed columns, and sets `_reason`.
+def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFrame:
+    """Replaces `_fields` by the table's typed columns, and sets `_reason`. Keeps the columns `source`.
 
     A column of type `int` becomes a bigint, a column of type `float` becomes a double.
     """
@@ -178,11 +213,13 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
             )
         else:
             columns[column.name] = raw
-    return _evaluated_once(fields, columns, reasons)
+    return _evaluated_once(fields, columns, reasons, source)
 
 
-def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
-    """Returns the columns of `rows` that identify a line, the typed `columns`, and `_reason`.
+def _evaluated_once(
+    rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column], source: Sequence[str]
+) -> DataFrame:
+    """Returns the columns `source` of `rows`, the typed `columns`, and `_reason`.
 
     Each value is computed only once. Without this function, Spark's optimizer would push a filter on
     `_reason` below this projection. Then every row would be split and cast again for each column on which the
@@ -192,7 +229,6 @@ def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequen
     cell = F.struct(
         *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
     )
-    source = ["row_id", FILE, LINE_NUMBER, LINE]
     return rows.select(*source, F.explode(F.array(cell)).alias("_cell")).select(*source, "_cell.*")
 
 
@@ -260,4 +296,4 @@ def read_parquet_rows(
             LINE: F.to_json("_raw"),
         }
     )
-    return _evaluated_once(numbered, columns, reasons)
+    return _evaluated_once(numbered, columns, reasons, _SOURCE)

@@ -19,7 +19,8 @@ from conf.types import Config, History
 from etl.raw.files import find_raw
 from etl.raw.layout_digest import layout_digest
 from etl.spark.histories import ARRAY, CLICKS, METHOD, last_clicks, merge_days
-from etl.spark.read_log import good_rows, read_log
+from etl.spark.read_log import good_rows
+from etl.spark.typed_rows import day_rows
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest, current_manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
@@ -79,7 +80,9 @@ class LastClicks:
         current = current_manifest(partition, inputs)
         if current is not None:
             return current
-        clicks = last_clicks(good_rows(read_log(self.spark, self.config, raw)), self.history.length)
+        clicks = last_clicks(
+            good_rows(day_rows(self.spark, self.config, self.lake, raw)), self.history.length
+        )
         times = [F.col(f"{CLICKS}.time").alias("times")] if self.config.log.event_time else []
         return publish(
             clicks.select(USER_KEY, F.col(f"{CLICKS}.item").alias("items"), *times),

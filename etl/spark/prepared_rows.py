@@ -13,7 +13,8 @@ from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.spark.histories import GROUP_METHOD, METHOD, add_history
 from etl.spark.last_clicks import LastClicks
-from etl.spark.read_log import good_rows, read_attributes, read_log
+from etl.spark.read_log import good_rows, read_attributes
+from etl.spark.typed_rows import day_rows
 from etl.split.negatives import DRAW, add_negatives
 from etl.split.time_split import CUT, DAY, assign_split
 from etl.workflow.feature_plan import plan
@@ -22,12 +23,12 @@ from storage.manifest import digest_of
 from storage.paths import Lake
 
 
-def logged_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
+def logged_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DataFrame:
     """Returns the good rows of one day.
 
     If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
     """
-    rows = good_rows(read_log(spark, config, raw))
+    rows = good_rows(day_rows(spark, config, lake, raw))
     return rows if config.split.by == "day" else assign_split(rows, config.split)
 
 
@@ -36,7 +37,7 @@ def prepared_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles
 
     If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
     """
-    rows = logged_rows(spark, config, raw)
+    rows = logged_rows(spark, config, lake, raw)
     if config.history:
         earlier = clicks_before(spark, config, lake)
         rows = add_history(rows, config.history, earlier.before(raw.dt) if earlier else None)
@@ -86,9 +87,9 @@ def preparation(config: Config) -> dict[str, str]:
 class PreparedRows:
     """A callable that returns the prepared rows of a day, and prepares each day only once.
 
-    Each preparation of a day needs a pass that counts all lines of the raw log. If one partition contains all
-    splits (`split.by` is not `day`), its prepared rows are persisted, because splits and joins need several
-    passes over the rows.
+    With the engine `arrow`, each preparation of a day needs a pass that counts all lines of the raw log. The
+    engine `sql` reads the table `typed` instead. If one partition contains all splits (`split.by` is not
+    `day`), its prepared rows are persisted, because splits and joins need several passes over the rows.
     """
 
     def __init__(self, workers: Workers, config: Config, lake: Lake) -> None:

@@ -15,8 +15,8 @@ from conf.errors import DataError
 from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
-from etl.raw.parse import REASON
-from etl.spark.read_log import bad_rows, read_log
+from etl.spark.read_log import bad_rows
+from etl.spark.typed_rows import read_day
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest, current_manifest
@@ -70,11 +70,8 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
 def _count_and_publish(
     spark: SparkSession, config: Config, lake: Lake, raw: RawFiles, inputs: dict[str, str]
 ) -> Manifest:
-    rows = read_log(spark, config, raw)
-    counted = {
-        row[REASON]: row["rows"]
-        for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()
-    }
+    day = read_day(spark, config, lake, raw)
+    rows, counted = day.rows, day.count_reasons()
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
     filtered = [operator.reason for operator in plan(config).filters]
     return publish(

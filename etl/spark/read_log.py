@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
@@ -17,7 +17,7 @@ from etl.ops.choose_engine import choose_engine
 from etl.raw import key_rule
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
-from etl.raw.row_rules import Check, bad_key, row_rules
+from etl.raw.row_rules import Check, RowRule, bad_key, row_rules
 from etl.workflow.feature_plan import plan
 from storage import file_io
 from storage.feature_spec import ROW_ID
@@ -38,15 +38,32 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         user_key, item_key, group_key: strings. Each column exists only if the section `keys` sets it.
         event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
-    rows = _rows(spark, config, config.log, raw)
+    return derive_columns(config, add_reasons(config, _rows(spark, config, config.log, raw)))
+
+
+def add_reasons(config: Config, rows: DataFrame) -> DataFrame:
+    """Completes `_reason`: also rows that break a rule of the log, or that `prepare` drops, have a reason.
+
+    `rows` has the raw columns of the log and the reason of each line that cannot be parsed. It must not have
+    the columns of `derive_columns` yet, because they may replace raw columns that decide on the reason.
+    """
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
-    rules = row_rules(types, config.log.label, config.keys, config.log.event_time)
-    columns = {rule.output: rule.in_spark(F.col(rule.column)) for rule in rules}
     reasons = [F.col(REASON)]
-    reasons += [_reason(check, F.col(rule.column)) for rule in rules for check in rule.checks]
+    reasons += [_reason(check, F.col(rule.column)) for rule in _rules(config, types) for check in rule.checks]
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
-    # Reasons are computed first: they read raw columns, which derived columns may replace.
-    return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
+    return rows.withColumn(REASON, F.coalesce(*reasons))
+
+
+def derive_columns(config: Config, rows: DataFrame) -> DataFrame:
+    """Adds label, keys and event_time to the rows of a log, which are computed from raw columns."""
+    types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    return rows.withColumns(
+        {rule.output: rule.in_spark(F.col(rule.column)) for rule in _rules(config, types)}
+    )
+
+
+def _rules(config: Config, types: Mapping[str, Type]) -> tuple[RowRule, ...]:
+    return row_rules(types, config.log.label, config.keys, config.log.event_time)
 
 
 def _reason(check: Check, raw: Column) -> Column:

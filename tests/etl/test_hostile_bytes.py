@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,16 +13,18 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_log
+from etl.spark.typed_rows import read_day
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import parse_block, plain
 from etl.text.scan_pass import columns_to_parse, starts_file
+from storage.paths import Lake
 from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile
 
@@ -107,6 +109,7 @@ def _write(folder: Path, files: Sequence[bytes], suffix: str = ".txt") -> list[P
 
 Rows = dict[tuple[str, int], tuple[Any, ...]]
 Reasons = dict[tuple[str, int], str]
+Reader = Callable[[SparkSession, Config], tuple[Rows, Reasons]]
 
 
 def _of_oracle(config: Config, paths: list[Path]) -> tuple[Rows, Reasons]:
@@ -150,7 +153,27 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
 
 
 def _of_frames(spark: SparkSession, config: Config) -> tuple[Rows, Reasons]:
-    collected = read_log(spark, config, require_raw(config, config.log, DAY)).collect()
+    return _by_line(read_log(spark, config, require_raw(config, config.log, DAY)).collect())
+
+
+def _of_typed_rows(spark: SparkSession, config: Config) -> tuple[Rows, Reasons]:
+    """Rows and reasons of the table `typed`. They are counted, numbered and quoted as frames of the text."""
+    raw = require_raw(config, config.log, DAY)
+    direct = read_log(spark, config, raw).collect()
+    day = read_day(spark, config, Lake(config.lake), raw)
+    collected = day.rows.collect()
+    assert day.count_reasons() == Counter(row["_reason"] for row in direct)
+    assert {row["row_id"]: _quarantined(row) for row in collected} == {
+        row["row_id"]: _quarantined(row) for row in direct
+    }
+    return _by_line(collected)
+
+
+def _quarantined(row: Row) -> tuple[Any, ...]:
+    return row["_file"], row["_line_number"], row["_reason"], row["_reason"] and row["_line"]
+
+
+def _by_line(collected: Sequence[Row]) -> tuple[Rows, Reasons]:
     assert len({row["row_id"] for row in collected}) == len(collected)
     by_line = {(Path(row["_file"]).name, row["_line_number"]): row for row in collected}
     assert len(by_line) == len(collected)
@@ -187,8 +210,12 @@ def test_files_are_read_as_the_oracle_reads_them(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv"])
-@pytest.mark.parametrize("engine", ["sql", "arrow"])
-def test_frames_are_read_as_the_oracle_reads_them(spark: SparkSession, form: str, engine: str) -> None:
+@pytest.mark.parametrize(
+    "engine, read", [("sql", _of_frames), ("arrow", _of_frames), ("sql", _of_typed_rows)]
+)
+def test_frames_are_read_as_the_oracle_reads_them(
+    spark: SparkSession, form: str, engine: str, read: Reader
+) -> None:
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(
         files=hostile_files(form, 120).filter(any), block_bytes=st.sampled_from(["2k", "128m"]), suffix=SUFFIX
@@ -198,7 +225,7 @@ def test_frames_are_read_as_the_oracle_reads_them(spark: SparkSession, form: str
             paths = _write(Path(name), files, suffix)
             config = _config(Path(name), form, engine)
             with set_meanwhile(spark, {"spark.sql.files.maxPartitionBytes": block_bytes}):
-                assert _of_frames(spark, config) == _of_oracle(config, paths)
+                assert read(spark, config) == _of_oracle(config, paths)
 
     check()
 

@@ -20,7 +20,7 @@ from pyspark.sql.readwriter import DataFrameWriter
 from tests.conftest import INTERPRETED
 from tests.plans.accelerator import Accelerator
 from tests.plans.runs import RUNS
-from tests.plans.shape import shape_of
+from tests.plans.shape import scanned_days, shape_of
 from tests.spark_settings import set_meanwhile
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,11 @@ ACTIONS = (
     "persist",
 )
 # As jobs plan a frame, whose text leaves nothing out; how it is run meanwhile is no matter here.
-_NOTED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.debug.maxToStringFields": "10000"}
+_NOTED = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.debug.maxToStringFields": "10000",
+    "spark.sql.maxMetadataStringLength": "10000",
+}
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,20 @@ class Frame:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The frames of a run, and the folder its lake and raw data lie in."""
+    """The frames of a run, the folder its lake and raw data lie in, and the days of its text scans.
+
+    `scanned` has the day of each scan, once for every frame that was evaluated; equal frames count each time.
+    """
 
     frames: list[Frame]
     folder: Path
+    scanned: list[str]
 
 
 @contextmanager
-def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
+def recording(accelerator: Accelerator | None, scanned: list[str] | None = None) -> Iterator[list[Frame]]:
     """Yields the frames that Spark evaluates inside the block, in order. Equal frames of one name are listed
-    once.
+    once. Adds the day of each scan of text to `scanned`.
     """
     frame_by_key: dict[tuple[str, str, str], Frame] = {}
 
@@ -76,6 +84,8 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
         with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
+            if scanned is not None:
+                scanned.extend(scanned_days(plan))
             key = (name, shape_of(plan), shape_of(plan, expressions=True))
             if key in frame_by_key:
                 return
@@ -113,12 +123,13 @@ def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerato
 
     No join becomes a broadcast only because the tables of a test are small.
     """
+    scanned: list[str] = []
     with (
         set_meanwhile(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1", **INTERPRETED}),
-        recording(accelerator) as frames,
+        recording(accelerator, scanned) as frames,
     ):
         RUNS[name].make(spark, folder)
-    return Recorded(frames, folder)
+    return Recorded(frames, folder, scanned)
 
 
 def _twin(rows: DataFrame) -> DataFrame:

@@ -9,6 +9,7 @@ which is recorded separately.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 # Nodes that move, order or group rows: what they do it by is part of the shape.
 _DETAILED = (
@@ -30,6 +31,7 @@ _DETAILED = (
 )
 _TREE = re.compile(r"^(?P<prefix>[ :+\-]*)(?:\*\(\d+\) |\* )?(?P<text>\S.*)$")
 _HIDDEN = re.compile(r"#\d+L?|, \[(?:plan_)?id=#?\d+\]|\[(?:plan_)?id=#?\d+\], |file:[^\s,\]]*")
+_DAY = re.compile(r"Location: InMemoryFileIndex[^\]]*?dt=(\d{4}-\d\d-\d\d)")
 _BROADCAST_KEY = re.compile(r"(BroadcastExchange \w+)\(.*")
 _FUNCTIONS = re.compile(r"functions=\[(?P<calls>.*?)\](?:, output=.*)?\)$")
 
@@ -38,7 +40,20 @@ def shape_of(plan: str, expressions: bool = False) -> str:
     """Returns the shape of a plan printed by `executedPlan().toString()`. With `expressions` it keeps
     expressions too.
     """
-    lines: list[str] = []
+    lines = [
+        f"{prefix}{_HIDDEN.sub('', text) if expressions else _node(text)}" for prefix, text in _nodes(plan)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def scanned_days(plan: str) -> list[str]:
+    """Returns the day of each scan of text in a plan. The day is in the path of the first file."""
+    scans = [text for _, text in _nodes(plan) if text.startswith("FileScan text")]
+    return [match[1] if (match := _DAY.search(scan)) else "no day" for scan in scans]
+
+
+def _nodes(plan: str) -> Iterator[tuple[str, str]]:
+    """Yields the indentation and the text of each node that is not below a frame in memory."""
     in_memory: int | None = None
     for line in plan.splitlines():
         match = _TREE.match(line)
@@ -51,9 +66,7 @@ def shape_of(plan: str, expressions: bool = False) -> str:
             in_memory = None
         if text.startswith("InMemoryTableScan"):
             in_memory = depth
-        shown = _HIDDEN.sub("", text) if expressions else _node(text)
-        lines.append(f"{match['prefix']}{shown}")
-    return "\n".join(lines) + "\n"
+        yield match["prefix"], text
 
 
 def _node(text: str) -> str:

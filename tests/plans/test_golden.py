@@ -16,7 +16,7 @@ import pytest
 from spark.properties import read_properties
 from spark.session import build_session
 from tests.plans.recorder import Frame, Recorded, record
-from tests.plans.runs import RUNS
+from tests.plans.runs import DAYS, RUNS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,6 +36,12 @@ def test_plans_are_the_golden_ones(run: str, recorded: Callable[[str], Recorded]
 
 def test_every_golden_file_has_its_run() -> None:
     assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == sorted(RUNS)
+
+
+def test_the_text_of_a_day_is_scanned_once(recorded: Callable[[str], Recorded]) -> None:
+    """The second night reads the same days again, and one new day."""
+    assert sorted(recorded("by_day").scanned) == DAYS
+    assert (GOLDEN / "by_day.txt").read_text(encoding="utf-8").count("FileScan text") == 1
 
 
 def write_golden(names: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
 MAIN_FRAMES = {
     "operators": ["etl.fit.version_tables.publish_frame write", "etl.build._publish_frame write"],
     "by_day": [
-        "etl.raw.row_ids.number_lines collect",
-        "etl.spark.quarantine._count_and_publish collect",
+        "etl.spark.typed_rows._parsed_day write",
+        "etl.spark.typed_rows._facts collect",
         "etl.spark.quarantine._count_and_publish write",
         "etl.statistics.moments.measure_moments collect",
         "etl.fit.row_statistics._publish_vocabularies persist",

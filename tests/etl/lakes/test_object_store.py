@@ -14,10 +14,12 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
+from etl.spark.typed_rows import delete_unneeded_days
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Lake
+from storage.remove import written_dates
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
@@ -122,3 +124,16 @@ def test_wildcards_match_as_they_do_on_a_disk(object_store: ObjectStore, tmp_pat
     root = f"{object_store.root}/wild"
     lakes.check_wildcards(tmp_path, root, lambda: lakes.upload(tmp_path, root))
     assert isinstance(file_io.filesystem(root)[0], fs.S3FileSystem)
+
+
+def test_typed_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None:
+    """The last test of a lake: the table is gone afterwards."""
+    lake = Lake(run.config.lake)
+    days = DAYS if run.config.workflow.engine == "sql" else []
+    assert written_dates(lake.typed) == days
+    delete_unneeded_days(run.config, lake, DAYS[0])
+    assert written_dates(lake.typed) == days
+    elsewhere = run.config.model_copy(update={"data": f"{run.config.data}-of-nobody"})
+    delete_unneeded_days(elsewhere, lake, DAYS[0])
+    assert written_dates(lake.typed) == []
+    assert not any("typed" in path for path in lakes.objects(run.config.lake))
