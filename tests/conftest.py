@@ -59,13 +59,30 @@ MARKED_FIXTURES = {
     "cluster": {"cluster", "node"},
 }
 SLOW_MARKERS = (*MARKED_FIXTURES, "processes")
+IMAGES_LEFT_OUT = (
+    "container images: not built, because that needs root and 15 minutes; `make image-test` builds them"
+)
 # Audit events that Python raises when a process is started (docs.python.org/3/library/audit_events.html).
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 _unmarked_test: list[str] = []  # the running test, if it has none of SLOW_MARKERS
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Adds the markers that follow from the fixtures of each test."""
+def _builds_images(config: pytest.Config) -> bool:
+    """Whether the command line asks for the tests with the marker `image`."""
+    return "image" in config.option.markexpr and "not image" not in config.option.markexpr
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Says why tests are left out, because nobody sees from the summary that they are."""
+    return [] if _builds_images(config) else [IMAGES_LEFT_OUT]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Adds the markers that follow from the fixtures of each test, and leaves out tests that build images."""
+    if not _builds_images(config):
+        left_out = [item for item in items if item.get_closest_marker("image")]
+        items[:] = [item for item in items if not item.get_closest_marker("image")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
         for marker, names in MARKED_FIXTURES.items():

@@ -57,6 +57,7 @@ PARTS = {
     "profile_step": Part("profile_step"),
     "precision": Part("precision"),
     "scoring": Part("scoring"),
+    "fbgemm": Part("fbgemm", needs=("torch", "triton", "pydantic", "yaml", "fbgemm_gpu")),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
@@ -110,13 +111,16 @@ def run(part: Part, limit_s: float) -> dict[str, Any]:
 
 
 def missing_packages(names: Sequence[str]) -> list[str]:
-    """Returns the packages that cannot be imported, such as Petastorm beside a pyarrow that is too new."""
+    """Returns the packages that cannot be imported, such as Petastorm beside a pyarrow that is too new.
+
+    A package whose libraries were built for another torch raises OSError.
+    """
     program = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]:\n"
         "    try:\n"
         "        importlib.import_module(name)\n"
-        "    except ImportError:\n"
+        "    except (ImportError, OSError):\n"
         "        print(name)\n"
     )
     command = [sys.executable, "-c", program, *names]

