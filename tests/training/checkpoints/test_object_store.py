@@ -53,7 +53,7 @@ def test_checkpoints_are_kept_damaged_and_resharded(bucket: str, caplog: pytest.
         "step-000000000010.json",
         "step-000000000015.json",
     ]
-    (newest,) = [name for name in names(folder) if "15" in name and "dense" in name]
+    (newest,) = [name for name in names(folder) if name.startswith("step-000000000015.") and "dense" in name]
     file_io.replace_text(f"{folder}/{newest}", "half an upload")
     trainer = FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES)
     with Checkpoints(folder, LocalCollectives()) as opened, caplog.at_level("WARNING", log.name):
@@ -62,7 +62,7 @@ def test_checkpoints_are_kept_damaged_and_resharded(bucket: str, caplog: pytest.
         assert position.step == 10
         assert newest in caplog.text
         assert equal(trainer, FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES).fill(10))
-        assert not [name for name in names(folder) if "15" in name]
+        assert not [name for name in names(folder) if name.startswith("step-000000000015.")]
         opened.delete()
     assert names(folder) == []
 
