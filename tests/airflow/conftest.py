@@ -94,17 +94,15 @@ def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -
 def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup) -> dict[str, Any]:
     """Task states by DAG after a training and a daily run of TRAINED by dag.test().
 
-    The gate promotes the model. Only on this day a retriever makes candidates, and lists are delivered. The
-    jobs of the training run on the cluster. Those of the day run here: test_scheduler.py reruns a day on the
-    cluster, where each job starts two JVMs.
+    The gate promotes the model.
+
+    Only on this day a retriever makes candidates, and lists are delivered.
     """
     retrieval = "candidates.sources=[{source: retrieval, n: 60, model: ../models/two_tower_small.yaml}]"
     sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {airflow_setup.delivered}}}]"
     conf = json.dumps({"run_date": TRAINED, "set": [retrieval, sink]})
-    states: dict[str, Any] = run_airflow_script("run_dags", f"weekly_training={conf}")
-    local = json.dumps({"conn_type": "spark", "host": LOCAL_MASTER})
-    states |= run_airflow_script(
-        "run_dags", f"daily_recommendations={conf}", AIRFLOW_CONN_SPARK_DEFAULT=local
+    states: dict[str, Any] = run_airflow_script(
+        "run_dags", f"weekly_training={conf}", f"daily_recommendations={conf}"
     )
     return states
 
