@@ -93,10 +93,18 @@ def open_files() -> Iterator[Finding]:
     """Checks how many files a process may open: shuffles open one for each partition."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a process may open {soft:,}"
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_OPEN_FILES:
-        yield Finding("open files", text, f"ulimit -n {min(hard, 2**16) if hard > 0 else 2**16}")
-    else:
+    if soft == resource.RLIM_INFINITY or soft >= _LEAST_OPEN_FILES:
         yield Finding("open files", text)
+    elif hard == resource.RLIM_INFINITY or hard >= _LEAST_OPEN_FILES:
+        most = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
+        yield Finding("open files", text, f"ulimit -n {most}")
+    else:
+        yield Finding(
+            "open files",
+            f"{text}, and may not raise this above {hard:,}",
+            f"raise the hard limit to {_LEAST_OPEN_FILES:,} or more: nofile in /etc/security/limits.conf, or "
+            f"--ulimit nofile={2**16} of a container",
+        )
 
 
 def addresses(profile: Profile) -> Iterator[Finding]:

@@ -151,10 +151,20 @@ def test_folders_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(wrong(list(resources.disks(profile(), {"SPARK_LOCAL_DIRS": str(tmp_path)})))) == 1
 
 
-def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+@pytest.mark.parametrize(
+    "soft, hard, remedy",
+    [
+        (256, 8192, "ulimit -n 8192"),
+        (256, resource.RLIM_INFINITY, "ulimit -n 65536"),
+        (1024, 1024, "raise the hard limit"),
+        (4096, 4096, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_few_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, remedy: str | None) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     [finding] = resources.open_files()
-    assert finding.remedy == "ulimit -n 1024"
+    assert finding.remedy is None if remedy is None else str(finding.remedy).startswith(remedy)
 
 
 @pytest.mark.parametrize(
