@@ -30,12 +30,16 @@ from jobs.chain.steps import RunPlan
 from jobs.stages.build_features import run as build_features
 from jobs.stages.generate_clicks import run as generate_clicks
 from jobs.stages.train_model import run as train_model
-from storage.dataset import read_dataset, read_spec
+from storage.dataset import read_dataset, read_spec, split_partitions
+from storage.feature_spec import NUM_RESERVED_IDS
+from storage.id_counts import find_id_counts
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.etl.synthetic.decoded import LABEL, criteo_rows
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
 from training.registry.model_json import read_description
 from training.registry.versions import challenger_of, champion_as_of, model_path
 
@@ -249,6 +253,39 @@ def test_every_raw_row_is_a_feature_row_or_quarantined(two_runs: tuple[Lake, lis
         good, bad = rows(lake.features(version).partition(day)), rows(lake.quarantine.partition(day))
         assert sorted([*good["row_id"], *bad["row_id"]]) == list(range(4000))
         assert len(bad) == read_manifest(lake.raw.partition(day)).facts["malformed_rows"]
+
+
+def test_counts_of_ids_are_those_of_the_train_days(two_runs: tuple[Lake, list[str]]) -> None:
+    """They decide which table rows are on a device. Reserved ids have no count."""
+    lake, _ = two_runs
+    dataset = read_dataset(lake, FIRST)
+    counts = find_id_counts(lake, dataset.workflow_version).read()
+    train_days = split_partitions(lake, dataset, "train")
+    encoded = pd.concat([rows(partition) for partition, _, _ in train_days])
+    assert len(counts) == len(read_spec(lake, dataset.workflow_version).categorical) > 3
+    for name, of_ids in counts.items():
+        occurrences = encoded[name].value_counts()
+        for id_, count in enumerate(of_ids.tolist()):
+            assert count == (occurrences.get(id_, 0) if id_ >= NUM_RESERVED_IDS else 0), (name, id_)
+        assert encoded[name].max() < max(len(of_ids), NUM_RESERVED_IDS)
+
+
+def test_rows_in_host_memory_change_no_training(two_runs: tuple[Lake, list[str]]) -> None:
+    """The tables need more than the MiB that the device may hold. Most lookups are hot."""
+    lake, overrides = two_runs
+    wide = [*overrides, "model.embedding_dim=512", "model.bottom_mlp=[16, 512]", "train.device=cpu"]
+    descriptions = []
+    for number, more in enumerate(
+        [[], ["train.embedding_memory=auto", "train.embedding_memory_mib=1", "train.log_every_steps=2"]]
+    ):
+        config = load_config(str(ROOT / CONFIG), [*wide, *more, f"name=memory{number}", "train.num_ranks=1"])
+        plan = make_plan(config, lake, read_dataset(lake, FIRST))
+        descriptions.append(train_in_process(plan))
+    device, both = descriptions
+    assert both["metrics"] == device["metrics"]
+    assert both["history"][-1]["hot_share"] > 0.5
+    assert all(0 < entry["hot_share"] < 1 for entry in both["history"])
+    assert "hot_share" not in device["history"][-1]
 
 
 @pytest.mark.timeout(600)
