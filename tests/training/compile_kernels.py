@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.kernels import interaction, lookup, row_update
+from training.kernels import interaction, lookup, row_update, two_pools
 from training.kernels.rounding import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
@@ -37,6 +37,9 @@ STEP = {
 TABLE = {
     "weight": "*bf16",
     "accumulator": "*fp32",
+    "tail": "*bf16",
+    "tail_accumulator": "*fp32",
+    "first_tail": "i64",
     "rate": "fp32",
     "epsilon": "fp32",
     "seed": "i64",
@@ -47,6 +50,7 @@ TABLE = {
 CAPABILITIES = (80, 90, 100)
 GATHERED = {
     "scales": "*fp32",
+    "first_tail": "i64",
     "ids": "*i64",
     "first_row": "*i64",
     "column": "*i32",
@@ -60,18 +64,40 @@ GATHERED = {
 
 def gathers() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
     """The gather from tables of all widths, without lists and with short and long ones, as `gather` calls it."""
-    block = lookup.block_of(128)
-    shape = {"PAD": 0, "DIM": 128, "MEAN": True, "BLOCK": block, "BLOCK_DIM": 128}
+    shape = {"PAD": 0, "DIM": 128, "MEAN": True, "BLOCK_DIM": 128}
     return [
         (
             lookup._gather,
-            {"weight": kind, **GATHERED, "out": out},
-            {**shape, "LONGEST": longest, "SCALED": kind == "*i8"},
+            {"weight": kind, "tail": kind, **GATHERED, "out": out},
+            {
+                **shape,
+                "LONGEST": longest,
+                "SCALED": kind == "*i8",
+                "TIERED": tiered,
+                "BLOCK": lookup.block_of(128, tiered=tiered),
+            },
             4,
         )
         for kind in ("*bf16", "*fp32", "*i8")
         for out in ("*fp32", "*bf16")
         for longest in (1, 4, 50)
+        for tiered in (False, True)
+        if not (tiered and kind == "*i8")  # int8 is for scoring
+    ]
+
+
+def moves() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """Reads and writes of rows in two memories: vectors of 128 numbers, and one number a row."""
+    return [
+        (
+            two_pools._move,
+            {"hot": kind, "tail": kind, "rows": "*i64", "values": kind, "count": "i32", "first_tail": "i64"},
+            {"WRITES": writes, "DIM": dim, "BLOCK": 1024 // max(dim, 8), "BLOCK_DIM": dim},
+            4,
+        )
+        for kind in ("*bf16", "*fp32", "*i32")
+        for writes in (False, True)
+        for dim in (1, 128)
     ]
 
 
@@ -93,30 +119,25 @@ def interactions() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
     return kernels
 
 
+def updates() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """The update of rows of 128 numbers in bf16 by row-wise Adagrad, in one memory and in two."""
+    inputs = {"rows": "*i32", "names": "*i64", "parts": "*fp32", "lookups": "i32", **TABLE}
+    sources = {"origin": "*i64", "gradient": "*bf16", "scales": "*fp32"}
+    kernels = []
+    for tiered in (False, True):
+        step = {**STEP, "TIERED": tiered}
+        kernels += [
+            (row_update._add_up, {**inputs, **sources}, {**step, "SCALED": True}, 1),
+            (row_update._finish, inputs, {**step, "PARTS": row_update._PARTS}, 1),
+        ]
+    return kernels
+
+
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     *gathers(),
+    *moves(),
     *interactions(),
-    (
-        row_update._add_up,
-        {
-            "rows": "*i32",
-            "names": "*i64",
-            "origin": "*i64",
-            "gradient": "*bf16",
-            "scales": "*fp32",
-            "parts": "*fp32",
-            "lookups": "i32",
-            **TABLE,
-        },
-        {**STEP, "SCALED": True},
-        1,
-    ),
-    (
-        row_update._finish,
-        {"rows": "*i32", "names": "*i64", "parts": "*fp32", "lookups": "i32", **TABLE},
-        {**STEP, "PARTS": row_update._PARTS},
-        1,
-    ),
+    *updates(),
     (
         row_update._add_up,  # of a linear part's weights: one number a row, plain SGD
         {
@@ -129,12 +150,14 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
             "lookups": "i32",
             **TABLE,
             "weight": "*fp32",
+            "tail": "*fp32",
         },
         {
             "SCALED": False,
             "DIM": 1,
             "ADAGRAD": False,
             "NAMED": False,
+            "TIERED": False,
             "MANTISSA": 0,
             "LOWEST": 0,
             "BLOCK": 1,

@@ -96,7 +96,7 @@ def gather(
     vectors = batch_rows * num_features
     if out.numel() == 0:
         return out
-    block = block_of(dim)
+    block = block_of(dim, tiered=tail is not None)
     _gather[(triton.cdiv(vectors, block),)](
         weight,
         weight if scales is None else scales,
@@ -123,9 +123,12 @@ def gather(
     return out
 
 
-def block_of(dim: int) -> int:
-    """Returns how many vectors of `dim` numbers one program gathers."""
-    return max(1, min(128, _TILE // triton.next_power_of_2(dim)))
+def block_of(dim: int, *, tiered: bool = False) -> int:
+    """Returns how many vectors of `dim` numbers one program gathers.
+
+    Rows in two memories need more registers, so programs that read both gather half as many.
+    """
+    return max(1, min(128, _TILE // triton.next_power_of_2(dim)) // (2 if tiered else 1))
 
 
 @triton.jit(do_not_specialize=["first_tail"])
