@@ -17,7 +17,6 @@ from torch import Tensor
 from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
 from conf.types import Train
-from storage.feature_spec import NUM_RESERVED_IDS
 from storage.id_counts import IdCounts
 from storage.paths import Lake
 from tests.checked_device import CheckedTensor, Checks, checked_device
@@ -60,7 +59,7 @@ def one_table(counts: list[list[int]], row_bytes: int = 1) -> PlannedTable:
     return PlannedTable(Placement(cardinalities, features), row_bytes, (1,) * len(counts), names)
 
 
-COUNTS = st.lists(st.lists(st.integers(0, 20), min_size=NUM_RESERVED_IDS, max_size=7), min_size=1, max_size=3)
+COUNTS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=7), min_size=1, max_size=3)
 
 
 @settings(max_examples=200)
@@ -69,8 +68,7 @@ def test_the_split_is_the_best_one(counts: list[list[int]], rows: int, descendin
     """Of all numbers of first rows that fit; not always with appended ids, whose runs may not fit as a whole."""
     for of_feature in counts:
         if descending:
-            of_feature[NUM_RESERVED_IDS:] = sorted(of_feature[NUM_RESERVED_IDS:], reverse=True)
-        of_feature[:NUM_RESERVED_IDS] = [max(of_feature)] * NUM_RESERVED_IDS
+            of_feature.sort(reverse=True)
     table = one_table(counts, row_bytes=4)
     arrays = {name: np.array(of_feature) for name, of_feature in zip(table.names, counts, strict=True)}
     tiers = choose_tiers([table], arrays, 4 * rows, pinned=False)
@@ -293,6 +291,24 @@ def test_the_memory_of_the_device_is_a_part_of_the_table() -> None:
                 assert isinstance(value, RowPools)
                 assert value.hot.nbytes < 0.25 * whole[name].nbytes
                 assert value.hot.nbytes + value.tail.nbytes == whole[name].nbytes
+
+
+def test_a_table_that_is_hot_as_a_whole_has_no_tail() -> None:
+    """And its lookups do not count: they are hot anyway."""
+    wide, narrow = one_table([[9, 1]], row_bytes=100), one_table([[5, 5]], row_bytes=1)
+    tiers = choose_tiers([wide, narrow], {"C0": np.array([9, 1])}, 102, pinned=False)
+    assert tiers is not None
+    assert tiers.hot == ((1,), (2,))
+    assert tiers.expected == pytest.approx(0.9)
+    with _building:
+        spec, config = make_spec(2, [40, 30]), variant("wide_and_deep")
+        tables = planned_tables(config, spec, Embeddings())
+        hot = tuple(
+            tuple(rows // (1 + number) for rows in table.placement.cardinalities)
+            for number, table in enumerate(tables)
+        )
+        model = build_model(config, spec, 7, Embeddings(), tiers=Tiers(hot, pinned=False, expected=0.5))
+    assert [table.tail is None for table in tables_of(model).values()].count(True) == 1
 
 
 def test_a_row_of_the_tail_that_is_read_as_hot_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class TableFactory:
         if ranks > 1 and self.collectives.rank == 0:
             log.info("embedding table, %d numbers per row:\n%s", dim, describe(placement, shape, labels))
         pinned = False
-        if self.tiers is not None:
+        if self.tiers is not None and self.tiers.hot[number] != placement.cardinalities:
             placement, pinned = replace(placement, hot=self.tiers.hot[number]), self.tiers.pinned
         return StackedEmbedding(
             cardinalities,

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.feature_spec import NUM_RESERVED_IDS
 from training.embeddings.placed_rows import FeaturePlacement, Placement
 
 # A feature's first rows are considered one by one, the other rows in so many runs of equal length.
@@ -59,7 +58,7 @@ class Tiers:
         hot: for each table, in the order in which the model creates tables, the number of hot rows of each
             feature.
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
-        expected: the share of lookups that read hot rows, by the counts.
+        expected: the share of the lookups of tables with a tail that read hot rows, by the counts.
     """
 
     hot: tuple[tuple[int, ...], ...]
@@ -86,8 +85,7 @@ def choose_tiers(
     Args:
         tables: the tables of a model.
         counts: how often each id of a feature occurs, by the name of the feature. Ids without a count never
-            occur, except that reserved ids are the most frequent ones. The ids of a feature that is not in
-            `counts` are equally frequent.
+            occur, such as reserved ids. The ids of a feature that is not in `counts` are equally frequent.
         rank_bytes: bytes of rows that a rank may hold on its device.
         pinned: see `Tiers`.
     """
@@ -119,13 +117,21 @@ def choose_tiers(
         hot[run.table][run.feature] = run.start + rows
         if run.start + rows < run.end:
             closed.add((run.table, run.feature))
-    is_hot = sum(
-        float(of_feature[:first].sum())
-        for of_table, firsts in zip(lookups, hot, strict=True)
-        for of_feature, first in zip(of_table, firsts, strict=True)
-    )
-    total = sum(float(of_feature.sum()) for of_table in lookups for of_feature in of_table)
-    return Tiers(tuple(map(tuple, hot)), pinned, is_hot / total if total else 0.0)
+    return Tiers(tuple(map(tuple, hot)), pinned, _hot_share(tables, lookups, hot))
+
+
+def _hot_share(
+    tables: Sequence[PlannedTable], lookups: Sequence[Sequence[NDArray[np.float64]]], hot: list[list[int]]
+) -> float:
+    """Returns the share of the lookups of tables with a tail that read hot rows."""
+    hot_lookups = all_lookups = 0.0
+    for table, of_table, firsts in zip(tables, lookups, hot, strict=True):
+        if tuple(firsts) == table.placement.cardinalities:
+            continue
+        for of_feature, first in zip(of_table, firsts, strict=True):
+            hot_lookups += float(of_feature[:first].sum())
+            all_lookups += float(of_feature.sum())
+    return hot_lookups / all_lookups if all_lookups else 0.0
 
 
 def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64]]:
@@ -141,7 +147,6 @@ def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64
             of_feature[:] = 0
             of_ids = counts[name][:cardinality]
             of_feature[: len(of_ids)] = of_ids
-            of_feature[:NUM_RESERVED_IDS] = of_feature.max(initial=0)
         lookups.append(of_feature)
     return lookups
 
