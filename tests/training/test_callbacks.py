@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from training.checkpoints import Checkpoints, Position
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.loop.callback import Callback, StepResult, TrainingState
-from training.loop.early_stopping import EarlyStopping
+from training.loop.early_stopping import EarlyStopping, StopAtStep
 from training.loop.meter import Meter
 from training.loop.train_step import Trainer
 from training.loop.training_loop import TrainingLoop, TrainingResult
@@ -28,13 +29,22 @@ CPU = torch.device("cpu")
 class FakeTrainer:
     """The loss of step n is n."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, looks_ahead: bool = False) -> None:
         self.model = nn.Linear(1, 1)
         self.steps = 0
+        self.looks_ahead = looks_ahead
+        self.batches: list[tuple[Batch, Batch | None]] = []  # of each step, with the next one
+        self.discarded = 0
 
-    def step(self, batch: Batch, rate_factor: float, progress: float) -> torch.Tensor:
+    def step(
+        self, batch: Batch, rate_factor: float, progress: float, next_batch: Batch | None
+    ) -> torch.Tensor:
         self.steps += 1
+        self.batches.append((batch, next_batch))
         return torch.tensor(float(self.steps))
+
+    def discard_requests(self) -> None:
+        self.discarded += 1
 
     def facts(self) -> dict[str, float]:
         return {}
@@ -54,6 +64,28 @@ class FakeLoader:
 def fit(*callbacks: Callback, epochs: int = 1) -> TrainingResult:
     trainer, loader = cast(Trainer, FakeTrainer()), cast(Loader, FakeLoader())
     return TrainingLoop(trainer, Train(epochs=epochs), CPU, callbacks).fit(loader)
+
+
+@pytest.mark.parametrize("last_step", [1, 4, None])
+def test_a_trainer_that_looks_ahead_gets_the_batch_of_the_next_step(last_step: int | None) -> None:
+    """The same object that the next step gets; and what was announced in vain is discarded."""
+    trainer = FakeTrainer(looks_ahead=True)
+    callbacks = [StopAtStep(last_step)]
+    loader = cast(Loader, FakeLoader())
+    result = TrainingLoop(cast(Trainer, trainer), Train(epochs=2), CPU, callbacks).fit(loader)
+    assert result.steps == len(trainer.batches) == (last_step or 6)
+    assert [batch.global_weight for batch, _ in trainer.batches] == list(range(1, result.steps + 1))
+    for (_, announced), (batch, _) in pairwise(trainer.batches):
+        assert announced is batch
+    assert (trainer.batches[-1][1] is None) == (last_step is None)
+    assert trainer.discarded == 1
+
+
+def test_other_trainers_get_one_batch_at_a_time() -> None:
+    trainer = FakeTrainer()
+    loader = cast(Loader, FakeLoader())
+    TrainingLoop(cast(Trainer, trainer), Train(epochs=1), CPU, []).fit(loader)
+    assert [next_batch for _, next_batch in trainer.batches] == [None] * 3
 
 
 class Recorder(Callback):

@@ -108,9 +108,11 @@ class Recorder(Trainer):
 
     steps: list[np.ndarray]
 
-    def step(self, batch: Batch, rate_factor: float, progress: float = 1.0) -> Tensor:
+    def step(
+        self, batch: Batch, rate_factor: float, progress: float = 1.0, next_batch: Batch | None = None
+    ) -> Tensor:
         self.steps.append(batch.dense[batch.weights > 0].numpy().copy())
-        return super().step(batch, rate_factor, progress)
+        return super().step(batch, rate_factor, progress, next_batch)
 
 
 @pytest.mark.parametrize(
