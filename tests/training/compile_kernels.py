@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.kernels import interaction, lookup, row_update, two_pools
+from training.kernels import interaction, lookup, row_update, tiered_rows
 from training.kernels.rounding import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
@@ -90,7 +90,7 @@ def moves() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
     """Reads and writes of rows in two memories: vectors of 128 numbers, and one number a row."""
     return [
         (
-            two_pools._move,
+            tiered_rows._move,
             {"hot": kind, "tail": kind, "rows": "*i64", "values": kind, "count": "i32", "first_tail": "i64"},
             {"WRITES": writes, "DIM": dim, "BLOCK": 1024 // max(dim, 8), "BLOCK_DIM": dim},
             4,

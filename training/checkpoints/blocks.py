@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from training.embeddings.row_pools import RowTensor, rows_of_block
 from training.embeddings.rows import RowBlock
+from training.embeddings.tiered_rows import RowTensor, rows_of_block
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import nn
 
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import RowBlock
 from training.embeddings.tables_of_model import tables_of, weights_of
+from training.embeddings.tiered_rows import RowTensor
 
 WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from training.checkpoints.blocks import StoredBlock, overlap
 from training.checkpoints.stored_rows import StoredRows
 from training.checkpoints.tensor_file import TensorFile
-from training.embeddings.row_pools import RowTensor, rows_of_block
 from training.embeddings.rows import RowBlock
+from training.embeddings.tiered_rows import RowTensor, rows_of_block
 
 
 class StateMismatchError(Exception):

@@ -16,8 +16,8 @@ from training.embeddings.exchange import RowRequest
 from training.embeddings.lookup import ListElements, PaddedLists
 from training.embeddings.placed_rows import Placement
 from training.embeddings.router import Router
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import Groups
+from training.embeddings.tiered_rows import RowTensor
 
 
 @dataclass(frozen=True)

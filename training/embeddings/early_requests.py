@@ -1,8 +1,8 @@
 """Requests the rows of the next batch of a training from other ranks, while a step computes.
 
-TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys, section 3): the ids of a
-batch reach the ranks that hold their rows before the step of the batch. As soon as the last step has changed
-its rows, the vectors follow.
+TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys): the ids of a batch reach
+the ranks that hold their rows before the step of the batch. When the step before has updated its rows, the
+vectors follow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from training.embeddings.tables_of_model import tables_of
 class EarlyRequests:
     """The requests of all tables of a model that exchange rows.
 
-    Only tables that look up all ids of a batch take part, and nothing else. Which tables these are is known
-    after the first step.
+    A table takes part if a step looks up all ids of its batch in it, once, and nothing else. This is known
+    when the forward pass of a step has ended.
 
     Args:
         model: the model.
@@ -42,7 +42,7 @@ class EarlyRequests:
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
-        """Notes which tables looked up `ids`, those of the batch of this step, and nothing else."""
+        """Notes which tables take part. `ids` are those of this step; its forward pass must have ended."""
         self._take_part = [table for table in self._tables if table.has_only_looked_up(ids)]
 
     def note_next_batch(self) -> None:

@@ -26,8 +26,8 @@ from torch import Tensor
 from training.distributed.collectives import Collectives, ReceivedRows
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import sum_rows
+from training.embeddings.tiered_rows import RowTensor
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from training.embeddings.initial_rows import fill_rows
 from training.embeddings.placed_rows import Placement
 from training.embeddings.router import Router
 from training.embeddings.row_gradients import LookupGradient
-from training.embeddings.row_pools import RowPools, RowTensor, rows_of_block
 from training.embeddings.row_storage import round_stochastically
 from training.embeddings.rows import RowBlock
+from training.embeddings.tiered_rows import RowTensor, TieredRows, rows_of_block
 
 
 class HeldRows(nn.Module):
@@ -59,7 +59,7 @@ class HeldRows(nn.Module):
         self.tail: Tensor | None = None
         if placement.hot is not None:
             rows = placement.tail_rows_of(rank)
-            self.tail = torch.zeros(rows, dim, dtype=storage, pin_memory=pinned)
+            self.tail = torch.zeros(rows, dim, dtype=storage, device="cpu", pin_memory=pinned)
         self.router = Router(placement, rank)
         # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
         self._seed = int(torch.randint(2**62, ()))
@@ -77,7 +77,7 @@ class HeldRows(nn.Module):
     @property
     def matrix(self) -> RowTensor:
         """Returns the rows of this rank: `weight`, with `tail` if there is one."""
-        return self.weight if self.tail is None else self._pools(self.weight.detach(), self.tail)
+        return self.weight if self.tail is None else self._tiered(self.weight.detach(), self.tail)
 
     def new_rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> RowTensor:
         """Returns zeros of the shape `shape` for each row of this rank, in the memory of the row."""
@@ -86,10 +86,11 @@ class HeldRows(nn.Module):
         if self.tail is None:
             return hot
         pinned = self.tail.is_pinned()
-        return self._pools(hot, torch.zeros(len(self.tail), *shape, dtype=dtype, pin_memory=pinned))
+        tail = torch.zeros(len(self.tail), *shape, dtype=dtype, device="cpu", pin_memory=pinned)
+        return self._tiered(hot, tail)
 
-    def _pools(self, hot: Tensor, tail: Tensor) -> RowPools:
-        return RowPools(hot, tail, self.placement.first_tail, by_kernel=self.on_kernels)
+    def _tiered(self, hot: Tensor, tail: Tensor) -> TieredRows:
+        return TieredRows(hot, tail, self.placement.first_tail, by_kernel=self.on_kernels)
 
     @torch.no_grad()
     def init_uniform(self) -> None:
@@ -162,9 +163,9 @@ class HeldRows(nn.Module):
         If `accumulator` (rows,) is None, this is one step of SGD.
         """
         matrix, tail, order_by = self.matrix, None, None
-        sums = accumulator.hot if isinstance(accumulator, RowPools) else accumulator
-        if isinstance(matrix, RowPools):
-            tail = matrix.of_kernels(accumulator if isinstance(accumulator, RowPools) else None)
+        sums = accumulator.hot if isinstance(accumulator, TieredRows) else accumulator
+        if isinstance(matrix, TieredRows):
+            tail = matrix.of_kernels(accumulator if isinstance(accumulator, TieredRows) else None)
             order_by = self.router.untiered_rows(gradient.rows)
         kernels.update(
             self.weight.detach(),

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 
 HIGHEST_CODE = 127
 _SCALE_BYTES = 4

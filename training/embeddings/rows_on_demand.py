@@ -17,8 +17,8 @@ from torch import Tensor
 from training.embeddings.batch_rows import RowsOfBatch
 from training.embeddings.exchange import ExchangedRows
 from training.embeddings.lookup import Pooling
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 
 ReadRows = Callable[[Tensor], Tensor]
 

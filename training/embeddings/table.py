@@ -29,7 +29,7 @@ from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, P
 from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.row_pools import RowPools, RowTensor
+from training.embeddings.tiered_rows import RowTensor, TieredRows
 
 
 class StackedEmbedding(HeldRows):
@@ -146,7 +146,7 @@ class StackedEmbedding(HeldRows):
         vectors = vectors.view(*single.shape, table.shape[1])
         if isinstance(rows.lists, ListElements):
             list_positions = positions[single.numel() :]
-            if isinstance(table, RowPools) or table.dtype != torch.float32:
+            if isinstance(table, TieredRows) or table.dtype != torch.float32:
                 table = self._take(table, list_positions)
                 list_positions = torch.arange(len(list_positions), device=table.device)
             pooled = rows.lists.pool(table, list_positions, self.pooling)
@@ -157,7 +157,7 @@ class StackedEmbedding(HeldRows):
         """Looks up a batch. If `reused` is true, the vectors take the memory of the last such call."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
-        weight, tail = (table.hot, table.of_kernels()) if isinstance(table, RowPools) else (table, None)
+        weight, tail = (table.hot, table.of_kernels()) if isinstance(table, TieredRows) else (table, None)
         if exchanged is not None or tail is not None:
             # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
             ids = (positions + 1).view(ids.shape)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from training.distributed.collectives import Collectives
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 
 
 def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:

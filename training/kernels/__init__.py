@@ -112,17 +112,17 @@ def update(
 
 
 def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
-    """Returns rows of a matrix in two memories; see `two_pools.take` in this folder."""
-    from training.kernels import two_pools
+    """Returns rows of a matrix in two memories; see `tiered_rows.take` in this folder."""
+    from training.kernels import tiered_rows
 
-    return two_pools.take(hot, tail, first_tail, rows)
+    return tiered_rows.take(hot, tail, first_tail, rows)
 
 
 def put(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor, values: Tensor) -> None:
-    """Sets rows of a matrix in two memories; see `two_pools.put` in this folder."""
-    from training.kernels import two_pools
+    """Sets rows of a matrix in two memories; see `tiered_rows.put` in this folder."""
+    from training.kernels import tiered_rows
 
-    two_pools.put(hot, tail, first_tail, rows, values)
+    tiered_rows.put(hot, tail, first_tail, rows, values)
 
 
 def interacts(device: torch.device, num_vectors: int) -> bool:

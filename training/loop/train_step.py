@@ -15,9 +15,9 @@ from training.data.compared_items import CatalogueItems
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
 from training.embeddings.early_requests import EarlyRequests
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.rows import RowBlock
 from training.embeddings.tables_of_model import tables_of, take_hot_share, weights_of
+from training.embeddings.tiered_rows import RowTensor
 from training.loop.forward import Forward
 from training.models.layers import RandomLayer
 from training.optimizers.gradients import LossScale, clipped

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 
 from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 
 
 class LazyAdam:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 from training.optimizers.lazy_adam import LazyAdam
 from training.optimizers.row_sgd import RowSgd
 from training.optimizers.row_wise_adagrad import RowWiseAdagrad

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.table import StackedEmbedding
+from training.embeddings.tiered_rows import RowTensor
 
 
 class RowSgd:

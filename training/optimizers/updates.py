@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from conf.types import Train
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.row_gradients import LookupGradient, RowGradient
-from training.embeddings.row_pools import RowTensor
 from training.embeddings.tables_of_model import tables_of
+from training.embeddings.tiered_rows import RowTensor
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
 from training.optimizers.dense_gradient import DenseGradient

@@ -17,7 +17,7 @@ from training.embeddings.rows import RowBlock
 from training.kernels.tail import Tail
 
 
-class RowPools:
+class TieredRows:
     """A matrix whose first rows are on the device, and whose other rows are in host memory.
 
     It has the methods of a tensor that lookups and optimizers use.
@@ -49,7 +49,7 @@ class RowPools:
         """Returns the device of the frequent rows."""
         return self.hot.device
 
-    def of_kernels(self, accumulator: RowPools | None = None) -> Tail:
+    def of_kernels(self, accumulator: TieredRows | None = None) -> Tail:
         """Returns the rows in host memory, and those of their accumulators, as the kernels take them."""
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
@@ -73,7 +73,7 @@ class RowPools:
         self.hot.index_copy_(dim, rows[in_hot], values[in_hot])
         self.tail.index_copy_(dim, self._places(rows[in_tail]), values[in_tail].to(self.tail.device))
 
-    def copy_(self, other: RowPools) -> None:
+    def copy_(self, other: TieredRows) -> None:
         """Copies another matrix with the same division into two memories."""
         self.hot.copy_(other.hot)
         self.tail.copy_(other.tail)
@@ -85,8 +85,8 @@ class RowPools:
         """
         if self.hot.is_cuda:
             torch.cuda.synchronize(self.hot.device)
-        pool, first = (self.hot, 0) if block.place < self.first_tail else (self.tail, self.first_tail)
-        return pool[block.place - first : block.place - first + block.rows]
+        memory, first = (self.hot, 0) if block.place < self.first_tail else (self.tail, self.first_tail)
+        return memory[block.place - first : block.place - first + block.rows]
 
     def _divided(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns which elements of `rows` are in the device's memory, and which are in host memory."""
@@ -97,7 +97,7 @@ class RowPools:
         return (rows - self.first_tail).to(self.tail.device)
 
 
-RowTensor = Tensor | RowPools
+RowTensor = Tensor | TieredRows
 
 
 def _flat(rows: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
-    """Returns a view of the rows of a block of a rank's matrix; see `RowPools.view`."""
-    if isinstance(matrix, RowPools):
+    """Returns a view of the rows of a block of a rank's matrix; see `TieredRows.view`."""
+    if isinstance(matrix, TieredRows):
         return matrix.view(block)
     return matrix[block.place : block.place + block.rows]

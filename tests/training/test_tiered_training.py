@@ -1,13 +1,11 @@
-"""Table rows in two memories: the split, the rows of both memories, and trainings that change no bit."""
+"""Trainings with table rows in two memories, which change no bit."""
 
 from __future__ import annotations
 
-import logging
-from itertools import accumulate
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,160 +13,38 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conf.embedding_types import Embeddings
-from conf.errors import ConfigError
 from conf.types import Train
-from storage.id_counts import IdCounts
-from storage.paths import Lake
+from storage.feature_spec import FeatureSpec
 from tests.checked_device import CheckedTensor, Checks, checked_device
 from tests.training.architectures import SEQUENCE_VARIANTS, small_spec, variant
 from tests.training.feature_tables import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, _building, share, steps
-from tests.training.test_training import random_plan
 from training import kernels
 from training.checkpoints import open_trained, save_trained
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.placed_rows import FeaturePlacement, Placement
-from training.embeddings.placement import TableShape, plan_placement
 from training.embeddings.router import Router
-from training.embeddings.row_pools import RowPools, rows_of_block
 from training.embeddings.tables_of_model import tables_of
-from training.embeddings.tiers import PlannedTable, Tiers, choose_tiers
-from training.loop.embedding_memory import plan_tiers
-from training.loop.run import train_in_process
+from training.embeddings.tiered_rows import TieredRows, rows_of_block
+from training.embeddings.tiers import Tiers
 from training.loop.train_step import Trainer
+from training.loop.warm_start import warm_start
 from training.models import build_model, planned_tables
 
 CPU = torch.device("cpu")
+
+
 STEPS = 4
-DESCRIPTION = {
+
+
+DESCRIPTION: dict[str, Any] = {
     "version": "v1",
     "architecture": "dlrm",
     "model": variant("dlrm").model_dump(mode="json"),
     "feature_spec": make_spec(2, [40, 9, 150], lists=[30, 5]).to_json(),
 }
-
-
-def one_table(counts: list[list[int]], row_bytes: int = 1) -> PlannedTable:
-    """A table of one rank whose features have these counts."""
-    cardinalities = tuple(map(len, counts))
-    features = tuple(FeaturePlacement("replicated") for _ in counts)
-    names = tuple(f"C{number}" for number in range(len(counts)))
-    return PlannedTable(Placement(cardinalities, features), row_bytes, (1,) * len(counts), names)
-
-
-COUNTS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=7), min_size=1, max_size=3)
-
-
-@settings(max_examples=200)
-@given(counts=COUNTS, rows=st.integers(0, 20), descending=st.booleans())
-def test_the_split_is_the_best_one(counts: list[list[int]], rows: int, descending: bool) -> None:
-    """Of all numbers of first rows that fit; not always with appended ids, whose runs may not fit as a whole."""
-    for of_feature in counts:
-        if descending:
-            of_feature.sort(reverse=True)
-    table = one_table(counts, row_bytes=4)
-    arrays = {name: np.array(of_feature) for name, of_feature in zip(table.names, counts, strict=True)}
-    tiers = choose_tiers([table], arrays, 4 * rows, pinned=False)
-    if sum(map(len, counts)) <= rows:
-        assert tiers is None
-        return
-    assert tiers is not None
-    (hot,) = tiers.hot
-    hits = sum(sum(of_feature[:first]) for of_feature, first in zip(counts, hot, strict=True))
-    assert sum(hot) == rows  # nothing is left unused
-    total = sum(map(sum, counts))
-    assert tiers.expected == pytest.approx(hits / total if total else 0)
-    best = [0] + [-1] * rows  # by number of rows
-    for of_feature in counts:
-        sums = list(accumulate(of_feature, initial=0))
-        best = [
-            max(
-                best[left] + sums[all_rows - left]
-                for left in range(all_rows + 1)
-                if all_rows - left < len(sums) and best[left] >= 0
-            )
-            if any(all_rows - left < len(sums) and best[left] >= 0 for left in range(all_rows + 1))
-            else -1
-            for all_rows in range(rows + 1)
-        ]
-    if descending:
-        assert hits == max(best)
-    else:
-        assert hits <= max(best)
-
-
-@settings(max_examples=100)
-@given(
-    cardinalities=st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    ranks=st.integers(1, 4),
-    placement=st.sampled_from(list(PLACEMENTS)),
-    data=st.data(),
-)
-def test_every_row_is_in_one_memory_of_its_ranks(
-    cardinalities: list[int], ranks: int, placement: str, data: st.DataObject
-) -> None:
-    """The router sends each id to the row that holds it."""
-    hot = tuple(data.draw(st.integers(0, rows)) for rows in cardinalities)
-    shape = TableShape(tuple(cardinalities), 36, (1,) * len(cardinalities))
-    plain = plan_placement(shape, ranks, Embeddings.model_validate(PLACEMENTS[placement]))
-    tiered = Placement(plain.cardinalities, plain.features, ranks, hot)
-    for feature, rows in enumerate(cardinalities):
-        held: dict[int, list[int]] = {row: [] for row in range(rows)}
-        for rank in range(ranks):
-            router = Router(tiered, rank)
-            for block in tiered.blocks(rank):
-                if block.feature != feature:
-                    continue
-                of_block = range(block.first, block.first + block.rows * block.step, block.step)
-                is_tail = block.place >= tiered.first_tail
-                assert all((row >= hot[feature]) == is_tail for row in of_block)
-                for offset, row in enumerate(of_block):
-                    held[row].append(rank)
-                    if plain.exchanges:
-                        key = router.keys(torch.tensor([row]), torch.tensor([feature]))
-                        owner = ranks if plain.features[feature].kind == "replicated" else rank
-                        assert key.tolist() == [owner * router.span + block.place + offset]
-                    else:
-                        rows_of_id = router.replicated_rows(torch.tensor([row]), torch.tensor([feature]))
-                        assert rows_of_id.tolist() == [block.place + offset]
-        copies = ranks if plain.features[feature].kind == "replicated" else 1
-        assert all(len(ranks_of_row) == copies for ranks_of_row in held.values())
-    for rank in range(ranks):
-        places = [
-            place for block in tiered.blocks(rank) for place in range(block.place, block.place + block.rows)
-        ]
-        assert len(set(places)) == len(places) == plain.rows_of(rank)
-        assert max(places, default=0) < tiered.end_of(rank) or not places
-
-
-@settings(max_examples=60)
-@given(budget=st.integers(0, 3000), ranks=st.integers(2, 4), placement=st.sampled_from(list(PLACEMENTS)))
-def test_no_rank_holds_more_than_its_bytes_and_none_could_hold_more(
-    budget: int, ranks: int, placement: str
-) -> None:
-    cardinalities = (40, 9, 150)
-    shape = TableShape(cardinalities, 12, (1, 1, 2))
-    plain = plan_placement(shape, ranks, Embeddings.model_validate(PLACEMENTS[placement]))
-    table = PlannedTable(plain, 12, shape.lookups, ("a", "b", "c"))
-    counts = {name: np.arange(rows, 0, -1) for name, rows in zip("abc", cardinalities, strict=True)}
-    tiers = choose_tiers([table], counts, budget, pinned=False)
-    if tiers is None:
-        assert max(plain.rows_of(rank) for rank in range(ranks)) * 12 <= budget
-        return
-    (hot,) = tiers.hot
-
-    def bytes_of(hot: tuple[int, ...]) -> list[int]:
-        tiered = Placement(cardinalities, plain.features, ranks, hot)
-        return [tiered.hot_rows_of(rank) * 12 for rank in range(ranks)]
-
-    assert max(bytes_of(hot)) <= budget
-    for feature, rows in enumerate(cardinalities):
-        if hot[feature] < rows:
-            more = tuple(first + (place == feature) for place, first in enumerate(hot))
-            assert max(bytes_of(more)) > budget
 
 
 def tiers_of(model: Any, spec: Any, settings: Embeddings, collectives: Collectives, share: float) -> Tiers:
@@ -244,7 +120,7 @@ def trained(
     trainer = trainer_of(collectives, architecture, embeddings, hot, **changed)
     losses = steps(trainer, batches_of(architecture, collectives))
     for table in tables_of(trainer.model).values() if hot is not None else ():
-        assert isinstance(table.matrix, RowPools)
+        assert isinstance(table.matrix, TieredRows)
         assert len(table.weight) + len(table.tail) == sum(block.rows for block in table.blocks)
     return losses, state_of(trainer)
 
@@ -288,27 +164,9 @@ def test_the_memory_of_the_device_is_a_part_of_the_table() -> None:
         steps(trainer, batches_of("dlrm", ALONE))
         for name, value in trainer.state().items():
             if name in trainer.row_state():
-                assert isinstance(value, RowPools)
+                assert isinstance(value, TieredRows)
                 assert value.hot.nbytes < 0.25 * whole[name].nbytes
                 assert value.hot.nbytes + value.tail.nbytes == whole[name].nbytes
-
-
-def test_a_table_that_is_hot_as_a_whole_has_no_tail() -> None:
-    """And its lookups do not count: they are hot anyway."""
-    wide, narrow = one_table([[9, 1]], row_bytes=100), one_table([[5, 5]], row_bytes=1)
-    tiers = choose_tiers([wide, narrow], {"C0": np.array([9, 1])}, 102, pinned=False)
-    assert tiers is not None
-    assert tiers.hot == ((1,), (2,))
-    assert tiers.expected == pytest.approx(0.9)
-    with _building:
-        spec, config = make_spec(2, [40, 30]), variant("wide_and_deep")
-        tables = planned_tables(config, spec, Embeddings())
-        hot = tuple(
-            tuple(rows // (1 + number) for rows in table.placement.cardinalities)
-            for number, table in enumerate(tables)
-        )
-        model = build_model(config, spec, 7, Embeddings(), tiers=Tiers(hot, pinned=False, expected=0.5))
-    assert [table.tail is None for table in tables_of(model).values()].count(True) == 1
 
 
 def test_a_row_of_the_tail_that_is_read_as_hot_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +220,30 @@ def test_two_ranks_resume_what_one_rank_began(tmp_path: Path) -> None:
     assert same(tiered, on_ranks(2, lambda ranks: body(ranks, None)))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_parent_with_fewer_ids_fills_both_memories(tmp_path: Path, ranks: int) -> None:
+    """A retraining starts from a model whose vocabularies were smaller; new rows keep their first numbers."""
+    before = make_spec(2, [20, 9, 70], lists=[12, 5])
+    after = FeatureSpec.from_json(DESCRIPTION["feature_spec"])
+    config = variant("dlrm", multi_hot={"max_length": LENGTH})
+    parent = Trainer(build_model(config, before, 3).train(), Train(num_ranks=1), ALONE)
+    steps(
+        parent,
+        [replace(batch, categorical=batch.categorical.clamp(max=4)) for batch in batches_of("dlrm", ALONE)],
+    )
+    save_trained(str(tmp_path), parent, {**DESCRIPTION, "feature_spec": before.to_json()}, ALONE)
+
+    def body(collectives: Collectives, hot: float | None) -> dict[str, Any]:
+        trainer = trainer_of(collectives, "dlrm", PLACEMENTS["auto"], hot)
+        warm_start(trainer, after, *open_trained(str(tmp_path)))
+        steps(trainer, batches_of("dlrm", collectives))
+        return state_of(trainer)
+
+    expected = on_ranks(ranks, lambda collectives: body(collectives, None))
+    for hot in (0.0, 0.2, 0.7):
+        assert same(on_ranks(ranks, lambda collectives, hot=hot: body(collectives, hot)), expected)
+
+
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd", "lazy_adam"])
 def test_kernels_read_and_write_both_memories(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     device = device_of_kernels(monkeypatch)
@@ -398,17 +280,17 @@ def test_rows_are_taken_and_put_as_by_torch(
     with pytest.MonkeyPatch.context() as patch:
         for by_kernel in (False, True):
             device = device_of_kernels(patch) if by_kernel else CPU
-            pools = RowPools(
+            matrix = TieredRows(
                 whole[:hot].clone().to(device), whole[first_tail:].clone(), first_tail, by_kernel=by_kernel
             )
-            taken = pools.index_select(0, rows.to(device)).cpu()
+            taken = matrix.index_select(0, rows.to(device)).cpu()
             assert torch.equal(taken, whole.index_select(0, rows))
             distinct = rows.unique()
             values = torch.randn(len(distinct), width, generator=torch.Generator().manual_seed(2))
-            pools.index_copy_(0, distinct.to(device), values.to(device))
+            matrix.index_copy_(0, distinct.to(device), values.to(device))
             expected = whole.index_copy(0, distinct, values)
-            assert torch.equal(pools.hot.cpu(), expected[:hot])
-            assert torch.equal(pools.tail, expected[first_tail:])
+            assert torch.equal(matrix.hot.cpu(), expected[:hot])
+            assert torch.equal(matrix.tail, expected[first_tail:])
 
 
 @pytest.mark.parametrize(
@@ -423,7 +305,7 @@ def test_the_tail_stays_in_host_memory(architecture: str, optimizer: str) -> Non
         steps(trainer, batches_of(architecture, ALONE, device))
         for name, value in trainer.state().items():
             if name in trainer.row_state():
-                assert isinstance(value, RowPools)
+                assert isinstance(value, TieredRows)
                 assert isinstance(value.hot, CheckedTensor)
                 assert not isinstance(value.tail, CheckedTensor)
         state = state_of(trainer)
@@ -453,39 +335,3 @@ def test_the_share_of_hot_lookups_is_that_of_the_ids() -> None:
     expected = sum(hot for _, hot, _ in results) / sum(lookups for *_, lookups in results)
     assert [share for share, *_ in results] == pytest.approx([expected] * 2, abs=1e-6)
     assert 0.2 < expected < 0.9
-
-
-def test_a_training_reports_where_its_rows_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The split and the hit rate are logged, and every history entry has the hit rate."""
-    caplog.set_level(logging.INFO, "nightrank")
-    spec = make_spec(2, [40_000, 5])
-    config = variant("dlrm", embedding_dim=16, bottom_mlp=[8, 16])
-    train = Train.model_validate(
-        {"device": "cpu", "num_ranks": 1, "embedding_memory": "auto", "embedding_memory_mib": 1}
-    )
-    tiers = plan_tiers(config, spec, train, IdCounts(), ALONE, CPU)
-    assert tiers is not None
-    table = planned_tables(config, spec, train.embeddings)[0]
-    assert table.row_bytes == 16 * 4 + 4
-    assert sum(tiers.hot[0]) == 2**20 // table.row_bytes
-    assert "at most 1048576 of 2720340 bytes of a rank on the device" in caplog.text
-    assert "C0" in caplog.text
-
-
-def test_enough_memory_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "nightrank")
-    plan = random_plan(Lake(str(tmp_path)), device="cpu", embedding_memory="auto", embedding_memory_mib=64)
-    description = train_in_process(plan)
-    assert "all embedding rows are on the device" in caplog.text
-    assert all("hot_share" not in entry for entry in description["history"])
-
-
-def test_a_cpu_needs_a_number_of_bytes() -> None:
-    with pytest.raises(ValueError, match="embedding_memory=auto with device=cpu needs embedding_memory_mib"):
-        Train(device="cpu", embedding_memory="auto")
-    with pytest.raises(ValueError, match="embedding_memory_mib needs embedding_memory=auto"):
-        Train(embedding_memory_mib=3)
-    train = Train(num_ranks=1, embedding_memory="auto")
-    with pytest.raises(ConfigError, match="on a CPU needs a number of bytes") as caught:
-        plan_tiers(variant("dlrm"), make_spec(2, [5]), train, IdCounts(), ALONE, CPU)
-    assert "train.embedding_memory_mib" in str(caught.value.remedy)
