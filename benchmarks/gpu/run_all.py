@@ -57,6 +57,7 @@ PARTS = {
     "profile_step": Part("profile_step"),
     "precision": Part("precision"),
     "scoring": Part("scoring"),
+    "embedding_memory": Part("embedding_memory"),
     "fbgemm": Part("fbgemm", needs=("torch", "triton", "pydantic", "yaml", "fbgemm_gpu")),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
     "scoring_in_spark": Part(

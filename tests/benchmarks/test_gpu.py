@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +142,22 @@ class PlainTables:
     rate = fbgemm.RATE
 
     def __init__(
-        self, setting: Setting, ids: torch.Tensor, gradient: torch.Tensor, dtype: torch.dtype
+        self, setting: Setting, batches: Sequence[torch.Tensor], gradient: torch.Tensor, dtype: torch.dtype
     ) -> None:
-        tables = [torch.empty(count, setting.dim) for count in setting.cardinalities]
-        for number, rows in enumerate(tables):
-            fbgemm.fill(rows, number)
+        tables = [fbgemm.drawn_rows(setting, number) for number in range(len(setting.cardinalities))]
         starts = torch.tensor([0, *setting.cardinalities[:-1]]).cumsum(0)
-        self._rows, self._places, self._dtype = torch.cat(tables), ids + starts, dtype
+        self._rows, self._places, self._dtype = torch.cat(tables), [ids + starts for ids in batches], dtype
         self._gradient = gradient
+        self._sums = torch.zeros(len(self._rows), 1, dtype=torch.float64)
 
-    def forward(self) -> torch.Tensor:
-        return self._rows[self._places].to(self._dtype)
+    def forward(self, number: int) -> torch.Tensor:
+        return self._rows[self._places[number]].to(self._dtype)
 
-    def step(self) -> None:
+    def step(self, number: int) -> None:
         summed = torch.zeros(self._rows.shape, dtype=torch.float64)
-        summed.index_add_(0, self._places.flatten(), self._gradient.flatten(0, 1).double())
-        scale = self.rate / (summed.square().mean(dim=1, keepdim=True).sqrt() + 1e-8)
+        summed.index_add_(0, self._places[number].flatten(), self._gradient.flatten(0, 1).double())
+        self._sums += summed.square().mean(dim=1, keepdim=True)
+        scale = self.rate / (self._sums.sqrt() + 1e-8)
         self._rows = (self._rows.double() - summed * scale).float()
 
     def rows(self, places: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,8 @@ class Table:
 
     def put(self, call: str, rank: int, tensors: tuple[Tensor, ...]) -> None:
         copies = tuple(tensor.detach().clone() for tensor in tensors)
+        if any(tensor.is_cuda for tensor in copies):
+            torch.cuda.current_stream().synchronize()  # other ranks read the copies on streams of their own
         with self._changed:
             self._calls.setdefault(call, {})[rank] = copies
             self._changed.notify_all()

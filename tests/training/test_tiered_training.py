@@ -47,11 +47,19 @@ DESCRIPTION: dict[str, Any] = {
 }
 
 
-def tiers_of(model: Any, spec: Any, settings: Embeddings, collectives: Collectives, share: float) -> Tiers:
+def tiers_of(
+    model: Any,
+    spec: Any,
+    settings: Embeddings,
+    collectives: Collectives,
+    share: float,
+    *,
+    pinned: bool = False,
+) -> Tiers:
     """The first rows of each feature are hot, in number this share of all."""
     tables = planned_tables(model, spec, settings, collectives)
     hot = [tuple(int(rows * share) for rows in table.placement.cardinalities) for table in tables]
-    return Tiers(tuple(hot), pinned=False, expected=0.5)
+    return Tiers(tuple(hot), pinned=pinned, expected=0.5)
 
 
 def trainer_of(
@@ -69,7 +77,12 @@ def trainer_of(
     config = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
     parsed = Embeddings.model_validate(embeddings)
     with _building:
-        tiers = None if hot_share is None else tiers_of(config, spec, parsed, collectives, hot_share)
+        pinned = device.type == "cuda"
+        tiers = (
+            None
+            if hot_share is None
+            else tiers_of(config, spec, parsed, collectives, hot_share, pinned=pinned)
+        )
         model = build_model(config, spec, 7, parsed, collectives, tiers=tiers)
     rate = OPTIMIZERS[parsed.optimizer]
     train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": embeddings})

@@ -42,11 +42,12 @@ def fill_rows(table: Table, draw: Callable[[int, Tensor, int], Tensor]) -> None:
     """
     seed = int(torch.randint(2**62, ()))
     first_list = len(table.cardinalities) - len(table.list_lengths)
+    device = table.router.block_ends.device  # also of rows in host memory, so that a GPU draws them
+    count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):
-        count = max((_DRAWN_NUMBERS if rows.device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
         places = range(block.place, block.place + block.rows, count)
         for part, place in zip(rows.split(count), places, strict=True):
-            local = torch.arange(place, place + len(part), device=rows.device)
+            local = torch.arange(place, place + len(part), device=device)
             part.copy_(draw(seed, table.router.unsharded_rows(local), block.feature))
         if block.feature >= first_list and block.first == PAD_ID and block.rows:
             rows[PAD_ID] = 0
