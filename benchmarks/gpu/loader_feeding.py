@@ -60,7 +60,7 @@ def measure(setting: Setting) -> dict[str, float]:
     train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch})
     plan = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
     own_shards = shards_of_rank(train.num_shards, 0, 1)
-    loader = Loader(files, plan, own_shards, spec_of(cardinalities), train.seed)
+    loader = Loader(files, plan, own_shards, spec_of(cardinalities), train.seed, device=device)
     step = make("ours_bf16" if setting.measures else "ours_tf32", setting, model_of(setting))
     steps = setting.steps * setting.turns
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
@@ -70,8 +70,8 @@ def measure(setting: Setting) -> dict[str, float]:
 
         The first batches are not measured, because they were read in advance.
 
-        If `takes` is true, each batch goes through the training step. Otherwise it is only copied to the
-        device.
+        If `takes` is true, each batch goes through the training step. As in a training, pools are copied to the
+        device ahead of time.
         """
         with Prefetch(loader.batches(epochs)) as prefetch:
             coming = full_batches(iter(prefetch), setting.batch)

@@ -29,7 +29,7 @@ def test_every_row_is_in_exactly_one_shard(files: list[int], shards: int, shard_
 @settings(max_examples=300, deadline=None)
 def test_steps_hold_all_rows_and_weights_add_up(files: list[int], shards: int, shard_rows: int) -> None:
     plan = plan_shards(files, shards, shards * shard_rows)
-    weights = [plan.weight(step) for step in range(plan.steps)]
+    weights = plan.weights
     assert sum(weights) == sum(files)
     assert all(0 < weight <= shards * shard_rows for weight in weights)
     assert all(weight == shards * shard_rows for weight in weights[:-1])  # padding only in the last batch
@@ -57,5 +57,5 @@ def test_fewer_rows_than_shards_leave_shards_empty() -> None:
     plan = plan_shards([3], 8, 16)
     assert plan.sizes == [0, 0, 1, 0, 0, 1, 0, 1]
     assert plan.steps == 1
-    assert plan.weight(0) == 3
+    assert plan.weights[0] == 3
     assert plan_shards([], 8, 16).steps == 0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from training.data import transpose
 from training.data.row_order import BLOCK_ROWS
+from training.data.shard_rows import PoolMemory, RangeRows, ShardRows
 from training.data.transpose import NumpyTransposer, Transposer, transposer_of
 from training.native import library, transposer
 from training.native.transposer import CompiledTransposer
@@ -99,3 +100,55 @@ def test_a_window_fills_a_shards_places_batch_by_batch(
         ][:rows]
         assert sorted(pool) == expected
         assert [pool[place] for place in expected] == (list(range(rows)) if order is None else order.tolist())
+
+
+@given(draw=st.data(), threads=st.integers(1, 4), num_shards=st.integers(1, 5), steps=st.integers(1, 4))
+@settings(deadline=None, max_examples=60)
+def test_compiled_code_and_numpy_write_equal_pools(
+    draw: st.DataObject, threads: int, num_shards: int, steps: int
+) -> None:
+    """Shards with several ranges of several row groups, in any order, and shards that lack rows."""
+    random = np.random.default_rng(draw.draw(st.integers(0, 2**31)))
+    shard_rows = draw.draw(st.integers(1, 40))
+    dense, length = draw.draw(st.integers(0, 6)), draw.draw(st.integers(0, 3))
+
+    def columns_of(rows: int) -> list[list[NDArray[Any]]]:
+        ids: list[NDArray[Any]] = [random.integers(0, 2**30, rows, dtype=np.int32) for _ in range(5)]
+        lists = [random.integers(0, 9, (rows, length), dtype=np.int32)] if length else []
+        features = [random.random(rows, dtype=np.float32) for _ in range(dense)]
+        return [[random.random(rows, dtype=np.float32)], features, [*ids, *lists]]
+
+    groups = [columns_of(200) for _ in range(2)]
+    places: list[tuple[list[tuple[int, int, NDArray[np.int64] | None, range]], NDArray[np.int64] | None]] = []
+    for _ in range(num_shards):
+        left, ranges = steps * shard_rows, []
+        for group in draw.draw(st.lists(st.integers(0, 1), max_size=3)):
+            first = draw.draw(st.integers(0, 150))
+            start = draw.draw(st.integers(0, 49))
+            stop = draw.draw(st.integers(start, min(50, start + left)))
+            blocks = random.permutation(50 // BLOCK_ROWS) if draw.draw(st.booleans()) else None
+            ranges.append((group, first, blocks, range(start, stop)))
+            left -= stop - start
+        rows = steps * shard_rows - left
+        places.append((ranges, random.permutation(rows) if draw.draw(st.booleans()) else None))
+
+    def written(kind: Callable[[list[NDArray[Any]]], Transposer]) -> list[NDArray[Any]]:
+        of_groups = [tuple(kind(columns) for columns in group) for group in groups]
+        shards = [
+            ShardRows(
+                [RangeRows(of_groups[group], first, blocks, rows) for group, first, blocks, rows in ranges],
+                order,
+                index * shard_rows,
+            )
+            for index, (ranges, order) in enumerate(places)
+        ]
+        rows = steps * num_shards * shard_rows
+        widths = ((1, np.float32), (dense, np.float32), (5 + length, np.int32))
+        targets = [np.full((rows, width), 7, dtype=dtype) for width, dtype in widths]
+        weights = np.full(rows, 7, dtype=np.float32)
+        memory = PoolMemory(targets, weights, steps, shard_rows, num_shards * shard_rows)
+        transpose.write_pool(shards, memory, threads)
+        return [*targets, weights]
+
+    for mine, other in zip(written(compiled), written(NumpyTransposer), strict=True):
+        np.testing.assert_array_equal(mine, other)

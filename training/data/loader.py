@@ -15,6 +15,7 @@ A row takes 4 bytes for its label, and 4 bytes for each dense feature and each i
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -109,16 +110,20 @@ class Loader:
         with (
             Prefetch(reads, ahead_bytes, lambda columns: columns.size_bytes) as arriving,
             Transfer(self._device) as transfer,
-            self._writer(arriving) as writer,
         ):
+            writer = self._writer(arriving)
             for contents in self._pool_contents(epochs, epoch, window):
                 pool, ready = transfer.copy(writer.write(contents))
                 first = contents.window * self._pool_steps
-                for step in range(first + skipped, min(first + self._pool_steps, self.plan.steps)):
-                    batch = _batch(pool, step - first, self.plan.weight(step), ready)
-                    yield self._with_row_keys(batch, contents.order.epoch) if self._key_columns else batch
+                weights = self.plan.weights[first : first + self._pool_steps]
+                # A pool is reused when its batches are gone, so no variable may refer to one of them.
+                batches = deque(_batches(pool, weights, ready))
+                del pool
+                for _ in range(skipped):
+                    batches.popleft()
+                while batches:
+                    yield self._keyed(batches.popleft(), contents.order.epoch)
                 skipped = 0
-                del pool  # otherwise its memory could not be reused for the next pool
 
     def _writer(self, arriving: Iterator[Columns]) -> PoolWriter:
         rows = self.plan.shard_rows * len(self.shards)
@@ -169,7 +174,10 @@ class Loader:
                 for group in run:
                     yield self._read(group, next(read, None))
 
-    def _with_row_keys(self, batch: Batch, epoch: int) -> Batch:
+    def _keyed(self, batch: Batch, epoch: int) -> Batch:
+        """Moves the keys of the rows out of the ids of a batch, if there are any."""
+        if not self._key_columns:
+            return batch
         ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
         return replace(batch, categorical=ids, row_keys=row_keys, epoch=epoch)
 
@@ -233,12 +241,8 @@ def read_groups(
             yield result
 
 
-def _batch(pool: Pool, step: int, global_weight: int, ready: torch.cuda.Event | None) -> Batch:
-    return Batch(
-        pool.dense[step],
-        pool.categorical[step],
-        pool.labels[step],
-        pool.weights[step],
-        global_weight,
-        ready,
-    )
+def _batches(pool: Pool, weights: Sequence[int], ready: torch.cuda.Event | None) -> Iterator[Batch]:
+    """Yields the first batches of a pool: one for each of the weights of their global batches."""
+    parts = (part.unbind() for part in (pool.dense, pool.categorical, pool.labels, pool.weights))
+    for dense, categorical, labels, row_weights, weight in zip(*parts, weights, strict=False):
+        yield Batch(dense, categorical, labels, row_weights, weight, ready)

@@ -12,8 +12,10 @@ of a shard.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -84,23 +86,28 @@ class ShardPlan:
     shards: tuple[tuple[Piece, ...], ...]
     shard_rows: int
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of rows of each shard."""
         return [sum(piece.rows for piece in shard) for shard in self.shards]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of global batches in an epoch."""
         return -(-max(self.sizes) // self.shard_rows)
 
-    def weight(self, step: int) -> int:
-        """Returns the number of rows in a global batch, without padding.
+    @cached_property
+    def weights(self) -> list[int]:
+        """Number of rows of each global batch of an epoch, without padding.
 
         Every rank divides the sum of its losses by this number.
         """
-        first = step * self.shard_rows
-        return sum(min(max(size - first, 0), self.shard_rows) for size in self.sizes)
+        firsts = np.arange(self.steps) * self.shard_rows
+        rows = np.zeros(self.steps, dtype=np.int64)
+        for size, shards in Counter(self.sizes).items():
+            rows += shards * (size - firsts).clip(0, self.shard_rows)
+        of_steps: list[int] = rows.tolist()
+        return of_steps
 
 
 def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:

@@ -6,12 +6,13 @@ This module uses NumPy. If the compiled library was built, training/native/trans
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.data.row_order import BLOCK_ROWS
+from training.data.shard_rows import PoolMemory, ShardRows
 from training.native import transposer
 from training.native.library import library
 
@@ -32,8 +33,6 @@ class Transposer(Protocol):
     ) -> None:
         """Writes rows of a piece (a range of rows of the row group) to `into`.
 
-        Several threads may write to different rows of `into` at once.
-
         Args:
             first: the row of the row group where the piece begins.
             blocks: the order in which the piece's blocks of BLOCK_ROWS rows are read; None keeps their order.
@@ -53,6 +52,42 @@ def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
     if library():
         return transposer.CompiledTransposer(columns, BLOCK_ROWS)
     return NumpyTransposer(columns)
+
+
+def write_pool(shards: Sequence[ShardRows[Transposer]], memory: PoolMemory, threads: int) -> None:
+    """Writes the rows of all shards to a pool. Rows that a shard lacks become zero, and so do their weights.
+
+    Args:
+        shards: the rank's shards. Their columns are results of `transposer_of`.
+        memory: the memory of the pool.
+        threads: the largest number of threads that compiled code may use.
+    """
+    compiled = [shard for shard in shards if _is_compiled(shard)]
+    if library() and len(compiled) == len(shards):
+        transposer.write_pool(compiled, memory, threads, BLOCK_ROWS)
+        return
+    for shard in shards:
+        _write_shard(shard, memory)
+
+
+def _is_compiled(shard: ShardRows[Any]) -> TypeGuard[ShardRows[transposer.CompiledTransposer]]:
+    kinds = (of_kind for rows in shard.ranges for of_kind in rows.columns)
+    return all(isinstance(of_kind, transposer.CompiledTransposer) for of_kind in kinds)
+
+
+def _write_shard(shard: ShardRows[Transposer], memory: PoolMemory) -> None:
+    places = (memory.shard_rows, memory.batch_rows, shard.first)
+    targets_of_rows = target_rows(shard.num_rows, shard.order, *places)
+    start = 0
+    for rows in shard.ranges:
+        part = targets_of_rows[start : start + len(rows.rows)]
+        for of_kind, target in zip(rows.columns, memory.targets, strict=True):
+            of_kind.transpose(rows.first, rows.blocks, rows.rows, part, target)
+        start += len(rows.rows)
+    memory.weights[targets_of_rows] = 1
+    empty = target_rows(memory.steps * memory.shard_rows, None, *places)[shard.num_rows :]
+    for target in (*memory.targets, memory.weights):
+        target[empty] = 0
 
 
 def target_rows(

@@ -21,7 +21,7 @@ log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
-VERSION = 5  # version of the interface; must equal the number in native/transpose.cpp
+VERSION = 6  # version of the interface; must equal the number in native/transpose.cpp
 
 # The instructions that functions of the library may use: the best that the processor has, or those of every
 # processor, AVX2, AVX-512.
@@ -46,6 +46,8 @@ def library() -> ctypes.CDLL | None:
     )  # fmt: skip
     opened.nightrank_target_rows.restype = None
     opened.nightrank_target_rows.argtypes = (_long, _pointer, _long, _long, _long, _pointer)
+    opened.nightrank_write_pool.restype = None
+    opened.nightrank_write_pool.argtypes = (_pointer, _long)
     opened.nightrank_group.restype = _long
     opened.nightrank_group.argtypes = (_long, _pointer, _number, _pointer, _pointer, _pointer)
     opened.nightrank_pair_logits.restype = _number

@@ -3,8 +3,12 @@
 // Numbers are copied four rows by four columns at a time, directly from the columns to the pool. The memory that a block of
 // rows touches (a cache line or two of each column, a few lines of each row) stays in the core's first cache.
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -62,15 +66,11 @@ void transpose_rows(int32_t singles, const uint32_t* const* columns, int64_t row
     }
 }
 
-}  // namespace
-
-EXPORT int32_t nightrank_training_version() { return 5; }
-
 // Computes the pool row of each of `rows` rows of a shard's window. The shard's i-th pool row goes to target_rows[order[i]], or to
 // target_rows[i] if rows keep their order (`order` is null). In each batch of `batch_rows` rows, a shard has `shard_rows` rows,
 // starting at row `first`.
-EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
-                                  int64_t* target_rows) {
+void compute_targets(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
+                     int64_t* target_rows) {
     int64_t within = 0, start = first;
     for (int64_t i = 0; i < rows; ++i) {
         target_rows[order ? order[i] : i] = start + within;
@@ -86,9 +86,9 @@ EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t sh
 // The first `singles` columns have one number per row. Then come `lists` columns with lengths[i] numbers per row. All addresses
 // are those of the piece's row 0. Row i of the order is row i % block of block blocks[i / block]. If there are no blocks (null),
 // or after the last block, it is row i itself.
-EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths,
-                                int64_t width, const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start,
-                                int64_t stop, const int64_t* target_rows, uint32_t* out) {
+void transpose_piece(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths, int64_t width,
+                     const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start, int64_t stop,
+                     const int64_t* target_rows, uint32_t* out) {
     const int64_t ordered = blocks ? num_blocks * block : 0;
     for (int64_t i = start; i < stop;) {
         int64_t row = i, rows = kMaxRows;
@@ -123,4 +123,98 @@ EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* 
         }
         i += rows;
     }
+}
+
+const int kKinds = 3;  // of columns: the label, dense features, ids
+
+// The columns of one kind in a row group. Their addresses are those of row 0. Python fills the structures of this file, whose
+// members all have 8 bytes (training/native/transposer.py).
+struct Columns {
+    int64_t singles, lists;
+    const char* const* addresses;
+    const int64_t* lengths;
+    const int64_t* row_bytes;
+};
+
+// The rows of a piece that a pool has: rows [start, stop) of its order. The piece begins at row `first` of its row group.
+struct Range {
+    int64_t group, first;
+    const int64_t* blocks;
+    int64_t num_blocks, start, stop;
+};
+
+// The rows of a shard in a pool: ranges [first_range, end_range), in the order `order` (null: their own).
+struct Shard {
+    int64_t rows;
+    const int64_t* order;
+    int64_t first, first_range, end_range;
+};
+
+struct Pool {
+    const Columns* columns;  // kKinds for each row group
+    const Range* ranges;
+    const Shard* shards;
+    int64_t num_shards, shard_rows, batch_rows, steps, block;
+    uint32_t* out[kKinds];
+    int64_t widths[kKinds];
+    float* weights;
+};
+
+void write_shard(const Pool& pool, const Shard& shard, std::vector<int64_t>& targets, std::vector<const uint32_t*>& columns) {
+    const int64_t all_rows = pool.steps * pool.shard_rows;
+    targets.resize(all_rows);
+    compute_targets(shard.rows, shard.order, pool.shard_rows, pool.batch_rows, shard.first, targets.data());
+    const int64_t* to = targets.data();
+    for (int64_t r = shard.first_range; r < shard.end_range; ++r) {
+        const Range& range = pool.ranges[r];
+        for (int kind = 0; kind < kKinds; ++kind) {
+            const Columns& of_kind = pool.columns[range.group * kKinds + kind];
+            columns.resize(of_kind.singles + of_kind.lists);
+            for (size_t c = 0; c < columns.size(); ++c) {
+                const char* first = of_kind.addresses[c] + range.first * of_kind.row_bytes[c];
+                columns[c] = reinterpret_cast<const uint32_t*>(first);
+            }
+            transpose_piece(static_cast<int32_t>(of_kind.singles), static_cast<int32_t>(of_kind.lists), columns.data(),
+                            of_kind.lengths, pool.widths[kind], range.blocks, range.num_blocks, pool.block, range.start,
+                            range.stop, to, pool.out[kind]);
+        }
+        to += range.stop - range.start;
+    }
+    for (int64_t i = 0; i < shard.rows; ++i) pool.weights[targets[i]] = 1;
+    for (int64_t i = shard.rows; i < all_rows; ++i) {
+        const int64_t row = i / pool.shard_rows * pool.batch_rows + shard.first + i % pool.shard_rows;
+        pool.weights[row] = 0;
+        for (int kind = 0; kind < kKinds; ++kind) {
+            std::memset(pool.out[kind] + row * pool.widths[kind], 0, 4 * pool.widths[kind]);
+        }
+    }
+}
+
+}  // namespace
+
+EXPORT int32_t nightrank_training_version() { return 6; }
+
+EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
+                                  int64_t* target_rows) {
+    compute_targets(rows, order, shard_rows, batch_rows, first, target_rows);
+}
+
+EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths,
+                                int64_t width, const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start,
+                                int64_t stop, const int64_t* target_rows, uint32_t* out) {
+    transpose_piece(singles, lists, columns, lengths, width, blocks, num_blocks, block, start, stop, target_rows, out);
+}
+
+// Writes a pool with at most `threads` threads, each of which writes whole shards. Rows that a shard lacks are zero.
+EXPORT void nightrank_write_pool(const Pool* pool, int64_t threads) {
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+        std::vector<int64_t> targets;
+        std::vector<const uint32_t*> columns;
+        for (int64_t shard; (shard = next++) < pool->num_shards;) write_shard(*pool, pool->shards[shard], targets, columns);
+    };
+    std::vector<std::thread> others;
+    for (int64_t t = 1; t < std::min(threads, pool->num_shards); ++t) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training.data.shard_rows import PoolMemory, ShardRows
 from training.native.library import required_library
 
 
@@ -45,6 +47,17 @@ class CompiledTransposer:
         self._addresses = np.array([column.ctypes.data for column in self._columns], dtype=np.int64)
         self._row_bytes = np.array([column.strides[0] for column in self._columns], dtype=np.int64)
 
+    @property
+    def structure(self) -> tuple[int, ...]:
+        """Returns the members of the structure `Columns` in transpose.cpp."""
+        arrays = (self._addresses, self._lengths, self._row_bytes)
+        return self._singles, len(self._lengths), *(array.ctypes.data for array in arrays)
+
+    @property
+    def block_rows(self) -> int:
+        """Returns the number of rows of a block."""
+        return self._block_rows
+
     def transpose(
         self,
         first: int,
@@ -69,3 +82,42 @@ class CompiledTransposer:
             target_rows.ctypes.data,
             into.ctypes.data,
         )
+
+
+def write_pool(
+    shards: Sequence[ShardRows[CompiledTransposer]], memory: PoolMemory, threads: int, block_rows: int
+) -> None:
+    """Does the same as `training.data.transpose.write_pool`, without the global interpreter lock."""
+    groups: dict[int, int] = {}  # id of a row group's columns → its place in `columns`
+    columns: list[tuple[int, ...]] = []
+    ranges: list[tuple[int, ...]] = []
+    for shard in shards:
+        for rows in shard.ranges:
+            if id(rows.columns) not in groups:
+                groups[id(rows.columns)] = len(groups)
+                columns += [of_kind.structure for of_kind in rows.columns]
+            blocks = (0, 0) if rows.blocks is None else (rows.blocks.ctypes.data, len(rows.blocks))
+            ranges.append((groups[id(rows.columns)], rows.first, *blocks, rows.rows.start, rows.rows.stop))
+    ends = list(accumulate(len(shard.ranges) for shard in shards))
+    of_shards = [
+        (
+            shard.num_rows,
+            0 if shard.order is None else shard.order.ctypes.data,
+            shard.first,
+            end - len(shard.ranges),
+            end,
+        )
+        for shard, end in zip(shards, ends, strict=True)
+    ]
+    tables = [np.array(table, dtype=np.int64) for table in (columns, ranges, of_shards)]
+    pool = np.array(
+        [
+            *(table.ctypes.data for table in tables),
+            *(len(shards), memory.shard_rows, memory.batch_rows, memory.steps, block_rows),
+            *(target.ctypes.data for target in memory.targets),
+            *(target.shape[1] for target in memory.targets),
+            memory.weights.ctypes.data,
+        ],
+        dtype=np.int64,
+    )
+    required_library().nightrank_write_pool(pool.ctypes.data, threads)
