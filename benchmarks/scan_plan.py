@@ -50,6 +50,9 @@ from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).resolve().parents[1]
+# For a small log, plans are interpreted, because compiling them takes longer than running them.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_FEW_ROWS = 10_000
 CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
 PROFILE = ROOT / "conf/spark/local.conf"
 DAYS = 5
@@ -140,6 +143,7 @@ def run_job(engine: str, lake: Path, events: Path, log: Sequence[DayFile], run_d
             "spark.local.dir": f"{lake}-scratch",
             "spark.sql.warehouse.dir": f"{lake}-warehouse",
             **CACHED_PLANS,
+            **(INTERPRETED if log[0].rows < _FEW_ROWS else {}),
         }
         runner = [str(Path(sys.executable).with_name("spark-submit")), "--properties-file", str(PROFILE)]
         runner += [f"--conf={key}={value}" for key, value in settings.items()]

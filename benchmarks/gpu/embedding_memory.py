@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     few = replace(setting, steps=min(setting.steps, 2), turns=min(setting.turns, 3))  # it is slow
     peers["host"] = measure(host, few)
     del whole, host
-    for share in SHARES:
+    for share in shares_of(setting):
         placement = placement_of(setting, share, counts)
         name = f"{share:.0%}"
         divided = Ours(setting, batches, gradient, dtype, placement)
@@ -112,6 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured = {key: value if setting.measures else None for key, value in ratios.items()}
     print(summary_line("gpu_embedding_memory", of_machine, ours, peers, measured, measures=setting.measures))
     return 0
+
+
+def shares_of(setting: Setting) -> tuple[float, ...]:
+    """Returns the shares of the rows that are on the device; one if nothing is measured."""
+    return SHARES if setting.measures else SHARES[1:2]
 
 
 def fbgemm_is_here() -> bool:
@@ -163,7 +168,7 @@ def training_speeds(setting: Setting, counts: Sequence[Tensor]) -> dict[str, flo
     train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch, **fast})
     planned = planned_tables(model, spec, train.embeddings, LocalCollectives())
     speeds = {}
-    for share in (None, *SHARES):
+    for share in (None, *shares_of(setting)):
         tiers = None if share is None else tiers_of(setting, share, counts, planned)
         with torch.device(setting.device):
             built = build_model(model, spec, tiers=tiers).to(setting.device)
