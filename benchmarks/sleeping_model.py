@@ -148,12 +148,23 @@ class SleepingDLRM(ClickModel):
         """Returns a list with one tensor, the vectors (B, C, E) of `categorical` (B, W) int64."""
         return [self.embedding(categorical)]
 
+    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """See `DLRM.forward`."""
+        token = self._of_dense()
+        return self._logits(token, self.embed(categorical)).expand(len(dense))
+
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns zeros (B,) after the time in which a DLRM computes its logits."""
+        return self._logits(self._of_dense(), vectors).expand(len(dense))
+
+    def _of_dense(self) -> Tensor:
         token = torch.zeros((), requires_grad=True)
         for layer, seconds in zip(_layers(self.bottom), self._seconds.bottom, strict=True):
             token = _Sleep.apply(seconds, token, *layer[0].parameters())
+        return token
+
+    def _logits(self, token: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         token = _Sleep.apply(self._seconds.interaction, token, vectors[0])
         for layer, seconds in zip(_layers(self.top, self.logit), self._seconds.top, strict=True):
             token = _Sleep.apply(seconds, token, *layer[0].parameters())
-        return token.expand(len(dense))
+        return token

@@ -196,7 +196,7 @@ def test_columns_of_zeros_change_no_logit(monkeypatch: pytest.MonkeyPatch, top: 
     device = device_of_kernels(monkeypatch)
     model, batch = model.to(device), batch.to(device)
     with torch.no_grad():
-        interactions = model._interactions(batch.dense, *model.embed(batch.categorical))
+        interactions = model._interactions(model._of_dense(batch.dense), *model.embed(batch.categorical))
         assert interactions.shape[1] == 16  # 4 numbers, 10 pairs and 2 zeros
         logits = model(batch.dense, batch.categorical)
     torch.testing.assert_close(logits.cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -130,6 +130,32 @@ def test_a_bucket_is_summed_while_the_backward_pass_goes_on() -> None:
         assert [event for event in shown if event not in ("start dense.2", "start dense.3")] == step * 2
 
 
+def test_little_is_left_for_the_last_bucket() -> None:
+    """It is ready only when the backward pass has ended. Small buckets would cost more messages."""
+
+    def body(collectives: Collectives) -> list[int]:
+        parameters = parameters_of([5, 95, 400, 1000, 1000])
+        gradient = DenseGradient(parameters, CPU, collectives, bucket_bytes=4 * 800)
+        return [sum(parameter.numel() for parameter in bucket.parameters) for bucket in gradient._buckets]
+
+    assert on_ranks(2, body) == [[1000, 1000, 400, 100]] * 2
+
+
+@pytest.mark.parametrize("architecture", ["dlrm", "dcn_v2_low_rank"])
+def test_the_bottom_mlp_computes_while_vectors_arrive(architecture: str) -> None:
+    def body(collectives: Collectives) -> list[str]:
+        recorded = Recorded(collectives)
+        trainer = trainer_of(recorded, "row_wise", "sgd", architecture)
+        bottom: Any = trainer.model.bottom
+        bottom.register_forward_hook(lambda *_: recorded.events.append("bottom"))
+        run(trainer, [share(seed, collectives) for seed in range(3)], ahead=True)
+        return [event for event in recorded.events if event == "bottom" or event.endswith(".request")]
+
+    start, read = "start embedding.weight.request", "read embedding.weight.request"
+    early = [start, "bottom", read]
+    assert on_ranks(2, body) == [["bottom", *early, *early]] * 2
+
+
 def test_hooks_and_gradients_leave_the_model_as_it_was() -> None:
     def body(collectives: Collectives) -> None:
         (parameter,) = parameters_of([3])

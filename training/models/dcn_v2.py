@@ -70,9 +70,18 @@ class DCNv2(ClickModel):
         """Returns x_0 (B, X) from `dense` (B, D) float32 and `vectors` (B, C, E)."""
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
+    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """See `ClickModel.forward`. The bottom MLP computes while vectors arrive from other ranks."""
+        bottom = self.bottom(dense)
+        (vectors,) = self.embed(categorical)
+        return self._logits(torch.cat([bottom, vectors.flatten(1)], dim=1))
+
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
-        first = self.cross_input(dense, vectors[0])
+        return self._logits(self.cross_input(dense, vectors[0]))
+
+    def _logits(self, first: Tensor) -> Tensor:
+        """Returns the logits (B,) from x_0 (B, X)."""
         crossed = first
         for layer in self.cross:
             crossed = layer(first, crossed)

@@ -67,9 +67,22 @@ class DLRM(ClickModel):
             self.embedding(categorical, vector_dtype(device) if self._on_kernels(device) else torch.float32)
         ]
 
+    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """See `ClickModel.forward`. The bottom MLP computes while vectors arrive from other ranks."""
+        bottom = self._of_dense(dense)
+        return self._logits(bottom, *self.embed(categorical))
+
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) and `vectors`, a list with one tensor (B, C, E)."""
-        return in_float32(self.logit, self._top(self._interactions(dense, vectors[0]))).squeeze(1)
+        return self._logits(self._of_dense(dense), *vectors)
+
+    def _of_dense(self, dense: Tensor) -> Tensor | None:
+        """Returns the bottom MLP's outputs (B, E); None if there are no dense features."""
+        return self.bottom(dense) if self.num_dense else None
+
+    def _logits(self, bottom: Tensor | None, embedded: Tensor) -> Tensor:
+        """Returns the logits (B,) from the bottom MLP's outputs and `embedded` (B, C, E)."""
+        return in_float32(self.logit, self._top(self._interactions(bottom, embedded))).squeeze(1)
 
     def _top(self, interactions: Tensor) -> Tensor:
         """Returns the outputs (B, H) of the top MLP.
@@ -88,11 +101,10 @@ class DLRM(ClickModel):
         """Returns whether a kernel computes the interaction."""
         return self.embedding.may_use_kernels and kernels.interacts(device, self.num_vectors)
 
-    def _interactions(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """Returns the top MLP's input from `dense` (B, D) and `embedded` (B, C, E); see `_top`."""
+    def _interactions(self, bottom: Tensor | None, embedded: Tensor) -> Tensor:
+        """Returns the top MLP's input from the bottom MLP's outputs and `embedded` (B, C, E); see `_top`."""
         if self.num_vectors == 1 and not self.num_dense:
             return embedded[:, 0]
-        bottom = self.bottom(dense) if self.num_dense else None
         on_kernels = self._on_kernels(embedded.device)
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 

@@ -47,7 +47,8 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: a bucket has at least so many bytes, except the last one.
+        bucket_bytes: a bucket has at least so many bytes, or half of the bytes that are left and a quarter of
+            this number, except the last one.
     """
 
     def __init__(
@@ -64,14 +65,19 @@ class DenseGradient:
         self._started = 0
 
     def _divide(self, bucket_bytes: int) -> list[_Bucket]:
-        """Returns the buckets, the last parameters first."""
+        """Returns the buckets, the last parameters first. The buckets become smaller towards the end.
+
+        The last bucket is ready only when the backward pass ends, so little should be left for it.
+        """
         buckets: list[_Bucket] = []
         parameters: list[nn.Parameter] = []
         end = start = len(self._buffer)
         for parameter in reversed(self._parameters):
             parameters.insert(0, parameter)
             start -= parameter.numel()
-            if (end - start) * self._buffer.element_size() >= bucket_bytes:
+            left = (end - _FIRST) * self._buffer.element_size()
+            enough = max(min(bucket_bytes, left // 2), bucket_bytes // 4)
+            if (end - start) * self._buffer.element_size() >= enough:
                 buckets.append(_Bucket(parameters, self._buffer[start:end]))
                 parameters, end = [], start
         # The loss and the first parameters, whose gradients are computed last.
