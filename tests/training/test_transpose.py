@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from training.data import transpose
 from training.data.row_order import BLOCK_ROWS
-from training.data.shard_rows import PoolMemory, RangeRows, ShardRows
 from training.data.transpose import NumpyTransposer, Transposer, transposer_of
 from training.native import library, transposer
+from training.native.shard_rows import PoolMemory, RangeRows, ShardRows
 from training.native.transposer import CompiledTransposer
 
 

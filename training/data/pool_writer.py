@@ -12,9 +12,9 @@ from training.data import transpose
 from training.data.buffer_pool import Pool, Pools
 from training.data.columns import Columns
 from training.data.row_order import RowOrder, RowRange
-from training.data.shard_rows import PoolMemory, RangeRows, ShardRows
 from training.data.sharding import Piece
 from training.data.transpose import Transposer
+from training.native.shard_rows import PoolMemory, RangeRows, ShardRows
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.row_order import BLOCK_ROWS
-from training.data.shard_rows import PoolMemory, ShardRows
 from training.native import transposer
 from training.native.library import library
+from training.native.shard_rows import PoolMemory, ShardRows
 
 # Number of rows that are transposed at a time: 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096

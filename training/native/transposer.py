@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.shard_rows import PoolMemory, ShardRows
 from training.native.library import required_library
+from training.native.shard_rows import PoolMemory, ShardRows
 
 
 def target_rows(
