@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,18 @@ def test_the_benchmark_ends_in_one_json_line(tmp_path: Path) -> None:
 def test_the_verdict_says_who_wins(ratio: float, words: list[str]) -> None:
     message = loader.verdict("petastorm_batched", ratio, 4.0, {})
     assert all(word in message for word in words)
+
+
+def test_the_interference_of_each_loader_is_measured(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/loader_interference.py")]
+    command += ["--rows", "2000", "--seconds", "0.2", "--batch", "64"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    summary = json.loads(run.stdout.splitlines()[-1])
+    measured = {**summary["ours"], **summary["peers"]}
+    assert measured.keys() == {"ours", "petastorm_batched", "petastorm_best"}
+    assert summary["ratios"].keys() == measured.keys() - {"ours"}
+    for figures in measured.values():
+        assert figures["beside_ms"] > 0 < figures["alone_ms"]
+        assert figures["rows_per_s"] > 64
