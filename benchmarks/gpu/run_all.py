@@ -53,6 +53,9 @@ PARTS = {
     "roofline": Part("roofline"),
     "kernels": Part("kernels"),
     "parity": Part("parity"),
+    "device_tests": Part(
+        "device_tests", needs=("torch", "triton", "pydantic", "yaml", "pytest", "hypothesis")
+    ),
     "training_step": Part("training_step"),
     "profile_step": Part("profile_step"),
     "precision": Part("precision"),

@@ -18,7 +18,8 @@ from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.faults.training_process import MODEL, RUN_DATE, TRAIN
 from tests.training.checkpoints.attempts import attempt, make_old, server_of_attempts
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import checkpoints, load_model
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan

@@ -19,7 +19,8 @@ from spark.session import build_session
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.paths import Lake
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.launch import train_on_ranks
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan

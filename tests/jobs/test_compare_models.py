@@ -24,7 +24,8 @@ from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.faults.training_process import MODEL
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.champion_history import champion_state_as_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 
 _DCN = {"embedding_dim": 8, "cross_layers": 2, "deep": [16]}
 _TOWERS = {"embedding_dim": 8, "user_tower": [16], "item_tower": [12], "output_dim": 6}

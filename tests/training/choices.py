@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.feature_spec import Feature, FeatureSpec
-from tests.training.feature_tables import Rows, write_file
+from tests.training.feature_rows import Rows
+from tests.training.feature_tables import write_file
 from training.data.sharding import DataFile
 
 USERS, ITEMS = 12, 30

@@ -13,7 +13,8 @@ from storage.dataset import Dataset, publish_dataset
 from storage.job_summary import JobSummary
 from storage.paths import Lake
 from storage.run_context import RunContext
-from tests.training.feature_tables import Rows, make_config, publish_day, segment_rows
+from tests.training.feature_rows import Rows, segment_rows
+from tests.training.feature_tables import make_config, publish_day
 from training.loop.run import train_in_process
 from training.registry import mlflow_mirror
 from training.registry.champion_history import champion_state_as_of

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
-from tests.training.feature_tables import Rows
+from tests.training.feature_rows import Rows
 from training.models import build_model, complete
 
 ITEMS, PLACES = 12, 6

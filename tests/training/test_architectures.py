@@ -15,16 +15,8 @@ from metrics import auc
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
-from tests.training.feature_tables import (
-    Rows,
-    make_config,
-    make_spec,
-    publish_all,
-    random_rows,
-    segment_rows,
-    wish_rows,
-    write_file,
-)
+from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows, wish_rows
+from tests.training.feature_tables import make_config, publish_all, write_file
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import load_model, open_trained, save_trained
 from training.data.loader import Loader

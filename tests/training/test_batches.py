@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.types import Reading
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from training.data import loader as loading
 from training.data.batch import Batch
 from training.data.columns import Columns

@@ -16,7 +16,8 @@ from storage.paths import Lake
 from tests.checked_device import checked_device
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.choices import SPEC, choices
-from tests.training.feature_tables import make_config, publish_all, random_rows
+from tests.training.feature_rows import random_rows
+from tests.training.feature_tables import make_config, publish_all
 from tests.training.test_architectures import LISTS, RUN_DATE, random_plan
 from training.checkpoints import load_model
 from training.data.batch import Batch

@@ -13,7 +13,8 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig
 from metrics import auc
 from storage.paths import Lake
-from tests.training.feature_tables import make_config, make_spec, random_rows, segment_rows
+from tests.training.feature_rows import make_spec, random_rows, segment_rows
+from tests.training.feature_tables import make_config
 from training.checkpoints import open_trained, save_trained
 from training.data.batch import Batch
 from training.distributed.collectives import LocalCollectives

@@ -18,7 +18,8 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from storage.paths import Lake
-from tests.training.feature_tables import Rows, make_config, publish_all
+from tests.training.feature_rows import Rows
+from tests.training.feature_tables import make_config, publish_all
 from tests.training.numpy_models import Network
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, RICH, config, inputs_of, randomised
 from training.embeddings.tables_of_model import tables_of

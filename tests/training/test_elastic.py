@@ -16,7 +16,8 @@ from storage.paths import Lake
 from tests.processes import wait_until_gone
 from tests.standalone import GPUS, Cluster
 from tests.training.drivers import running_driver
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.data.sharding import DataFile
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan

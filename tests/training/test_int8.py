@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.training.architectures import VARIANTS, variant
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from training.checkpoints import load_model, save_model
 from training.embeddings.int8 import Int8Embedding, quantise, to_int8
 from training.embeddings.table import StackedEmbedding

@@ -21,7 +21,8 @@ from scoring.model.predictor import load_predictor
 from storage.paths import Lake
 from tests.processes import ROOT
 from tests.scoring.reference_scores import SPEC, write_model
-from tests.training.feature_tables import Rows, make_config, make_spec, publish_all, random_rows
+from tests.training.feature_rows import Rows, make_spec, random_rows
+from tests.training.feature_tables import make_config, publish_all
 from training import kernels
 from training.embeddings.tables_of_model import tables_of
 from training.kernels import choice

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conf.types import ModelConfig, Train
-from tests.training.feature_tables import make_spec, random_rows
+from tests.training.feature_rows import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
 from training import kernels
 from training.data.batch import Batch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conf.types import Train
 from tests.training.architectures import small_spec, variant
-from tests.training.feature_tables import make_spec, random_rows
+from tests.training.feature_rows import make_spec, random_rows
 from tests.training.ranks_in_threads import on_ranks
 from training import kernels
 from training.data.batch import Batch

@@ -26,7 +26,8 @@ from conf.load import load_config
 from conf.train_types import Elastic, Train
 from storage.dataset import read_dataset
 from storage.paths import Lake
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.launch import __main__ as alone
 from training.launch import rank_device, ranks, slots
 from training.launch.outcome import Outcome

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
-from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
+from tests.training.feature_rows import Rows, make_spec, random_rows
+from tests.training.feature_tables import write_file
 from training.data.columns import Columns
 from training.data.columns import read_columns as read_group
 from training.data.loader import Loader

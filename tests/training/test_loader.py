@@ -17,7 +17,8 @@ from petastorm.workers_pool import dummy_pool
 from conf.errors import DataError
 from conf.types import MultiHot, Reading
 from storage.feature_spec import FeatureSpec
-from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
+from tests.training.feature_rows import Rows, make_spec, random_rows
+from tests.training.feature_tables import write_file
 from training.data import row_groups as row_groups_module
 from training.data.batch import Batch
 from training.data.columns import Columns, scalar_columns

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from conf.errors import DataError
 from conf.types import MultiHot
-from tests.training.feature_tables import make_spec, random_rows, write_file
+from tests.training.feature_rows import make_spec, random_rows
+from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.data.loader import Loader

@@ -17,7 +17,8 @@ from conf.types import ModelConfig, Reading, Train
 from storage.feature_spec import NUM_RESERVED_IDS, PAD_ID
 from storage.paths import Lake
 from tests.training.architectures import small_spec, variant
-from tests.training.feature_tables import Rows, make_config, publish_all, random_rows, write_file
+from tests.training.feature_rows import Rows, random_rows
+from tests.training.feature_tables import make_config, publish_all, write_file
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, config, inputs_of, randomised
 from training.data.batch import Batch

@@ -15,7 +15,8 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig
 from storage.feature_spec import Feature, FeatureSpec
 from storage.paths import Lake
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.models import build_model, complete

@@ -15,7 +15,7 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig, MultiHot, Train
 from metrics import auc
 from tests.training.architectures import VARIANTS, variant
-from tests.training.feature_tables import Rows, make_spec, random_rows, segment_rows
+from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.device.precision import mixed_precision

@@ -23,7 +23,8 @@ from etl.synthetic.clicks.impressions import Impressions, draw_impressions
 from etl.synthetic.clicks.world import world_of_day
 from storage.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
 from storage.paths import Lake
-from tests.training.feature_tables import Rows, make_config, publish_all
+from tests.training.feature_rows import Rows
+from tests.training.feature_tables import make_config, publish_all
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 

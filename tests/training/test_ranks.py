@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError, InfrastructureError
 from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
-from tests.training.feature_tables import Rows, make_config, publish_all, segment_rows, wish_rows
+from tests.training.feature_rows import Rows, segment_rows, wish_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.data.sharding import DataFile
 from training.launch import train_on_ranks
 from training.loop.training_plan import TrainPlan, make_plan

@@ -22,7 +22,8 @@ from storage import file_io
 from storage.dataset import read_dataset
 from storage.paths import Lake
 from tests.training.choices import SPEC, Choices, choices
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from tests.training.refit_lake import (
     DAYS,
     MODEL,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from training import kernels
 from training.distributed.collectives import ALONE
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient

@@ -14,7 +14,8 @@ from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import small_spec, variant
-from tests.training.feature_tables import make_config, publish_all, random_rows
+from tests.training.feature_rows import random_rows
+from tests.training.feature_tables import make_config, publish_all
 from tests.training.sequence_models import (
     ITEMS,
     PLAIN,

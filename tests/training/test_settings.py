@@ -16,7 +16,8 @@ from conf.types import ModelConfig
 from storage.feature_spec import Feature, FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
-from tests.training.feature_tables import make_config, publish_all, random_rows
+from tests.training.feature_rows import random_rows
+from tests.training.feature_tables import make_config, publish_all
 from training import models
 from training.checkpoints import load_model
 from training.loop.run import train_in_process

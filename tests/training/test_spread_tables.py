@@ -18,7 +18,7 @@ from conf.types import ModelConfig, Train
 from metrics import auc
 from storage.feature_spec import FeatureSpec
 from tests.training.architectures import small_spec, variant
-from tests.training.feature_tables import make_spec, random_rows
+from tests.training.feature_rows import make_spec, random_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives

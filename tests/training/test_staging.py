@@ -21,7 +21,8 @@ from conf.types import Reading
 from storage import file_io
 from storage.paths import Lake
 from tests.etl.lakes import lakes, servers
-from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, write_file
+from tests.training.feature_rows import make_spec, random_rows
+from tests.training.feature_tables import make_config, publish_all, write_file
 from training.data import staging
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from conf.types import StopAt, Train
 from storage.paths import Lake
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_rows import segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.loop.early_stopping import stop_reason
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan

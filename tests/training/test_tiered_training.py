@@ -17,7 +17,7 @@ from conf.types import Train
 from storage.feature_spec import FeatureSpec
 from tests.checked_device import CheckedTensor, Checks, checked_device
 from tests.training.architectures import SEQUENCE_VARIANTS, small_spec, variant
-from tests.training.feature_tables import make_spec, random_rows
+from tests.training.feature_rows import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, _building, share, steps

@@ -18,7 +18,7 @@ from conf.types import Train
 from storage.id_counts import IdCounts
 from storage.paths import Lake
 from tests.training.architectures import variant
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from tests.training.test_spread_tables import PLACEMENTS, _building
 from tests.training.test_training import random_plan
 from training.distributed.collectives import ALONE

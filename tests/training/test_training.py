@@ -17,7 +17,8 @@ from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import VARIANTS, variant
-from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, segment_rows
+from tests.training.feature_rows import make_spec, random_rows, segment_rows
+from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model, open_trained, save_trained
 from training.checkpoints.stored import StoredState
 from training.distributed.collectives import LocalCollectives

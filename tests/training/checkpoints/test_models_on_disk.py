@@ -14,7 +14,7 @@ from conf.errors import DataError
 from conf.types import ModelConfig, Train
 from storage.feature_spec import FeatureSpec
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import load_model, open_trained, save_model, save_trained
 from training.distributed.collectives import Collectives, LocalCollectives

@@ -16,7 +16,7 @@ from tests.etl.lakes import servers
 from tests.training.architectures import variant
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer, equal
 from tests.training.checkpoints.test_models_on_disk import CPU, SPEC, SpreadTrainer, describe, make_trainer
-from tests.training.feature_tables import make_spec
+from tests.training.feature_rows import make_spec
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import Checkpoints, Position, load_model, open_trained, save_model, save_trained
 from training.checkpoints.checkpoints import log

@@ -30,7 +30,7 @@ from tests.training.checkpoints.test_models_on_disk import (
     save_as_before,
     save_spread,
 )
-from tests.training.feature_tables import make_spec, random_rows
+from tests.training.feature_rows import make_spec, random_rows
 from tests.training.test_kernels import ROOT, plain_environment
 from training.checkpoints import load_model, save_model
 from training.checkpoints.stored_rows import spans_of
