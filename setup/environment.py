@@ -29,6 +29,21 @@ CHECK_IMPORTS = (
 )
 
 
+# The packages of the wheel. nightrank is the interface for programs of others.
+PACKAGES = (
+    "conf",
+    "storage",
+    "metrics",
+    "spark",
+    "etl",
+    "training",
+    "scoring",
+    "reporting",
+    "nightrank",
+    "jobs",
+)
+
+
 def build_wheel(root: Path, out: Path) -> Path:
     """Builds a wheel of our packages and their data files in the folder `out`.
 
@@ -36,8 +51,8 @@ def build_wheel(root: Path, out: Path) -> Path:
     """
     scratch = out / "wheel-build"
     shutil.rmtree(scratch, ignore_errors=True)
-    for name in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs"):
-        ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in PACKAGES:
         shutil.copytree(root / name, scratch / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, scratch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import DataError, InfrastructureError
@@ -60,6 +61,40 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
         raise InfrastructureError(
             f"{path} could not be read: {error}", "check the storage, then run the job again"
         ) from error
+
+
+def read_rows_of_keys(
+    partition: Partition, manifest: Manifest, key: str, keys: Sequence[str], columns: Sequence[str]
+) -> pa.Table:
+    """Returns some columns of the rows whose column `key` has one of the values `keys`, in their order.
+
+    Keys without a row are left out. A row group is skipped if its statistics show that it has no such row.
+
+    Args:
+        partition, manifest: the partition, and the manifest that names its files.
+        key: a column of strings, whose values are unique.
+        keys: the values to read. They are unique too.
+        columns: the columns to read. `key` is one of them.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    wanted = pa.array(keys, pa.string())
+    tables = []
+    for path in data_files(partition, manifest):
+        files, inner = file_io.filesystem(path)
+        with errors_of_file(path, _REBUILD):
+            is_wanted = pc.field(key).isin(wanted)
+            table = pq.read_table(
+                inner, filesystem=files, columns=list(columns), filters=is_wanted, partitioning=None
+            )
+        tables.append(table.select(list(columns)))
+    if not tables:
+        return read_table(partition, manifest, columns=columns)
+    rows = pa.concat_tables(tables)
+    places = pc.index_in(wanted, rows.column(key).combine_chunks())
+    return rows.take(places.drop_null())
 
 
 def read_table(

@@ -22,13 +22,8 @@ from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.fitted_workflow import (
-    FittedWorkflow,
-    LocalWorkflow,
-    load_workflow,
-    save_workflow,
-    workflow_exists,
-)
+from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from etl.workflow.local_workflow import LocalWorkflow, save_workflow, workflow_exists
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
 from storage.paths import Lake

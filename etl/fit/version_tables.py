@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
-from etl.workflow.fitted_workflow import table_sizes
+from etl.workflow.local_workflow import table_sizes
 from spark.workers import Workers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition

@@ -1,134 +1,31 @@
-"""A workflow consists of the fitted chains of all features.
-
-The versions of a workflow are stored as JSON and Parquet, not as pickles.
-"""
+"""A fitted workflow that computes the features of Spark frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError, DataError, InfrastructureError
-from etl.ops import OPERATORS
+from conf.errors import InfrastructureError
 from etl.ops.choose_engine import Engine, choose_engine
-from etl.ops.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
-from etl.workflow.fitted_chains import FittedChain, apply_chains, as_number, compute_features, one_row
+from etl.ops.tables import VOCABULARY, Tables, open_tables
+from etl.workflow.fitted_chains import apply_chains
+from etl.workflow.local_workflow import (
+    LocalWorkflow,
+    local_tables,
+    parts_of,
+    read_version,
+    table_names,
+    table_sizes,
+)
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
-from storage import feature_spec, file_io, format_versions
-from storage.feature_spec import Feature, FeatureSpec
-from storage.manifest import data_files, is_published, is_whole, read_manifest
+from storage.feature_spec import Feature
 from storage.paths import Lake
-
-FILE_NAME = "workflow.json"
-
-
-@dataclass(frozen=True)
-class LocalWorkflow:
-    """A fitted workflow that needs no Spark session. It computes features from Arrow arrays.
-
-    Attributes:
-        parent: the version that this version extends; None if all steps were newly fitted.
-        descriptions: one text for each chain, which describes its columns and operators. Another
-            configuration can extend this version only if its chains have the same texts.
-        counted: maps each training day of this version, and of the versions that it extends, to the digest of
-            the day's raw log.
-        vocabularies: maps each vocabulary to five integers. `entries` is the number of values with an id, and
-            `occurrences` is how often these values occur. `rare_values` is the number of values without an
-            id, and `rare_occurrences` is how often these occur. `highest` is the largest id.
-        local: opens the tables of this version.
-    """
-
-    version: str
-    parent: str | None
-    spec: FeatureSpec
-    chains: tuple[FittedChain, ...]
-    descriptions: tuple[str, ...]
-    counted: Mapping[str, str]
-    vocabularies: Mapping[str, Mapping[str, int]]
-    local: LocalTables
-
-    def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
-        """Returns the values of the features `features` for one raw row.
-
-        `raw` maps raw columns to values. A column that is not in `raw` is null. The row is treated as a row
-        outside the training days, so its target encodings are computed from all training rows.
-
-        Raises:
-            ConfigError: a feature is not in the workflow, or a value does not fit its column's type.
-        """
-        by_name = {feature.name: feature for feature in self.spec.features}
-        unknown = sorted(set(features) - set(by_name))
-        if unknown:
-            raise ConfigError(
-                f"workflow {self.version} has no features named {unknown}",
-                f"choose from the features {sorted(by_name)}",
-            )
-        chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
-        try:
-            arrays = one_row(chains, raw)
-        except ValueError as error:
-            raise ConfigError(f"workflow {self.version}: {error}", "correct the value") from error
-        dtypes = {name: by_name[name].dtype for name in features}
-        values = compute_features(chains, arrays, dtypes, self.local)
-        return {name: as_number(values[name]) for name in features}
-
-    def raw_columns(self, features: Sequence[str]) -> list[str]:
-        """Returns the raw columns that the features `features` depend on, in the order of the chains."""
-        names = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
-        return list(dict.fromkeys(names))
-
-    def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-        """Returns, for each feature, a mapping from each id to the raw value with this id.
-
-        The vocabularies are read only once. Reserved ids, and ids that no value has, are not in the result.
-
-        Raises:
-            ConfigError: a feature has no vocabulary.
-        """
-        ids_of = {feature: set(numbers) for feature, numbers in ids.items()}
-        vocabularies = {feature: self.vocabulary_of(feature) for feature in ids_of}
-        values: dict[str, dict[int, str]] = {feature: {} for feature in ids_of}
-        selected = pc.field("column").isin(sorted(set(vocabularies.values())))
-        selected &= pc.field("id").isin(sorted(set().union(*ids_of.values())))
-        for path in self.local.files.get(VOCABULARY, ()) if ids_of else ():
-            source, inner = file_io.filesystem(path)
-            from pyarrow import dataset as ds  # its import takes 0.3 s, because it imports pandas
-
-            entries = ds.dataset(inner, format="parquet", filesystem=source)
-            for entry in entries.to_table(columns=["column", "id", "value"], filter=selected).to_pylist():
-                for feature, vocabulary in vocabularies.items():
-                    if vocabulary == entry["column"] and entry["id"] in ids_of[feature]:
-                        values[feature][entry["id"]] = entry["value"]
-        return values
-
-    def vocabulary_of(self, feature: str) -> str:
-        """Returns the name of the vocabulary whose ids are the values of a feature.
-
-        Raises:
-            ConfigError: the values of the feature are not ids of a vocabulary.
-        """
-        name = feature
-        for step in (
-            step for chain in self.chains if feature in chain.outputs for step in reversed(chain.steps)
-        ):
-            if name not in step.outputs:
-                continue
-            if step.name == "categorify":
-                return str(step.state()["vocabulary"])
-            if not OPERATORS[step.name][0].keeps_ids:
-                break
-            name = step.inputs[0]
-        raise ConfigError(
-            f"{feature} has no vocabulary in workflow {self.version}",
-            "choose a feature that the operator categorify computes",
-        )
 
 
 @dataclass(frozen=True)
@@ -180,107 +77,6 @@ class FittedWorkflow(LocalWorkflow):
         return rows.join(lookup, F.col(feature) == F.col(f"_{to}_id"), "left").drop(f"_{to}_id")
 
 
-def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
-    """Writes the FeatureSpec and then workflow.json, which marks the version as complete.
-
-    The tables of the version must already be published.
-
-    Args:
-        tables: number of rows of each published table.
-    """
-    version = workflow.version
-    for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
-        file_io.replace_text(path, feature_spec.dumps(workflow.spec))
-    file_io.replace_json(
-        f"{lake.workflow(version)}/{FILE_NAME}",
-        {
-            format_versions.KEY: format_versions.WORKFLOW.version,
-            "version": version,
-            "parent": workflow.parent,
-            "spec": workflow.spec.to_json(),
-            "chains": [chain.to_json() for chain in workflow.chains],
-            "asked": list(workflow.descriptions),
-            "counted": dict(workflow.counted),
-            "tables": dict(tables),
-            "vocabularies": {name: dict(facts) for name, facts in workflow.vocabularies.items()},
-            "latest": workflow.local.latest,
-        },
-    )
-    lake.recorder.record_write(lake.workflow(version), version)
-
-
-def workflow_exists(lake: Lake, version: str) -> bool:
-    """Returns whether a version exists and the files of its tables match their manifests."""
-    if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
-        return False
-    tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
-    return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
-
-
-def _read(lake: Lake, version: str) -> dict[str, Any]:
-    path = f"{lake.workflow(version)}/{FILE_NAME}"
-    try:
-        stored = format_versions.WORKFLOW.check(file_io.read_json(path), path)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"workflow {version} does not exist ({path})", "run build_features to fit a workflow"
-        ) from error
-    if "chains" not in stored:
-        raise DataError(
-            f"workflow {version} was written by an earlier release ({path})",
-            "run build_features with --set workflow.mode=fit to fit a new workflow",
-        )
-    lake.recorder.record_read(lake.workflow(version), version)
-    return stored
-
-
-def _table_names(stored: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the tables that are needed to compute features.
-
-    The table `rare`, which has the values without an id, is left out. It is needed only to extend the
-    workflow.
-    """
-    return [name for name in stored["tables"] if name != RARE]
-
-
-def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Returns the number of rows of each table, and the number of values of each vocabulary.
-
-    The key of a vocabulary is `vocabulary_key(name)`.
-    """
-    return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
-
-
-def load_local(lake: Lake, version: str) -> LocalWorkflow:
-    """Loads a stored workflow version for use in one process, without Spark.
-
-    Raises:
-        DataError: the version does not exist, or its files are damaged.
-    """
-    stored = _read(lake, version)
-    return LocalWorkflow(**_parts(stored), local=_local_tables(lake, version, stored))
-
-
-def _local_tables(lake: Lake, version: str, stored: Mapping[str, Any]) -> LocalTables:
-    files = {}
-    for name in _table_names(stored):
-        partition = workflow_table(lake, version, name)
-        files[name] = tuple(data_files(partition, read_manifest(partition)))
-    return LocalTables(files, stored["latest"])
-
-
-def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "version": stored["version"],
-        "parent": stored["parent"],
-        "spec": FeatureSpec.from_json(stored["spec"]),
-        "chains": tuple(FittedChain.from_json(chain) for chain in stored["chains"]),
-        "descriptions": tuple(stored["asked"]),
-        "counted": stored["counted"],
-        "vocabularies": stored["vocabularies"],
-    }
-
-
 def load_workflow(
     lake: Lake,
     version: str,
@@ -309,8 +105,8 @@ def load_workflow(
                 "create a session with the module spark.session",
             )
         workers = SparkWorkers(spark)
-    stored = _read(lake, version)
-    names = _table_names(stored)
+    stored = read_version(lake, version)
+    names = table_names(stored)
     sizes = table_sizes(stored["tables"], stored["vocabularies"])
     latest = stored["latest"]
 
@@ -319,5 +115,5 @@ def load_workflow(
 
     in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
     engine_used = choose_engine(engine, in_memory)
-    local = _local_tables(lake, version, stored)
-    return FittedWorkflow(**_parts(stored), local=local, open_frames=open_frames, engine=engine_used)
+    local = local_tables(lake, version, stored)
+    return FittedWorkflow(**parts_of(stored), local=local, open_frames=open_frames, engine=engine_used)

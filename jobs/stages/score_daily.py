@@ -8,9 +8,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from conf.errors import DataError
 from conf.load import config_digest
 from scoring.delivery.publish_limits import publish_changes
+from scoring.inputs.list_tables import list_manifests
 from scoring.inputs.requests import ListRequest, require_listable
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.context_features import encoded_context
@@ -27,7 +27,7 @@ from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.job_summary import JobSummary
-from storage.manifest import Manifest, data_files, read_manifest
+from storage.manifest import Manifest, data_files
 from storage.publish import Rules, rows_of
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
@@ -44,7 +44,7 @@ def run(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     model, dataset = serving_model_and_dataset(context)
     require_listable(model.spec)
-    users, items, candidates = read_inputs(context, dataset)
+    users, items, candidates = list_manifests(context.lake, dataset.workflow_version, context.run_date)
     stay_in_process(context, users.rows * context.config.score.k)
     request, rule_digests = list_request(context, model, items)
     blend = served_blend(context, candidates)
@@ -135,25 +135,6 @@ def list_request(
         model.request(score), tuple(item_files), tuple(sorted(values.items())), score.k, rules
     )
     return request, digests
-
-
-def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
-    """Returns the manifests of the tables `users`, `candidate_items` and `candidates` of the run date.
-
-    Raises:
-        DataError: a manifest is missing, or the candidates were built from different users or items.
-    """
-    lake, version = context.lake, dataset.workflow_version
-    tables = (lake.users(version), lake.candidate_items(version), lake.candidates(version))
-    users, items, candidates = (read_manifest(table.partition(context.run_date)) for table in tables)
-    for name, manifest in (("users", users), ("candidate_items", items)):
-        if candidates.inputs[name] != manifest.digest:
-            raise DataError(
-                f"{candidates.table} dt={context.run_date} was built from {name} with the digest "
-                f"{candidates.inputs[name]}, but the digest of {name} is now {manifest.digest}",
-                f"run build_candidates for {context.run_date} again",
-            )
-    return users, items, candidates
 
 
 def candidate_users(context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest) -> Rows:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.errors import ConfigError, DataError
 from conf.printable import printable
-from etl.workflow.fitted_workflow import load_local
+from etl.workflow.local_workflow import load_local
 from reporting.inspect.user_list import InspectedList
 from reporting.terminal.text_table import text_table
 from storage.feature_spec import NULL_ID, OOV_ID, PAD_ID

@@ -115,12 +115,17 @@ def _score(
     rows: Rows, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: pa.Schema, batch_rows: int
 ) -> Rows:
     """Applies a function that scores. A table is scored by one thread for each core, or by one for a GPU."""
-    threads = 1
-    if isinstance(rows, pa.Table):
-        import torch
+    if not isinstance(rows, pa.Table):
+        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
+    import torch
 
-        threads = 1 if torch.cuda.is_available() else cores_without_jvm() or 1
-    return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads, batch_rows)
+    threads = 1 if torch.cuda.is_available() else cores_without_jvm() or 1
+    of_caller = torch.get_num_threads()
+    torch.set_num_threads(task_slot()[1])  # of each of our threads
+    try:
+        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads, batch_rows)
+    finally:
+        torch.set_num_threads(of_caller)
 
 
 def score_split(

@@ -177,6 +177,7 @@ def test_packages_come_from_the_lock_files_alone() -> None:
         "training",
         "scoring",
         "reporting",
+        "nightrank",
         "jobs",
         "pyproject.toml",
     )

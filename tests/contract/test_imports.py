@@ -14,7 +14,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PRODUCT = ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs")
+PRODUCT = (
+    "conf",
+    "storage",
+    "metrics",
+    "spark",
+    "etl",
+    "training",
+    "scoring",
+    "reporting",
+    "nightrank",
+    "jobs",
+)
 PACKAGES = (*PRODUCT, "setup", "airflow_dags", "local_airflow", "tests", "benchmarks")
 
 # A package, or a module within it with a rule of its own, and what of ours it may import beside itself.
@@ -46,6 +57,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.registry",
     ),
     "reporting": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring"),
+    "nightrank": ("conf", "storage", "etl.workflow", "training.registry", "scoring"),
     "jobs": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting"),
     "airflow_dags": (),
     "local_airflow": ("setup",),
@@ -67,6 +79,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "training.launch",
         "scoring",
         "reporting.monitoring",
+        "nightrank.published",
         "jobs",
     ),
     "torch": ("training", "scoring"),
@@ -279,6 +292,9 @@ def test_git_ignores_no_source_folder() -> None:
         ("jobs.report", "from tests.etl import oracle"),
         ("scoring.spark.score_frames", "from jobs import runner"),
         ("reporting.html.page", "from jobs import runner"),
+        ("nightrank.model", "import torch"),
+        ("nightrank.lake", "from jobs.stages import score_daily"),
+        ("reporting.html.page", "import nightrank"),
         ("airflow_dags.submit", "from conf.load import load_config"),
         ("local_airflow.home", "from airflow_dags.settings import VARIABLE"),
         ("setup.install", "from conf.load import load_config"),

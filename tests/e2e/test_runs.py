@@ -38,7 +38,7 @@ from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.etl.synthetic.decoded import LABEL, criteo_rows
-from training.loop.run import train_in_process
+from training.launch import train_on_ranks
 from training.loop.training_plan import make_plan
 from training.registry.model_json import read_description
 from training.registry.versions import challenger_of, champion_as_of, model_path
@@ -270,22 +270,28 @@ def test_counts_of_ids_are_those_of_the_train_days(two_runs: tuple[Lake, list[st
         assert encoded[name].max() < max(len(of_ids), NUM_RESERVED_IDS)
 
 
-def test_rows_in_host_memory_change_no_training(two_runs: tuple[Lake, list[str]]) -> None:
-    """The tables need more than the MiB that the device may hold. Most lookups are hot."""
+@pytest.mark.timeout(600)
+def test_rows_in_host_memory_change_no_training_of_two_ranks(
+    spark: SparkSession, two_runs: tuple[Lake, list[str]]
+) -> None:
+    """The rows of a rank need more than the MiB that its device may hold. Most lookups are hot."""
     lake, overrides = two_runs
-    wide = [*overrides, "model.embedding_dim=512", "model.bottom_mlp=[16, 512]", "train.device=cpu"]
+    ranks = ["train.num_ranks=2", "train.embeddings.placement=row_wise", "train.device=cpu"]
+    wide = ["model.embedding_dim=1024", "model.bottom_mlp=[16, 1024]", "train.log_every_steps=2"]
+    memory = ["train.embedding_memory=auto", "train.embedding_memory_mib=1"]
     descriptions = []
-    for number, more in enumerate(
-        [[], ["train.embedding_memory=auto", "train.embedding_memory_mib=1", "train.log_every_steps=2"]]
-    ):
-        config = load_config(str(ROOT / CONFIG), [*wide, *more, f"name=memory{number}", "train.num_ranks=1"])
+    for number, more in enumerate([[], memory]):
+        config = load_config(str(ROOT / CONFIG), [*overrides, *ranks, *wide, *more, f"name=memory{number}"])
         plan = make_plan(config, lake, read_dataset(lake, FIRST))
-        descriptions.append(train_in_process(plan))
+        descriptions.append(train_on_ranks(spark, plan))
     device, both = descriptions
+    assert device["num_ranks"] == both["num_ranks"] == 2
     assert both["metrics"] == device["metrics"]
     assert both["history"][-1]["hot_share"] > 0.5
     assert all(0 < entry["hot_share"] < 1 for entry in both["history"])
     assert "hot_share" not in device["history"][-1]
+    losses = [[entry["loss"] for entry in training["history"]] for training in descriptions]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.timeout(600)

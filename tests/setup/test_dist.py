@@ -82,6 +82,7 @@ def test_the_wheel_has_every_module_and_its_data(tmp_path: Path) -> None:
             "training",
             "scoring",
             "reporting",
+            "nightrank",
             "jobs",
         )
         for path in (ROOT / package).rglob("*")

@@ -94,12 +94,25 @@ def read_refits(lake: Lake, name: str, until: str) -> list[Refit]:
 def serving_model(config: Config, lake: Lake, run_date: str) -> ServingModel | None:
     """Returns the model that serves at the end of a run; None if there is no champion.
 
-    If `train.refit` is false, the champion itself serves, even if it has a refit. The result does not depend
-    on files of later dates.
+    If `train.refit` is false, the champion itself serves, even if it has a refit.
     """
-    champion = champion_state_as_of(lake, config.name, run_date).champion
+    return serving_model_of(lake, config.name, run_date, use_refit=config.train.refit)
+
+
+def serving_model_of(lake: Lake, name: str, run_date: str, *, use_refit: bool) -> ServingModel | None:
+    """Returns the model of a name that serves at the end of a run; None if there is no champion.
+
+    The result does not depend on files of later dates.
+
+    Args:
+        lake: the lake.
+        name: the name of the configuration.
+        run_date: the date of the run.
+        use_refit: whether the refit of the champion serves, if there is one.
+    """
+    champion = champion_state_as_of(lake, name, run_date).champion
     if champion is None:
         return None
-    refits = read_refits(lake, config.name, run_date) if config.train.refit else []
+    refits = read_refits(lake, name, run_date) if use_refit else []
     of_champion = [refit.version for refit in refits if refit.champion == champion]
     return ServingModel(champion, of_champion[-1] if of_champion else None)

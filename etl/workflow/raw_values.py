@@ -1,0 +1,171 @@
+"""Converts columns of a caller's table to the types that chains read, as the parser of a log would do.
+
+The parser makes int64, float64 and strings of the fields of a line, and null of an empty field. A table may
+have other types for the same values: nullable integers of pandas are floats with NaN, texts may be
+dictionary-encoded. A value whose meaning is not clear is an error, because the model would get another value
+than in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import DataError
+from etl.ops.base import Type
+from etl.workflow.fitted_chains import FittedChain
+from storage.feature_spec import FLOAT32_MAX
+
+_NULL_TEXT = pa.scalar(None, pa.string())
+_NULL_FLOAT = pa.scalar(None, pa.float64())
+_LONGEST_SHOWN = 60
+
+
+def raw_types(chains: Sequence[FittedChain]) -> dict[str, Type]:
+    """Returns the raw columns that chains read, with their types, in the order of the chains."""
+    return {name: kind for chain in chains for name, kind in zip(chain.inputs, chain.types, strict=True)}
+
+
+def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]:
+    """Returns one array for each column in `types`, converted to int64, float64, string, or lists of those.
+
+    NaN is null, and so is an empty text. Other columns of the table are ignored.
+
+    Args:
+        rows: a table of n rows.
+        types: maps the name of each raw column to its type.
+
+    Raises:
+        DataError: columns are missing, or a value has another type or is out of range. The message names the
+            column, the row (from 0) and the value.
+    """
+    missing = [name for name in types if name not in rows.column_names]
+    if missing:
+        raise DataError(
+            f"the rows lack the columns {missing}; they have {rows.column_names}",
+            "add these columns, as in the log; a column of nulls says that its values are not known",
+        )
+    return {name: _converted(name, rows.column(name), kind) for name, kind in types.items()}
+
+
+def _converted(name: str, column: pa.ChunkedArray, kind: Type) -> pa.Array:
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):  # a column of no chunks, or too large for one
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    if isinstance(values, pa.DictionaryArray):
+        values = values.dictionary_decode()
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), _ARROW_TYPES[kind])
+    return _CONVERT[kind](name, values)
+
+
+def _to_int(name: str, values: pa.Array) -> pa.Array:
+    kind = values.type
+    if pa.types.is_floating(kind):
+        numbers = _without_nan(values)
+        fraction = pc.fill_null(pc.not_equal(numbers, pc.trunc(numbers)), False)
+        _require(name, values, fraction, "is not an integer", "correct the value; the type is int")
+        whole = pc.greater_equal(pc.abs(numbers), 2.0**53)
+        _require(
+            name,
+            values,
+            pc.fill_null(whole, False),
+            "is a float of 2⁵³ or more, which may have been rounded",
+            "pass integers, such as pandas' Int64",
+        )
+        return numbers.cast(pa.int64())
+    if not pa.types.is_integer(kind):
+        raise _wrong_type(name, kind, "integers")
+    if kind == pa.uint64():
+        _require(
+            name,
+            values,
+            pc.fill_null(pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())), False),
+            "is 2⁶³ or more",
+            "correct it",
+        )
+    return values.cast(pa.int64())
+
+
+def _to_float(name: str, values: pa.Array) -> pa.Array:
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise _wrong_type(name, kind, "numbers")
+    numbers = _without_nan(values)
+    beyond = pc.fill_null(pc.greater(pc.abs(numbers), FLOAT32_MAX), False)
+    _require(name, values, beyond, "is outside the range of float32", "correct the value")
+    return numbers
+
+
+def _to_text(name: str, values: pa.Array) -> pa.Array:
+    kind = values.type
+    if pa.types.is_floating(kind):
+        raise DataError(
+            f"column {name} has the type {kind}, but the workflow reads texts: 17 and 17.0 differ",
+            "convert the column to texts, or to nullable integers (pandas' Int64)",
+        )
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        raise _wrong_type(name, kind, "texts or integers")
+    texts = values.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), _NULL_TEXT, texts)
+
+
+def _to_ints(name: str, values: pa.Array) -> pa.Array:
+    _require_lists(name, values.type, pa.types.is_integer, "lists of integers")
+    return values.cast(pa.list_(pa.int64()))
+
+
+def _to_texts(name: str, values: pa.Array) -> pa.Array:
+    _require_lists(
+        name,
+        values.type,
+        lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+        "lists of texts",
+    )
+    return values.cast(pa.list_(pa.string()))
+
+
+def _without_nan(values: pa.Array) -> pa.Array:
+    numbers = values.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_nan(numbers), _NULL_FLOAT, numbers)
+
+
+def _require(name: str, values: pa.Array, wrong: pa.Array, problem: str, remedy: str) -> None:
+    """Raises DataError if an element of `wrong` is true. The message names the first such value."""
+    count = pc.sum(wrong).as_py()
+    if count:
+        row = pc.index(wrong, True).as_py()
+        shown = repr(values[row].as_py())[:_LONGEST_SHOWN]
+        more = f" ({count} values of the column are wrong)" if count > 1 else ""
+        raise DataError(f"column {name}, row {row}: {shown} {problem}{more}", remedy)
+
+
+def _require_lists(name: str, kind: pa.DataType, fits: Callable[[pa.DataType], bool], needed: str) -> None:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise _wrong_type(name, kind, needed)
+    if not (fits(kind.value_type) or pa.types.is_null(kind.value_type)):
+        raise _wrong_type(name, kind, needed)
+
+
+def _wrong_type(name: str, kind: pa.DataType, needed: str) -> DataError:
+    return DataError(
+        f"column {name} has the type {kind}, but the workflow reads {needed}", "convert the column"
+    )
+
+
+_ARROW_TYPES: Mapping[Type, pa.DataType] = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "string": pa.string(),
+    "ints": pa.list_(pa.int64()),
+    "strings": pa.list_(pa.string()),
+}
+_CONVERT: Mapping[Type, Callable[[str, pa.Array], pa.Array]] = {
+    "int": _to_int,
+    "float": _to_float,
+    "string": _to_text,
+    "ints": _to_ints,
+    "strings": _to_texts,
+}

@@ -1,0 +1,89 @@
+"""Converts frames of pandas, Polars and Arrow to Arrow tables, and results back to the same kind.
+
+pandas and Polars are imported only if the caller has imported them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
+Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
+
+_PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arrow"
+
+
+def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    """Returns some columns of a frame as an Arrow table. Columns that the frame lacks are left out.
+
+    NaN in a column of pandas is null.
+
+    Raises:
+        ConfigError: `rows` is no frame, or two of its columns have the same name.
+        DataError: the values of a column have different types.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return rows.select(_present(columns, rows.column_names))
+    if _is_pandas(rows):
+        names = _present(columns, list(rows.columns))
+        return pa.table({name: _of_series(name, rows[name]) for name in names}) if names else _no_columns()
+    if _is_polars(rows):
+        return rows.select(_present(columns, rows.columns)).to_arrow()
+    raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+
+
+def frame_like(rows: Frame | pa.RecordBatch, result: pa.Table) -> Frame:
+    """Returns a table as a frame of the same kind as `rows`. A frame of pandas keeps its index."""
+    if _is_pandas(rows):
+        frame = result.to_pandas()
+        frame.index = rows.index
+        return frame
+    return sys.modules["polars"].from_arrow(result) if _is_polars(rows) else result
+
+
+def column_like(rows: Frame | pa.RecordBatch, name: str, result: pa.ChunkedArray) -> Column:
+    """Returns a column as a series of the same library as `rows`. A series of pandas keeps the index."""
+    if _is_pandas(rows):
+        return sys.modules["pandas"].Series(result.to_numpy(), index=rows.index, name=name)
+    return sys.modules["polars"].Series(name, result) if _is_polars(rows) else result
+
+
+def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:
+    """Returns the wanted names that are in `names`. Raises ConfigError if one of them occurs twice."""
+    repeated = [name for name in wanted if list(names).count(name) > 1]
+    if repeated:
+        raise ConfigError(f"the rows have several columns named {repeated}", "rename these columns")
+    return [name for name in wanted if name in names]
+
+
+def _no_columns() -> pa.Table:
+    return pa.table({})
+
+
+def _of_series(name: str, values: pd.Series) -> pa.Array | pa.ChunkedArray:
+    try:
+        return pa.Array.from_pandas(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(
+            f"column {name} has values of different types: {error}", "convert the column to one type"
+        ) from error
+
+
+def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
+    return "pandas" in sys.modules and isinstance(rows, sys.modules["pandas"].DataFrame)
+
+
+def _is_polars(rows: object) -> TypeGuard[pl.DataFrame]:
+    return "polars" in sys.modules and isinstance(rows, sys.modules["polars"].DataFrame)

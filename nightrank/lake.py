@@ -1,0 +1,235 @@
+"""A lake: the tables, workflows and models that jobs published below one folder or URI."""
+
+from __future__ import annotations
+
+import datetime
+from os import PathLike, fspath
+
+from conf.dates import iso_date
+from conf.errors import ConfigError, DataError
+from conf.load import load_config
+from conf.types import Config
+from etl.workflow.local_workflow import load_local
+from nightrank.model import Model
+from nightrank.published import Published
+from nightrank.workflow import Workflow
+from scoring.model.model_info import read_model_info
+from storage import file_io, paths
+from storage.dataset import read_dataset
+from storage.manifest import is_published, read_manifest
+from training.registry.champion_history import PROMOTIONS, dates_of
+from training.registry.refits import serving_model_of
+
+Date = str | datetime.date
+
+# Tables with one partition for each run date, and tables of a workflow version.
+PLAIN_TABLES = (
+    "recommendations",
+    "scores",
+    "quarantine",
+    "evaluations",
+    "measures",
+    "list_changes",
+    "deliveries",
+)
+TABLES_OF_WORKFLOW = ("features", "users", "items", "candidates", "candidate_items")
+
+
+def open_lake(
+    lake: str | PathLike[str], *, config: str | PathLike[str] | None = None, name: str | None = None
+) -> Lake:
+    """Opens a lake for reading. Nothing is written to it.
+
+    Args:
+        lake: its folder, or its URI (`s3://…`, `hdfs://…`), as `lake` in the configuration.
+        config: the file of the configuration that its jobs ran with. It is needed only for lists that obey
+            its business rules, blend and context (`Model.recommend`).
+        name: the name of the models, if the lake has models of several names. The default is the name in
+            the configuration, or the only name that there is.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+        DataError: nothing was published in the lake.
+        InfrastructureError: the storage cannot be read.
+    """
+    root = fspath(lake)
+    loaded = None if config is None else load_config(fspath(config)).model_copy(update={"lake": root})
+    opened = paths.Lake(root)
+    if not file_io.list_files(opened.datasets.path):
+        raise DataError(
+            f"{root} has no table `datasets`: it is no lake, or no run of build_features has ended",
+            "pass the folder or URI that is `lake` in the configuration",
+        )
+    return Lake(opened, loaded, name)
+
+
+class Lake:
+    """The tables, workflows and models of a lake. `nightrank.open` makes it.
+
+    Where a method takes a date, it is an ISO text or a `datetime.date`. None means the latest one.
+
+    Args:
+        lake: the paths of its tables.
+        config: the configuration; None if it is not known.
+        name: the name of its models; None for that of the configuration, or for the only one.
+    """
+
+    def __init__(self, lake: paths.Lake, config: Config | None = None, name: str | None = None) -> None:
+        self._lake = lake
+        self._config = config
+        self._name = name
+
+    @property
+    def root(self) -> str:
+        """Returns the folder or URI."""
+        return self._lake.root
+
+    def dates(self, table: str = "datasets", workflow: str | None = None) -> list[str]:
+        """Returns the published dates of a table, in ascending order.
+
+        Args:
+            table: a name as for the method `table`, or `datasets`: the run dates of build_features.
+            workflow: the workflow version of a table of features; None for that of the latest run.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        return _published_dates(self._lake.datasets if table == "datasets" else self._table(table, workflow))
+
+    def table(self, table: str, date: Date | None = None, workflow: str | None = None) -> Published:
+        """Returns one date of a table.
+
+        The tables `features`, `users`, `items`, `candidates` and `candidate_items` exist for each workflow
+        version. `features` has the rows of a day. All other dates are run dates.
+
+        Args:
+            table: one of those, or `recommendations`, `scores`, `quarantine`, `evaluations`, `measures`,
+                `list_changes` or `deliveries`. Of the last four, all that is published are `facts` and, for
+                some, rows.
+            date: the date.
+            workflow: the workflow version; None for the version of the run of this date or, if there was
+                none, of the latest run.
+
+        Raises:
+            ConfigError: there is no such table.
+            DataError: the table has no such date.
+        """
+        day = None if date is None else _iso(date)
+        chosen = self._table(table, workflow, day)
+        if day is None:
+            dates = _published_dates(chosen)
+            if not dates:
+                raise DataError(f"{chosen.path} has no published date", "run the job that writes this table")
+            day = dates[-1]
+        partition = chosen.partition(day)
+        return Published(partition, read_manifest(partition))
+
+    def recommendations(self, date: Date | None = None) -> Published:
+        """Returns the lists of a date: user_id, position, item_id, score, reason and versions.
+
+        Raises:
+            DataError: the date has no lists.
+        """
+        return self.table("recommendations", date)
+
+    def users(self, date: Date | None = None) -> Published:
+        """Returns the features of all users after the run of a date, one row per user.
+
+        Raises:
+            DataError: there was no run of this date.
+        """
+        return self.table("users", date)
+
+    def items(self, date: Date | None = None) -> Published:
+        """Returns the features of all items after the run of a date, one row per item.
+
+        Raises:
+            DataError: there was no run of this date.
+        """
+        return self.table("items", date)
+
+    def workflow(self, version: str | None = None) -> Workflow:
+        """Returns a fitted workflow; None for the version of the latest run.
+
+        Raises:
+            DataError: there is no such version, or its files are damaged.
+        """
+        return Workflow(load_local(self._lake, version or self._version_of(None)))
+
+    def champion(self, date: Date | None = None, *, use_refit: bool | None = None) -> Model:
+        """Returns the model that served on a date: the champion, or its refit.
+
+        Args:
+            date: the run date; None for the latest run.
+            use_refit: whether the refit of the champion is returned, if there is one. None for
+                `train.refit` of the configuration, and true if the configuration is not known.
+
+        Raises:
+            ConfigError: the lake has models of several names.
+            DataError: there was no champion.
+        """
+        run_date = self._latest_run() if date is None else _iso(date)
+        if use_refit is None:
+            use_refit = self._config is None or self._config.train.refit
+        name = self._model_name()
+        serving = serving_model_of(self._lake, name, run_date, use_refit=use_refit)
+        if serving is None:
+            raise DataError(
+                f"{self._lake.models(name)} has no champion on {run_date}",
+                "run build_features, train_model and evaluate_model for this date or an earlier one",
+            )
+        info = read_model_info(serving.folder(self._lake, name))
+        return Model(self._lake, info, run_date, self._config)
+
+    def _table(self, name: str, workflow: str | None, date: str | None = None) -> paths.Table:
+        if name in PLAIN_TABLES:
+            return getattr(self._lake, name)
+        if name in TABLES_OF_WORKFLOW:
+            return getattr(self._lake, name)(workflow or self._version_of(date))
+        raise ConfigError(
+            f"there is no table {name!r}", f"choose from {[*PLAIN_TABLES, *TABLES_OF_WORKFLOW]}"
+        )
+
+    def _version_of(self, date: str | None) -> str:
+        """Returns the workflow version of the run of a date or, if there was none, of the latest run."""
+        if date is None or not is_published(self._lake.datasets.partition(date)):
+            date = self._latest_run()
+        return read_dataset(self._lake, date).workflow_version
+
+    def _latest_run(self) -> str:
+        dates = _published_dates(self._lake.datasets)
+        if not dates:
+            raise DataError(f"{self._lake.datasets.path} has no published run", "run build_features")
+        return dates[-1]
+
+    def _model_name(self) -> str:
+        if self._name or self._config:
+            return self._name or self._config.name  # type: ignore[union-attr]  # one of them is set
+        folders = [info.base_name for info in file_io.list_files(self._lake.models("").rstrip("/"))]
+        names = [name for name in folders if dates_of(self._lake, name, PROMOTIONS)]
+        if len(names) != 1:
+            raise (ConfigError if names else DataError)(
+                f"{self.root} has models of {len(names)} names {names}",
+                "pass `name` or `config` to nightrank.open"
+                if names
+                else "run train_model and evaluate_model",
+            )
+        return names[0]
+
+    def __repr__(self) -> str:
+        return f"nightrank.open({self.root!r})"
+
+
+def _published_dates(table: paths.Table) -> list[str]:
+    names = [info.base_name for info in file_io.list_files(table.path)]
+    dates = sorted(name.removeprefix("dt=") for name in names if name.startswith("dt="))
+    return [date for date in dates if is_published(table.partition(date))]
+
+
+def _iso(date: Date) -> str:
+    if isinstance(date, datetime.date):
+        return (date.date() if isinstance(date, datetime.datetime) else date).isoformat()
+    try:
+        return iso_date(date)
+    except ValueError as error:
+        raise ConfigError(f"{date!r} is not a date: {error}", "write it as YYYY-MM-DD") from error

@@ -1,0 +1,33 @@
+"""docs/python.md: its examples run, one after the other, and give what the page says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.nightrank.conftest import COLUMNS, RUN_DATE, World
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world.folder)
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    text = "\n".join(blocks).replace("conf/datasets/generated.yaml", str(world.config))
+    names: dict[str, Any] = {}
+    exec(compile(text, "docs/python.md", "exec"), names)
+    assert names["lake"].dates("recommendations") == [RUN_DATE]
+    columns = ["user_id", "position", "item_id", "score", "reason", "model_version", "workflow_version"]
+    assert list(names["frame"]) == columns
+    assert names["columns"] == COLUMNS
+    assert 980 < len(names["features"]) == len(names["probabilities"]) <= 1000
+    lists = names["model"].recommend(names["some"], k=5).to_pandas()
+    assert list(lists) == columns[:5]
+    published = names["frame"][names["frame"]["user_id"].isin(names["some"])]
+    published = published[published["position"] <= 5].reset_index(drop=True)
+    assert lists.equals(published[columns[:5]])
