@@ -95,8 +95,7 @@ class Model:
         """
         encoded = self.workflow.encode_to_arrow(rows)
         numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
-        scored = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
-        assert isinstance(scored, pa.Table)
+        scored: pa.Table = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
         return column_like(rows, PROBABILITY, scored.column(PROBABILITY))
 
     def recommend(
@@ -142,8 +141,7 @@ class Model:
         users, items, candidates = list_manifests(self._lake, version, self.date)
         request = self._request(items, candidates, k, context)
         rows = self._users(keys, users, candidates, unknown, with_scores=request.blend is not None)
-        lists = score_lists(rows, self.spec, request)
-        assert isinstance(lists, pa.Table)
+        lists: pa.Table = score_lists(rows, self.spec, request)
         return lists
 
     @property

@@ -149,7 +149,9 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
     """Returns the items that were clicked in the train split, in the form that `cold_entries` needs."""
     files = split_files(context.lake, dataset, "train")
     rows = sum(manifest.rows for _, manifest, _ in split_partitions(context.lake, dataset, "train"))
-    if isinstance(lists, pa.Table) and files and rows <= ROWS_IN_DRIVER:  # without files, read_split fails
+    if (
+        isinstance(lists, pa.Table) and files and _reads_files(context, rows)
+    ):  # without files, read_split fails
         items = pa.array([], pa.string())
         for path in files:
             part = read_file(path, [ITEM_KEY, LABEL])
@@ -163,12 +165,17 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
     return clicked_items
 
 
+def _reads_files(context: RunContext, rows: int) -> bool:
+    """Returns whether this process reads the files of a table with so many rows. Otherwise, Spark does."""
+    return context.in_process or rows <= ROWS_IN_DRIVER
+
+
 def _against(
     context: RunContext, lists: pa.Table | DataFrame, before: Partition, manifest: Manifest
 ) -> dict[str, Any]:
     """Computes the figures that compare the new lists with the earlier lists in the partition `before`."""
     columns = ["user_id", "item_id", "score"]
-    if isinstance(lists, pa.Table) and manifest.rows <= ROWS_IN_DRIVER:
+    if isinstance(lists, pa.Table) and _reads_files(context, manifest.rows):
         files = data_files(before, manifest)
         earlier: pa.Table | DataFrame = pa.concat_tables(read_file(path, columns) for path in files)
     else:

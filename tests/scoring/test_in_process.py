@@ -16,6 +16,7 @@ from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
+from scoring.delivery import publish_limits
 from scoring.model import context_features
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -70,6 +71,7 @@ def published(config: Any) -> dict[str, Any]:
             ("candidates", lake.candidates(WORKFLOW), ["user_key"]),
             ("recommendations", lake.recommendations, ["user_id", "position"]),
             ("evaluations", lake.evaluations, []),
+            ("list_changes", lake.list_changes, []),
             ("measures", lake.measures, []),
         ):
             if name == "measures" and day == DAY_AFTER:
@@ -139,6 +141,25 @@ def test_both_publish_the_same(
     assert_alike(in_process, by_spark)
     assert len(by_spark[f"recommendations {RUN_DATE}"]["content"]) > 100
     assert bool(started) == ("sources" in sections.get("candidates", {}))
+
+
+def test_this_process_compares_lists_of_any_size(
+    tmp_path: Path,
+    reference: ReferenceScores,
+    without_workflow: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More train rows, and earlier lists, than a driver of Spark would read itself: no session is opened."""
+    results = []
+    for name, most in (("few", 10**9), ("many", -1)):
+        monkeypatch.setattr(publish_limits, "ROWS_IN_DRIVER", most)
+        config = publish_lake(tmp_path / name, reference)
+        run_all(lambda day, config=config: RunContext("test", config, day))
+        changes = Lake(config.lake).list_changes
+        results.append([read_manifest(changes.partition(day)).facts for day in (RUN_DATE, DAY_AFTER)])
+    few, many = results
+    assert few[1]["before"] == RUN_DATE
+    assert many == few
 
 
 def test_a_damaged_file_is_named(
