@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from conf.errors import ConfigError
+from etl.workflow.local_workflow import load_local
 from jobs.checks import check_training
 from jobs.stages.train_model import execute
 from storage.dataset import read_dataset
@@ -40,7 +41,12 @@ def run(context: RunContext) -> JobSummary:
     record_refit(lake, config.name, Refit(run_date, champion, description["version"]))
     delete_training_leftovers(lake, refit_name(config.name), config.output.grace_hours)
     with context.phase("track"):
-        mlflow_mirror.track_training(lake, description, config.model_dump(include={"model", "train"}))
+        mlflow_mirror.track_training(
+            lake,
+            description,
+            config.model_dump(include={"model", "train"}),
+            lambda: load_local(lake, description["workflow_version"]).raw_types(),
+        )
         set_aliases(lake, config.name)
     return JobSummary(
         output=plan.model_path,

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from conf.types import Config
+from etl.workflow.local_workflow import load_local
 from jobs.checks import check_training
 from reporting.terminal.training_bar import TrainingBar
 from storage.dataset import read_dataset
@@ -42,7 +43,12 @@ def train(context: RunContext, config: Config) -> JobSummary:
     record_run(context.lake, config.name, context.run_date, description["version"])
     delete_training_leftovers(context.lake, config.name, config.output.grace_hours)
     with context.phase("track"):
-        mlflow_mirror.track_training(context.lake, description, config.model_dump(include={"model", "train"}))
+        mlflow_mirror.track_training(
+            context.lake,
+            description,
+            config.model_dump(include={"model", "train"}),
+            lambda: load_local(context.lake, description["workflow_version"]).raw_types(),
+        )
     return JobSummary(
         output=plan.model_path,
         rows_in=plan.rows,

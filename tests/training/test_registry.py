@@ -134,6 +134,7 @@ def description(version: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.processes  # MLflow asks the system for its name
 def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from local_airflow.home import free_port
 from storage import file_io
 from storage.paths import Lake
 from tests.etl.lakes import servers
-from tests.processes import die_with_parent, kill_tree, wait_for
+from tests.training.mlflow_servers import mlflow_server
 from tests.training.test_registry import decide, description
 from training.registry import mlflow_mirror
 from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
@@ -34,36 +29,8 @@ PARAMS = {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a tracking server with a SQLite store."""
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
-    address = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).parent / "mlflow"), "server", "--workers", "1"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db"]
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            cwd=folder,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "server.log").read_text()[-3000:]
-        try:
-            with urlopen(f"{address}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    try:
-        wait_for("MLflow's server", answers, poll_s=0.2)
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as address:
         yield address
-    finally:
-        kill_tree(process)
 
 
 @pytest.fixture

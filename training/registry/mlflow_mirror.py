@@ -10,7 +10,8 @@ thread. The application of a run does both in a process of its own (mlflow_proce
 A training becomes one MLflow run and one version of the registered model, even if the training is copied
 several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the
 model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An MLflow server
-refuses local paths, because it would read them on its own disk.
+refuses local paths, because it would read them on its own disk. The folder has a file `MLmodel`, so MLflow
+can load the version (mlflow_model.py). If the server refuses the URI, the run gets this file as an artifact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from storage import file_io
 from storage.paths import Lake
-from training.registry import mlflow_process
+from training.registry import mlflow_model, mlflow_process
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -74,8 +75,13 @@ def open_store(lake: Lake) -> None:
 
 
 @never_fails
-def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Writes a trained model as an MLflow run and as a registered version.
+def track_training(
+    lake: Lake,
+    description: Mapping[str, Any],
+    params: Mapping[str, Any],
+    raw_types: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Writes a trained model as an MLflow run and as a registered version, which MLflow can load.
 
     The version gets the alias `challenger`, unless it is a refit: the gate never compares refits.
 
@@ -85,16 +91,30 @@ def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[s
         lake: the lake of the model.
         description: the model's model.json.
         params: the nested configuration. Nested names are joined with dots.
+        raw_types: returns the type of each raw column of the model's features, for the signature.
     """
-    arguments = {"description": description, "params": params}
-    if _uri(lake) is not None and mlflow_process.call("track_training", lake.root, arguments):
-        return
+    if _uri(lake) is not None:
+        arguments = {"description": description, "params": params, "raw_types": raw_types()}
+        if mlflow_process.call("write_training", lake.root, arguments):
+            return
+        write_training(lake, **arguments)
+    else:
+        open_client(lake)  # logs why there is none
+
+
+@never_fails
+def write_training(
+    lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any], raw_types: Mapping[str, str]
+) -> None:
+    """Does the work of `track_training` in this process, with known types."""
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
+    file = mlflow_model.model_file(lake, description, raw_types)
+    mlflow_model.write_model_file(lake, description, file)
     if _registered(client, name, version) is None:
-        run = _logged_run(client, description, params, source_uri(lake, name, version))
-        _register(client, name, version, run, source_uri(lake, name, version))
+        run = _logged_run(client, lake, description, params)
+        _register(client, name, version, run, source_uri(lake, name, version), file)
     if "refit_of" not in description:
         _set_alias(client, name, "challenger", version)
 
@@ -151,10 +171,12 @@ def import_mlflow() -> type[MlflowClient]:
 
 
 def _logged_run(
-    client: MlflowClient, description: Mapping[str, Any], params: Mapping[str, Any], source: str
+    client: MlflowClient, lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]
 ) -> str:
     """Logs a training as one run, and returns the id of the run."""
-    run = _run_of(client, description, source)
+    run = _run_of(client, description, source_uri(lake, description["name"], description["version"]))
+    if run.info.status != "FINISHED":
+        mlflow_model.log_dataset(client, run.info.run_id, lake, description)
     log_training(client, run, description, params)
     return str(run.info.run_id)
 
@@ -235,7 +257,9 @@ def find_or_create_run(
     return oldest
 
 
-def _register(client: MlflowClient, name: str, version: str, run_id: str, source: str) -> None:
+def _register(
+    client: MlflowClient, name: str, version: str, run_id: str, source: str, model_file: str
+) -> None:
     from mlflow.exceptions import MlflowException
 
     if not client.search_registered_models(filter_string=f"name='{name}'"):
@@ -247,6 +271,7 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
         log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, SOURCE_TAG)
+        client.log_text(run_id, model_file, f"model/{mlflow_model.FILE_NAME}")
         client.create_model_version(name, source=f"runs:/{run_id}/model", run_id=run_id, tags=tags)
 
 

@@ -238,6 +238,8 @@ def test_every_source_gives_its_share_and_no_more(candidate_run: CandidateRun) -
     assert all(sources == sorted(sources) for sources in lists_of_sources)
     for number, source in enumerate(SOURCES):
         assert 0 < max(sources.count(number) for sources in lists_of_sources) <= source["n"]  # type: ignore[operator]
+    counts = {name: sum(of.count(index) for of in lists_of_sources) for index, name in enumerate(NAMES)}
+    assert candidate_run.facts["build_candidates"].facts["places_by_source"] == counts
 
 
 def test_lists_hold_candidates_alone(candidate_run: CandidateRun) -> None:
@@ -405,3 +407,19 @@ def test_retrieving_before_a_retriever_was_trained_names_the_job(candidate_run: 
             build_candidates(candidate_run.job())
     finally:
         (runs / "aside").rename(runs / f"dt={RUN_DATE}.json")
+
+
+def test_a_source_that_adds_nothing_is_named(
+    candidate_run: CandidateRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second source proposes only items that the first has proposed."""
+    sources = [{"source": "popular", "n": 9}, {"source": "popular", "n": 3, "segment": "country"}]
+    narrow = [{"source": "popular", "n": 3}, {"source": "covisitation", "n": 4, "window_days": 3}]
+    summary = build_candidates(candidate_run.job(sources=narrow, max=3))
+    assert summary.facts["places_by_source"]["covisitation"] == 0
+    assert summary.facts["places_by_source"]["popular"] > 0
+    assert caplog.messages.count("the source covisitation adds no candidate") == 1
+    caplog.clear()
+    summary = build_candidates(candidate_run.job(sources=sources, max=None))
+    assert min(summary.facts["places_by_source"].values()) > 0
+    assert "adds no candidate" not in caplog.text

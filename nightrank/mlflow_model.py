@@ -1,0 +1,57 @@
+"""Loads a model of a lake for MLflow, which calls this module (training/registry/mlflow_model.py).
+
+import mlflow
+
+model = mlflow.pyfunc.load_model("models:/generated@champion")
+model.predict(rows)                                    # click probabilities of a DataFrame of raw rows
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from conf.errors import DataError
+from nightrank.model import Model
+from scoring.model.model_info import read_model_info
+from storage.paths import Lake
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class RawRowScorer:
+    """A model with the method that MLflow calls.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def predict(self, rows: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.Series:
+        """Returns the click probabilities of raw rows, with the index of `rows`; see `Model.score`."""
+        return cast("pd.Series", self.model.score(rows))
+
+
+def _load_pyfunc(path: str) -> RawRowScorer:
+    """Returns the model that the file MLmodel in the folder `path` describes.
+
+    If this folder is the model's folder in its lake, the lake is found from there, even if it was moved.
+    Otherwise, MLflow has copied the file, and the file says where the lake is.
+
+    Raises:
+        DataError: the lake does not have the model.
+    """
+    flavor = yaml.safe_load((Path(path) / "MLmodel").read_text(encoding="utf-8"))["flavors"]["nightrank"]
+    version, name = flavor["version"], flavor["name"]
+    here = Path(path).resolve()
+    in_lake = here.parts[-3:] == ("models", name, version) and (here / "model.json").is_file()
+    lake = Lake(str(here.parents[2]) if in_lake else flavor["lake"])
+    info = read_model_info(f"{lake.models(name)}/{version}")
+    if info.version != version:
+        raise DataError(f"{info.path} has the version {info.version}, not {version}", "train the model again")
+    return RawRowScorer(Model(lake, info, str(info.description["run_date"])))

@@ -1,0 +1,31 @@
+"""Counts how many candidates each source contributes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from scoring.inputs.requests import SOURCES
+
+log = logging.getLogger("nightrank.scoring")
+
+
+def places_by_source(candidates: DataFrame, sources: Sequence[str]) -> dict[str, int]:
+    """Returns the number of (user, item) pairs of each source, by its name. Warns of a source without any.
+
+    An item that several sources propose for a user counts for the first of them.
+
+    Args:
+        candidates: rows with the column `sources`: for each candidate, the index of its source.
+        sources: the names of the sources, in the order of their indices.
+    """
+    of_source = candidates.select(F.explode(SOURCES).alias("source")).groupBy("source").count().collect()
+    counts = {int(row["source"]): int(row["count"]) for row in of_source}
+    places = {name: counts.get(index, 0) for index, name in enumerate(sources)}
+    for name, count in places.items():
+        if not count:
+            log.warning("the source %s adds no candidate", name)
+    return places
