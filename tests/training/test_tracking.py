@@ -16,7 +16,7 @@ from storage.paths import Lake
 from tests.etl.lakes import servers
 from tests.training.mlflow_servers import mlflow_server
 from tests.training.test_registry import decide, description
-from training.registry import mlflow_mirror
+from training.registry import mlflow_mirror, mlflow_runs
 from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
 from training.registry.mlflow_comparison import track_comparison
 
@@ -170,12 +170,12 @@ def test_two_jobs_that_make_the_run_at_once_agree_on_one(
     def create_beside(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
         with monkeypatch.context() as patch, ThreadPoolExecutor(1) as other:
             patch.setattr(MlflowClient, "create_run", create)
-            run = other.submit(mlflow_mirror._run_of, client, of("twice", "v1"), "s3://x").result()
+            run = other.submit(mlflow_runs.run_of, client, of("twice", "v1"), "s3://x").result()
             created_ids.append(run.info.run_id)
         return create(self, *args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "create_run", create_beside)
-    assert mlflow_mirror._run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
+    assert mlflow_runs.run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
     assert [run.info.run_id for run in runs(client, "twice")] == created_ids
 
 

@@ -12,15 +12,8 @@ from typing import Any
 from storage.manifest import digest_of
 from storage.paths import Lake
 from training.registry.comparison import MEASURES, Comparison
-from training.registry.mlflow_mirror import (
-    SOURCE_TAG,
-    VERSION_TAG,
-    find_or_create_run,
-    log_training,
-    never_fails,
-    open_client,
-    source_uri,
-)
+from training.registry.mlflow_mirror import never_fails, open_client, source_uri
+from training.registry.mlflow_runs import SOURCE_TAG, VERSION_TAG, find_or_create_run, log_training
 from training.registry.model_json import read_description
 from training.registry.versions import model_path
 
