@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor dist test test-fast image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-fast image-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ doctor: setup ## check whether this machine can run the jobs of a Spark profile:
 dist: setup ## make build/nightrank-<version>.tar for a cluster: the wheel, a packed environment, jobs, settings and DAGs
 	@$(IN_ENV) python -m setup.dist
 
+wheel: setup ## make build/nightrank-<version>-….whl, which reads lakes and uses models without Spark (docs/python.md)
+	@$(IN_ENV) python -m setup.python_wheel
+
 # On CI the tests of GPU plans, lakes and sinks must not be skipped, so the jars that they need are fetched first.
 # Our packages are compiled once here. Otherwise, if PYTHONDONTWRITEBYTECODE is set, each test process would compile them again.
 test: setup $(if $(CI),jars) ## run the test suite
@@ -71,7 +74,7 @@ check: setup ## check lint rules, formatting and types
 docs: setup ## make the generated reference pages, conf/schema.json, and the documentation site in build/docs/site
 	@$(IN_ENV) python -m etl.ops.pages docs/operators
 	@$(IN_ENV) python -m jobs.reference
-	@$(IN_ENV) python -m setup.job_pages docs/jobs.md
+	@$(IN_ENV) python -m setup.job_pages
 	@$(IN_ENV) python -m setup.docs_site
 
 UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \

@@ -1,6 +1,7 @@
 """Opens the libraries that `make setup` compiles from the folders named `native`.
 
-The libraries are installed below the interpreter's prefix, so that a packed environment contains them.
+The libraries are installed below the interpreter's prefix, so that a packed environment contains them. The
+wheel of the package `nightrank` has them beside its folders.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ def open_library(library: Path, version_function: str, version: int) -> ctypes.C
         version_function: name of the library's function that returns the version of its interface.
         version: the version of the interface that the caller needs.
     """
-    try:
-        opened = ctypes.CDLL(str(Path(sys.prefix) / library))
-        version_of = getattr(opened, version_function)
-    except (OSError, AttributeError):
-        return None
-    version_of.restype = ctypes.c_int32
-    return opened if version_of() == version else None
+    for folder in (Path(__file__).parents[1], Path(sys.prefix)):
+        try:
+            opened = ctypes.CDLL(str(folder / library))
+            version_of = getattr(opened, version_function)
+        except (OSError, AttributeError):
+            continue
+        version_of.restype = ctypes.c_int32
+        if version_of() == version:
+            return opened
+    return None

@@ -10,17 +10,21 @@
     model.score(rows)                                      # click probabilities of raw rows
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
 
-No Spark session is needed. docs/python.md shows each call with its result.
+No Spark session is needed. docs/python.md shows each call with its result. `nightrank` is also a command
+(`nightrank --help`), so the modules are imported when their names are used first.
 """
 
-from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
-from nightrank.frames import Frame
-from nightrank.lake import Lake, open_lake
-from nightrank.model import Model
-from nightrank.published import Published
-from nightrank.workflow import Workflow
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-open = open_lake
+if TYPE_CHECKING:
+    from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
+    from nightrank.frames import Frame
+    from nightrank.lake import Lake
+    from nightrank.lake import open_lake as open
+    from nightrank.model import Model
+    from nightrank.published import Published
+    from nightrank.workflow import Workflow
 
 __all__ = [
     "ConfigError",
@@ -34,3 +38,32 @@ __all__ = [
     "Workflow",
     "open",
 ]
+
+_ERRORS = "conf.errors"
+# Name → its module, and its name there if that is another one.
+_MODULES = {
+    "ConfigError": (_ERRORS, None),
+    "DataError": (_ERRORS, None),
+    "Frame": ("nightrank.frames", None),
+    "InfrastructureError": (_ERRORS, None),
+    "Lake": ("nightrank.lake", None),
+    "Model": ("nightrank.model", None),
+    "NightrankError": (_ERRORS, None),
+    "Published": ("nightrank.published", None),
+    "Workflow": ("nightrank.workflow", None),
+    "open": ("nightrank.lake", "open_lake"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name. Python calls this if the name was not used before."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _MODULES[name]
+    value = globals()[name] = getattr(import_module(module), original or name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, for completion in notebooks."""
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -90,9 +91,11 @@ class Model:
             A series of pandas (with the index of `rows`) or of Polars, or a column of Arrow.
 
         Raises:
-            ConfigError: `rows` is no frame, or the device of the configuration does not exist.
+            ConfigError: `rows` is no frame, the device of the configuration does not exist, or torch is not
+                installed.
             DataError: a raw column is missing, a value does not fit, or a probability is NaN.
         """
+        _require_torch()
         encoded = self.workflow.encode_to_arrow(rows)
         numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
         scored: pa.Table = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
@@ -130,6 +133,7 @@ class Model:
         keys = list(dict.fromkeys(str(user) for user in user_ids))
         if k is not None and k < 1:
             raise ConfigError(f"k={k} is smaller than 1", "pass a positive number")
+        _require_torch()
         require_listable(self.spec)
         version = read_dataset(self._lake, self.date).workflow_version
         if version != self.spec.workflow_version:
@@ -199,3 +203,13 @@ class Model:
         for name in columns:
             listed = listed.append_column(name, lists.column(name))
         return listed
+
+
+def _require_torch() -> None:
+    """Raises ConfigError if the packages that compute models are not installed."""
+    missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"a model needs the packages {missing}, which are not installed",
+            "pip install 'nightrank[models]'",
+        )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Published:
     """One date of a table, as it was published when this object was created.
 
@@ -101,6 +101,9 @@ class Published:
 
         self._require(columns)
         return rows_of(session, self.partition, self.manifest, columns=columns)
+
+    def __repr__(self) -> str:
+        return f"<{self.table} dt={self.date}: {self.rows} rows, {len(self.columns)} columns>"
 
     def _require(self, columns: Sequence[str] | None) -> None:
         unknown = sorted(set(columns or ()) - set(self.columns))

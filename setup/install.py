@@ -30,6 +30,7 @@ CHECK_IMPORTS = (
     "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install;"
     "from etl.native.library import library; library()"
 )
+_COMMAND = "from nightrank.command import main\n\nsys.exit(main())"
 
 
 def fingerprint(root: Path) -> str:
@@ -92,10 +93,13 @@ def install_packages() -> None:
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    The function writes a .pth file. An editable install would list only the present packages, and would not
-    find a package that is added later.
+    The function writes a .pth file, and the command `nightrank`. An editable install would list only the
+    present packages, and would not find a package that is added later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
+    command = VENV / "bin/nightrank"
+    command.write_text(f"#!{VENV}/bin/python\nimport sys\n\n{_COMMAND}\n")
+    command.chmod(0o755)
 
 
 def site_packages(venv: Path) -> Path:

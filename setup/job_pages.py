@@ -1,11 +1,13 @@
-"""Writes docs/jobs.md from the `--help` of every job: `python -m setup.job_pages docs/jobs.md`.
+"""Writes docs/jobs.md and nightrank/jobs.json from the `--help` of every job: `python -m setup.job_pages`.
 
-`make docs` runs this module.
+`make docs` runs this module. The command `nightrank` reads the JSON for its own help and for completion.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,18 +33,27 @@ def job_files(root: Path = ROOT) -> list[Path]:
     )
 
 
-def help_text(job: Path) -> str:
+def help_text(job: Path | str) -> str:
     """The output of `--help` of a job on a terminal with 100 columns.
+
+    Args:
+        job: the path of its script, or the name of its module.
 
     Raises:
         SetupError: the job cannot be started.
     """
     environment = {**os.environ, "COLUMNS": WIDTH}
+    program = [str(job)] if isinstance(job, Path) else ["-m", job]
     ended = subprocess.run(
-        [sys.executable, str(job), "--help"], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, *program, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=ROOT,
     )
     if ended.returncode:
-        raise SetupError(f"{job.name} --help ended with exit code {ended.returncode}:\n{ended.stderr}")
+        raise SetupError(f"{program[-1]} --help ended with exit code {ended.returncode}:\n{ended.stderr}")
     return ended.stdout
 
 
@@ -56,15 +67,49 @@ def page(helps: Mapping[str, str]) -> str:
     return "\n".join([_HEAD, *sections])
 
 
+def options_page(helps: Mapping[str, str]) -> str:
+    """The JSON: for each job its options, and the first sentence of its description.
+
+    Args:
+        helps: as for `page`.
+    """
+    jobs = {
+        name: {
+            "summary": _first_sentence(text),
+            "options": re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.M),
+        }
+        for name, text in sorted(helps.items())
+    }
+    return json.dumps(jobs, indent=1, ensure_ascii=False) + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of the description, which follows the usage."""
+    description = " ".join(text.split("\n\n")[1].split())
+    return re.split(r"(?<=[.:]) ", description)[0].rstrip(".:")
+
+
+def helps_of_jobs(root: Path = ROOT) -> dict[str, str]:
+    """The help text of each job and of the doctor, by name."""
+    return {**{job.stem: help_text(job) for job in job_files(root)}, "doctor": help_text("setup.doctor")}
+
+
+def generated_files(helps: Mapping[str, str]) -> dict[str, str]:
+    """The texts of the generated files by path, relative to the root of the checkout."""
+    jobs = {name: text for name, text in helps.items() if name != "doctor"}
+    return {"docs/jobs.md": page(jobs), "nightrank/jobs.json": options_page(helps)}
+
+
 def main(words: list[str]) -> None:
-    """Writes the page to the path given as the only argument.
+    """Writes the files.
 
     Raises:
-        SetupError: there is not exactly one argument, or a job cannot be started.
+        SetupError: there is an argument, or a job cannot be started.
     """
-    if len(words) != 1:
-        raise SetupError("give one path: python -m setup.job_pages docs/jobs.md")
-    Path(words[0]).write_text(page({job.stem: help_text(job) for job in job_files()}), encoding="utf-8")
+    if words:
+        raise SetupError("give no argument: python -m setup.job_pages")
+    for name, text in generated_files(helps_of_jobs()).items():
+        (ROOT / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

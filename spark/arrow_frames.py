@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from conf.lazy_pyspark import T
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
@@ -17,7 +21,7 @@ def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
         spark: the session.
         rows: numbers, strings, or lists of numbers. Only strings and lists of a table may be null.
     """
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return rows
     return spark.createDataFrame(rows.to_pandas(), spark_types(rows.schema))
 
@@ -28,10 +32,18 @@ def table_of(rows: DataFrame) -> pa.Table:
     Args:
         rows: numbers that are never null, and strings.
     """
-    schema = to_arrow_schema(rows.schema)
-    return pa.Table.from_pandas(rows.toPandas(), schema, preserve_index=False)
+    return pa.Table.from_pandas(rows.toPandas(), arrow_schema(rows), preserve_index=False)
+
+
+def arrow_schema(rows: DataFrame) -> pa.Schema:
+    """Returns the Arrow types of the columns of a frame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(rows.schema)
 
 
 def spark_types(schema: pa.Schema) -> T.StructType:
     """Returns the Spark types of the columns of an Arrow schema."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     return from_arrow_schema(schema)

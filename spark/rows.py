@@ -11,14 +11,13 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from spark.arrow_frames import frame_of, spark_types
 from spark.duckdb_queries import run_query
 from spark.tasks import map_batches
@@ -28,7 +27,10 @@ from storage.paths import Partition
 from storage.publish import rows_of
 from storage.run_context import RunContext
 
-Rows: TypeAlias = pa.Table | DataFrame
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Rows: TypeAlias = "pa.Table | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
 # Rows of a table that a function gets in one batch; Spark's default is the same.
@@ -62,7 +64,7 @@ def query(text: str, **tables: Rows) -> Rows:
             2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
         tables: the rows by the name in braces.
     """
-    frames = [rows for rows in tables.values() if isinstance(rows, DataFrame)]
+    frames = [rows for rows in tables.values() if not isinstance(rows, pa.Table)]
     if not frames:
         return run_query(text, tables)
     session = frames[0].sparkSession
@@ -100,7 +102,7 @@ def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Sche
         function: gets an iterator over batches, and yields batches with the columns of `schema`.
         schema: the columns of the result.
     """
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return map_batches(rows, function, spark_types(schema))
     return _table_of(function(iter(_batches(rows, _BATCH_ROWS))), schema)
 
@@ -122,7 +124,7 @@ def map_rows_in_threads(
         batch_rows: number of rows of these batches. It does not depend on the number of threads, because
             rounding may depend on which rows are computed together.
     """
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return map_batches(rows, function, spark_types(schema), imports)
     with ThreadPoolExecutor(threads) as pool:
         results = pool.map(lambda batch: list(function([batch])), _batches(rows, batch_rows))
@@ -143,9 +145,9 @@ def union_all(parts: Sequence[Rows]) -> Rows:
     """Returns the rows of all parts, which have the same columns in any order."""
     first, *others = parts
     for other in others:
-        if isinstance(first, DataFrame):
+        if not isinstance(first, pa.Table):
             first = first.unionByName(frame_of(first.sparkSession, other))
-        elif isinstance(other, DataFrame):
+        elif not isinstance(other, pa.Table):
             first = frame_of(other.sparkSession, first).unionByName(other)
         else:
             first = pa.concat_tables([first, other.select(first.column_names)])
@@ -154,21 +156,21 @@ def union_all(parts: Sequence[Rows]) -> Rows:
 
 def with_value(rows: Rows, name: str, value: str) -> Rows:
     """Adds a column with the same text in all rows."""
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.lit(value))
     return rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
 
 
 def with_nulls(rows: Rows, name: str, kind: pa.DataType) -> Rows:
     """Adds a column of this type that is null in all rows."""
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.lit(None).cast(spark_types(pa.schema([(name, kind)]))[name].dataType))
     return rows.append_column(name, pa.nulls(len(rows), kind))
 
 
 def with_hash(rows: Rows, column: str, name: str) -> Rows:
     """Adds the hash of a column of texts or int64 numbers without nulls: XXH64 with the seed 42, an int64."""
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.xxhash64(column))
     import xxhash
 
@@ -183,7 +185,7 @@ def with_hash(rows: Rows, column: str, name: str) -> Rows:
 
 def select(rows: Rows, names: Sequence[str]) -> Rows:
     """Returns some columns."""
-    return rows.select(*names) if isinstance(rows, DataFrame) else rows.select(list(names))
+    return rows.select(*names) if not isinstance(rows, pa.Table) else rows.select(list(names))
 
 
 def list_entries(rows: Rows, lists: str, name: str) -> Rows:
@@ -194,7 +196,7 @@ def list_entries(rows: Rows, lists: str, name: str) -> Rows:
         lists: a column of lists, which are not null.
         name: the name of the column with the elements.
     """
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         entries = rows.select("user_key", F.posexplode(lists).alias("position", name))
         return entries.withColumn("position", F.col("position") + 1)
     values = rows.column(lists).combine_chunks()
@@ -210,22 +212,22 @@ def list_entries(rows: Rows, lists: str, name: str) -> Rows:
 
 def records(rows: Rows) -> list[dict[str, Any]]:
     """Returns a few rows as dictionaries of Python values. A frame is computed."""
-    return [row.asDict() for row in rows.collect()] if isinstance(rows, DataFrame) else rows.to_pylist()
+    return [row.asDict() for row in rows.collect()] if not isinstance(rows, pa.Table) else rows.to_pylist()
 
 
 def count(rows: Rows) -> int:
     """Returns the number of rows. A frame is computed."""
-    return rows.count() if isinstance(rows, DataFrame) else len(rows)
+    return rows.count() if not isinstance(rows, pa.Table) else len(rows)
 
 
 def persist(rows: Rows) -> Rows:
     """Keeps the rows of a frame when they are first computed, because several queries need them."""
-    return rows.persist() if isinstance(rows, DataFrame) else rows
+    return rows.persist() if not isinstance(rows, pa.Table) else rows
 
 
 def unpersist(rows: Rows) -> None:
     """Frees the rows that `persist` kept."""
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         rows.unpersist()
 
 
@@ -234,6 +236,6 @@ def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
 
     A table is sorted by the column, because the order of a query's rows depends on threads.
     """
-    if not isinstance(rows, DataFrame):
+    if isinstance(rows, pa.Table):
         return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))
     return rows.repartition(max(rows.sparkSession.sparkContext.defaultParallelism, tasks), key)

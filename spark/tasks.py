@@ -8,15 +8,18 @@ for the same kind of work: Spark starts one daemon for each different value of `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
+from conf.lazy_pyspark import T
 from spark.worker_imports import VARIABLE
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 Batches = Iterable[pa.RecordBatch]
-Schema = T.StructType | str
+Schema: TypeAlias = "T.StructType | str"
 
 _RESULTS = "task int, result string"
 

@@ -6,24 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark.sql import types as T
 
 from conf.errors import DataError
+from conf.lazy_pyspark import T
 from storage import file_io
-
-_SPARK_TYPES: dict[str, T.DataType] = {
-    "bool": T.BooleanType(),
-    "int32": T.IntegerType(),
-    "int64": T.LongType(),
-    "float": T.FloatType(),
-    "double": T.DoubleType(),
-    "string": T.StringType(),
-    "list<element: int8>": T.ArrayType(T.ByteType()),
-    "list<element: int32>": T.ArrayType(T.IntegerType()),
-    "list<element: int64>": T.ArrayType(T.LongType()),
-    "list<element: float>": T.ArrayType(T.FloatType()),
-    "list<element: string>": T.ArrayType(T.StringType()),
-}
 
 Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict[str, tuple[int, Any, Any]]]
 
@@ -86,10 +72,28 @@ def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
     Raises:
         DataError: a column has a type that this release does not know.
     """
-    unknown = [(name, kind) for name, kind in columns if kind not in _SPARK_TYPES]
+    types = _spark_types()
+    unknown = [(name, kind) for name, kind in columns if kind not in types]
     if unknown:
         raise DataError(
             f"a manifest names columns of types that this release does not know: {unknown}",
             "run the job that writes the table again",
         )
-    return T.StructType([T.StructField(name, _SPARK_TYPES[kind]) for name, kind in columns])
+    return T.StructType([T.StructField(name, types[kind]) for name, kind in columns])
+
+
+def _spark_types() -> dict[str, T.DataType]:
+    """Maps the type of a column in a manifest to its Spark type."""
+    return {
+        "bool": T.BooleanType(),
+        "int32": T.IntegerType(),
+        "int64": T.LongType(),
+        "float": T.FloatType(),
+        "double": T.DoubleType(),
+        "string": T.StringType(),
+        "list<element: int8>": T.ArrayType(T.ByteType()),
+        "list<element: int32>": T.ArrayType(T.IntegerType()),
+        "list<element: int64>": T.ArrayType(T.LongType()),
+        "list<element: float>": T.ArrayType(T.FloatType()),
+        "list<element: string>": T.ArrayType(T.StringType()),
+    }

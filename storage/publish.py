@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import DataError
 from storage import file_io
@@ -19,6 +17,9 @@ from storage.manifest import FileEntry, Manifest, data_files, is_published, read
 from storage.parquet_footers import describe, spark_schema, written_files
 from storage.paths import Partition
 from storage.verify import Rules, WrittenFile, verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "Rules",

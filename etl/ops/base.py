@@ -19,15 +19,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as dataclass_field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
 from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 # Types of values in a chain: int has 64 bits, float is a double, and the last two types are lists.
 Type = Literal["int", "float", "string", "ints", "strings"]

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, InfrastructureError
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, Fitted, Need, Operator, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Count, Values
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import SEPARATOR, over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import Operator, RowWise, Statistics, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

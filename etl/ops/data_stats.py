@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
 from etl.ops.tables import LocalTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

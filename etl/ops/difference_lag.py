@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F, Window
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.doubles import bounded_column
 from etl.ops.frames import RowChanger
 from etl.ops.parameters import Integer, Texts
 from storage.feature_spec import EVENT_TIME, ROW_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class DifferenceLag(RowChanger):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from storage.feature_spec import FLOAT32_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 def bounded_column(value: Column) -> Column:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
 from etl.ops.parameters import Texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 class Dropna(RowFilter):

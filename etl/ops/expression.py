@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.formula import Formula, Kind, parse
 from etl.ops.tables import LocalTables
 from storage.feature_spec import FLOAT32_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import Fitted, Operator, Statistics, Step, Type
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import Type
 from etl.ops.expression import kinds_of
 from etl.ops.formula import parse
 from etl.ops.frames import RowFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 class Filter(RowFilter):

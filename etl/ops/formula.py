@@ -11,15 +11,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 Kind = Literal["number", "text", "truth"]
 
@@ -76,7 +78,7 @@ _OPERATIONS: dict[type, Function] = {
     ast.Sub: _arithmetic(2, lambda a, b: a - b, np.subtract),
     ast.Mult: _arithmetic(2, lambda a, b: a * b, np.multiply),
     ast.Div: _arithmetic(2, lambda a, b: F.when(b != 0, a / b), np.divide),
-    ast.Pow: _arithmetic(2, F.pow, np.power),
+    ast.Pow: _arithmetic(2, lambda a, b: F.pow(a, b), np.power),
     ast.USub: _arithmetic(1, lambda a: -a, np.negative),
     ast.Lt: _compare(lambda a, b: a < b, pc.less),
     ast.LtE: _compare(lambda a, b: a <= b, pc.less_equal),
@@ -94,9 +96,9 @@ _EQUAL = {
 FUNCTIONS: dict[str, Function] = {
     "log": _arithmetic(1, lambda a: F.when(a > 0, F.log(a)), np.log),
     "log1p": _arithmetic(1, lambda a: F.when(a > -1, F.log1p(a)), np.log1p),
-    "exp": _arithmetic(1, F.exp, np.exp),
+    "exp": _arithmetic(1, lambda a: F.exp(a), np.exp),
     "sqrt": _arithmetic(1, lambda a: F.when(a >= 0, F.sqrt(a)), np.sqrt),
-    "abs": _arithmetic(1, F.abs, np.abs),
+    "abs": _arithmetic(1, lambda a: F.abs(a), np.abs),
     "floor": _arithmetic(1, lambda a: _whole(F.floor, a), np.floor),
     "ceil": _arithmetic(1, lambda a: _whole(F.ceil, a), np.ceil),
     "min": _arithmetic(2, lambda a, b: F.when(a <= b, a).when(a > b, b), np.minimum),
@@ -108,16 +110,28 @@ FUNCTIONS: dict[str, Function] = {
         lambda a: pc.utf8_length(a).cast(pa.float64()),
     ),
     "contains": Function(
-        ("text", "text"), "truth", F.contains, lambda a, b: _by_constant(pc.match_substring, a, b)
+        ("text", "text"),
+        "truth",
+        lambda a, b: F.contains(a, b),
+        lambda a, b: _by_constant(pc.match_substring, a, b),
     ),
     "starts_with": Function(
-        ("text", "text"), "truth", F.startswith, lambda a, b: _by_constant(pc.starts_with, a, b)
+        ("text", "text"),
+        "truth",
+        lambda a, b: F.startswith(a, b),
+        lambda a, b: _by_constant(pc.starts_with, a, b),
     ),
     "ends_with": Function(
-        ("text", "text"), "truth", F.endswith, lambda a, b: _by_constant(pc.ends_with, a, b)
+        ("text", "text"),
+        "truth",
+        lambda a, b: F.endswith(a, b),
+        lambda a, b: _by_constant(pc.ends_with, a, b),
     ),
     "concat": Function(
-        ("text", "text"), "text", F.concat, lambda a, b: pc.binary_join_element_wise(a, b, "")
+        ("text", "text"),
+        "text",
+        lambda a, b: F.concat(a, b),
+        lambda a, b: pc.binary_join_element_wise(a, b, ""),
     ),
 }
 _NAMES = [*FUNCTIONS, "coalesce", "is_null"]
@@ -128,7 +142,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
 
 
 # Column name → value, the input of a compiled formula. In arrow, constants need the row count.
-Columns = Mapping[str, Column]
+Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 
 

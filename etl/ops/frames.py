@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame
+from typing import TYPE_CHECKING
 
 from etl.ops.base import Type
 from etl.ops.parameters import Parameters
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 class FrameOperator(Parameters, ABC):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
 from etl.ops.parameters import Texts
 from etl.split.time_split import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _OF_NUMBERS = ("sum", "mean", "min", "max")
 Aggregate = Literal["sum", "mean", "min", "max", "count", "first", "last", "list"]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.ops.xxhash64 import xxhash64
 from etl.raw.value_text import over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 def bucket_column(text: Column, buckets: int, first: int) -> Column:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

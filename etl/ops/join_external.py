@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
 
 from conf.errors import ConfigError
 from conf.load import read_section
@@ -16,6 +15,9 @@ from conf.types import JoinedTable
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
 from etl.ops.tables import LocalTables, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, Fitted, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import joined_array, joined_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 KEY = "key"
 # Columns by which statistics are grouped: the number of a table, and the key in this table.

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
 from etl.ops.parameters import Integer
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import over_elements
 from storage.feature_spec import PAD_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _LONGEST = 10_000
 

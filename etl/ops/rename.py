@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pydantic import Field, model_validator
-from pyspark.sql import Column
 
 from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
 from etl.ops.tables import LocalTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import literal_pattern, over_elements
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from etl.native.lookup import Lookup
 from etl.native.mapped_vocabulary import open_vocabulary
 from storage.manifest import data_files, read_manifest
 from storage.parquet_files import read_file
 from storage.paths import Lake, Partition
 from storage.publish import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 VOCABULARY = "vocabulary"
 RARE = "rare"

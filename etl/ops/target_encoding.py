@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 def fold_of(folds: int) -> Column:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, Need, Operator, Statistics, Step, Type
 from etl.ops.data_stats import FittedDataStats
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

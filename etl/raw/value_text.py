@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+
+from conf.lazy_pyspark import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 # Separator and null in joined texts. No field of a log contains these two bytes.
 SEPARATOR, MISSING = "\x1f", "\x00"

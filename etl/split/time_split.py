@@ -6,13 +6,15 @@ import math
 from bisect import bisect_right
 from fractions import Fraction
 from itertools import accumulate
-
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING
 
 from conf.errors import DataError
+from conf.lazy_pyspark import F, Window
 from conf.types import SplitConfig
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SPLIT = "split"
 # The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
+from conf.lazy_pyspark import F, T
 from etl.ops import OPERATORS, Fitted
 from etl.ops.base import LISTS, Type
 from etl.ops.tables import LocalTables, Tables
 from storage.feature_spec import FLOAT32_MAX, Feature
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 SPARK_TYPES: Mapping[str, str] = {
     "int": "bigint",

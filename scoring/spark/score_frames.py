@@ -8,10 +8,9 @@ the items only once. Spark never has a table of all (user, item) pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from scoring.inputs.requests import (
     CANDIDATES,
@@ -25,10 +24,14 @@ from scoring.inputs.requests import (
 from scoring.rows.file_splits import Piece
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
+from spark.arrow_frames import arrow_schema
 from spark.choose_workers import cores_without_jvm
 from spark.rows import Rows, map_rows_in_threads, select
 from spark.tasks import collect_results, map_batches
 from storage.feature_spec import USER_KEY, FeatureSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -106,7 +109,7 @@ def score_rows(rows: Rows, spec: FeatureSpec, model: ModelRequest, keep: Sequenc
     """
     names = [feature.name for feature in spec.features]
     inputs = select(rows, [*keep, *(name for name in names if name not in keep)])
-    known = inputs.schema if isinstance(inputs, pa.Table) else to_arrow_schema(inputs.schema)
+    known = inputs.schema if isinstance(inputs, pa.Table) else arrow_schema(inputs)
     schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, pa.float32())])
     return _score(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark import TaskContext
+import sys
 
 
 def task_slot() -> tuple[int | None, int]:
@@ -11,6 +11,10 @@ def task_slot() -> tuple[int | None, int]:
     The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
     at the same time (score_frames.py), and each of them uses one CPU thread.
     """
+    if "pyspark.taskcontext" not in sys.modules:  # each of Spark's workers has imported it
+        return None, 1
+    from pyspark import TaskContext
+
     task = TaskContext.get()
     if task is None:
         return None, 1

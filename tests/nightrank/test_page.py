@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.nightrank.conftest import COLUMNS, RUN_DATE, World
@@ -30,4 +31,5 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert list(lists) == columns[:5]
     published = names["frame"][names["frame"]["user_id"].isin(names["some"])]
     published = published[published["position"] <= 5].reset_index(drop=True)
-    assert lists.equals(published[columns[:5]])
+    # The number of users that are scored together changes the last bit of some scores.
+    pd.testing.assert_frame_equal(lists, published[columns[:5]], check_exact=False, rtol=1e-6)

@@ -1,0 +1,196 @@
+"""`make wheel`: builds the wheel of the package `nightrank`, for programs that read a lake and use models.
+
+The wheel needs neither Spark nor Horovod, and installs into any environment:
+
+    nightrank/              the package (docs/python.md)
+    nightrank/_internal/    the folders of this repository that it imports, and compiled libraries
+    nightrank/_project.tar  the files of the repository, for `nightrank setup`
+
+No folder named `conf` or `setup` gets to the top level of an environment. For this, the imports in the copied
+files are rewritten: `from conf.errors import …` becomes `from nightrank._internal.conf.errors import …`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from setup import build_native
+from setup.console import SetupError, fail, run, say, step
+from setup.dist import version
+from setup.environment import PACKAGES
+from setup.install import BOOTSTRAP, ROOT, VENV
+
+BUILD = ROOT / "build"
+INNER = "nightrank._internal"
+# The folders that nightrank imports. The others are for jobs.
+INNER_PACKAGES = tuple(name for name in PACKAGES if name not in ("nightrank", "reporting", "jobs"))
+PROJECT = "_project.tar"
+# Files that a run of the project does not use.
+LEFT_OUT = ("tests", "benchmarks", "docs/pictures", "docs/decisions", ".ci")
+
+_METADATA = """\
+[build-system]
+requires = ["setuptools>=77", "wheel"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "nightrank"
+version = "{version}"
+description = "Reads lakes of Nightrank: tables as frames, features, scores and lists of trained models"
+readme = "README.md"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+requires-python = ">=3.11"
+dependencies = ["numpy>=1.26", "pyarrow>=14.0.2", "pydantic>=2.5", "pyyaml>=6", "xxhash>=3"]
+
+[project.optional-dependencies]
+models = ["torch>=2.11", "safetensors>=0.4"]
+pandas = ["pandas>=2.1"]
+polars = ["polars>=1"]
+
+[project.scripts]
+nightrank = "nightrank.command:main"
+
+[tool.setuptools.packages.find]
+include = ["nightrank*"]
+
+[tool.setuptools.package-data]
+"*" = ["*.so", "*.yaml", "*.json", "py.typed", "{project}"]
+"""
+# The compiled libraries are for this processor and any version of Python.
+_TAGS = "[bdist_wheel]\nplat_name = linux_x86_64\npython_tag = py3\n"
+
+
+def rewritten(source: str, packages: tuple[str, ...] = INNER_PACKAGES) -> str:
+    """Returns a module's source with the new prefix in imports of `packages` and in names of their modules.
+
+    Raises:
+        SetupError: the source has an import that cannot be rewritten, such as `import conf.errors`.
+    """
+    lines = [line.encode() for line in source.splitlines(keepends=True)]  # ast counts bytes
+    for line, column, name in sorted(_names(ast.parse(source), packages), reverse=True):
+        begin = lines[line - 1].index(name.encode(), column)
+        lines[line - 1] = lines[line - 1][:begin] + f"{INNER}.".encode() + lines[line - 1][begin:]
+    return b"".join(lines).decode()
+
+
+def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, str]]:
+    """Returns line, lowest column and text of each module name that gets the prefix."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in packages:
+                    raise SetupError(
+                        f"`import {alias.name}` cannot be rewritten; write `from {alias.name} import …`"
+                    )
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module.split(".")[0] in packages:
+                found.append((node.lineno, node.col_offset + len("from "), node.module))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _is_module(node.value, packages)
+        ):
+            found.append((node.lineno, node.col_offset, node.value))
+    return found
+
+
+def _is_module(text: str, packages: tuple[str, ...]) -> bool:
+    """Returns whether a text is the name of a module or a sub-folder of `packages`."""
+    parts = text.split(".")
+    if len(parts) < 2 or parts[0] not in packages or not all(part.isidentifier() for part in parts):
+        return False
+    path = ROOT.joinpath(*parts)
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def stage(folder: Path) -> None:
+    """Writes the files of the wheel, and the settings of the build, to an empty folder."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.cpp", "*.h")
+    target = folder / "nightrank"
+    shutil.copytree(ROOT / "nightrank", target, ignore=ignored)
+    inner = target / "_internal"
+    for name in INNER_PACKAGES:
+        shutil.copytree(ROOT / name, inner / name, ignore=ignored)
+    (inner / "__init__.py").write_text(
+        '"""The folders of the repository that nightrank imports. Not public."""\n'
+    )
+    for path in target.rglob("*.py"):
+        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for library in build_native.build(ROOT, inner):  # conf/compiled.py looks there
+        library.chmod(0o755)
+    _pack_project(target / PROJECT)
+    (folder / "pyproject.toml").write_text(_METADATA.format(version=version(), project=PROJECT))
+    (folder / "setup.cfg").write_text(_TAGS)
+    shutil.copy(ROOT / "docs/python.md", folder / "README.md")
+    shutil.copy(ROOT / "LICENSE", folder)
+
+
+def _pack_project(archive: Path) -> None:
+    """Writes the files of the checkout that git knows, except LEFT_OUT, to an archive.
+
+    Raises:
+        SetupError: this is not a checkout of git.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        raise SetupError("make wheel needs a checkout of git, which says which files belong to the project")
+    names = sorted(name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file())
+    with tarfile.open(archive, "w") as packed:
+        for name in names:
+            if not any(name == left or name.startswith(f"{left}/") for left in LEFT_OUT):
+                packed.add(ROOT / name, name, filter=_without_owner_and_time)
+
+
+def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 315619200  # 1980, the first year of zip: equal sources give equal bytes
+    return member
+
+
+def make_wheel(out: Path = BUILD) -> Path:
+    """Builds the wheel in a folder and returns its path. Equal sources result in a wheel with equal bytes.
+
+    Raises:
+        SetupError: a file cannot be rewritten, or the wheel cannot be built.
+    """
+    scratch = out / "python-wheel"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    stage(scratch)
+    command: list[str | Path] = [BOOTSTRAP / "bin/uv", "build", "--quiet", "--wheel", "--no-build-isolation"]
+    command += ["--offline", "--python", VENV / "bin/python", "--out-dir", scratch / "dist", scratch]
+    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})
+    (built,) = (scratch / "dist").glob("nightrank-*.whl")
+    wheel = out / built.name
+    built.replace(wheel)
+    shutil.rmtree(scratch)
+    return wheel
+
+
+def main() -> int:
+    """Builds the wheel and returns the exit code."""
+    try:
+        with step("building the wheel"):
+            wheel = make_wheel()
+    except SetupError as error:
+        return fail(error)
+    say(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

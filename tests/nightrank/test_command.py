@@ -1,0 +1,116 @@
+"""The command `nightrank` in a checkout: starts jobs from any folder, and completes words in a real shell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from nightrank import command, installed_project
+from nightrank.completion import completion
+from setup import job_pages
+from setup.install import VENV
+from tests.nightrank.conftest import RUN_DATE, World
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.processes
+NIGHTRANK = VENV / "bin/nightrank"
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([NIGHTRANK, *words], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_job(tmp_path: Path) -> None:
+    shown = run("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert list(command.commands().values()) == sorted(
+        [job.stem for job in job_pages.job_files()] + ["doctor"]
+    )
+    for name in command.commands():
+        assert f"\n  {name} " in shown.stdout
+    assert set(command._EVERYDAY) <= set(command.commands())
+
+
+def test_a_job_runs_from_another_folder(world: World, tmp_path: Path) -> None:
+    user = world.lake.recommendations().arrow(["user_id"]).column(0)[0].as_py()
+    done = run("show", "--config", str(world.config), "--date", RUN_DATE, "--user", user, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert user in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["job"] == "show"
+    unknown = run("show", "--config", str(world.config), "--date", RUN_DATE, "--user", "nobody", cwd=tmp_path)
+    assert unknown.returncode == 3
+
+
+def test_the_demo_and_a_run_find_their_default_files(tmp_path: Path) -> None:
+    done = run("demo", "--nights", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such file" not in done.stderr
+    for job, words in command._DEFAULTS.items():
+        text = job_pages.help_text(ROOT / f"jobs/{job}.py")
+        for option, path in zip(words[::2], words[1::2], strict=True):
+            assert option in text
+            assert Path(path.format(home=ROOT)).is_file()
+
+
+def test_wrong_words_end_with_usage(tmp_path: Path) -> None:
+    for words in (["dema"], [], ["completion", "tcsh"]):
+        done = run(*words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "usage: nightrank" in done.stderr
+
+
+def test_setup_in_a_checkout_refers_to_make(tmp_path: Path) -> None:
+    done = run("setup", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run `make setup`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["nightrank", "ch"], {"champion", "check_lists", "check_quality"}),
+        (["nightrank", "run", "--re"], {"--retrain"}),
+        (["nightrank", "champion", "--p"], {"--pin"}),
+        (["nightrank", "completion", ""], {"bash", "zsh"}),
+        (["nightrank", "nothing", "--"], set()),
+    ],
+)
+def test_bash_completes(words: list[str], expected: set[str]) -> None:
+    script = run("completion", "bash", cwd=ROOT).stdout
+    line = " ".join(f"'{word}'" for word in words)
+    code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _nightrank; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == expected
+    assert done.stderr == ""
+
+
+def test_zsh_runs_the_script_for_bash() -> None:
+    assert completion("zsh", command.options()).endswith(completion("bash", command.options()))
+    if zsh := shutil.which("zsh"):
+        subprocess.run([zsh, "-n", "-c", completion("zsh", command.options())], check=True)
+
+
+def test_a_newer_release_keeps_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def archive(names: list[str]) -> None:
+        with tarfile.open(tmp_path / "project.tar", "w") as packed:
+            for name in names:
+                packed.add(__file__, name)
+
+    monkeypatch.setattr(installed_project, "_ARCHIVE", tmp_path / "project.tar")
+    target = tmp_path / "project"
+    archive(["jobs/nightly.py", "old.py"])
+    installed_project._unpack(target)
+    assert not installed_project._is_ready(target)
+    (target / ".venv/bin").mkdir(parents=True)
+    (target / ".venv/bin/python").touch()
+    assert installed_project._is_ready(target)
+    archive(["jobs/nightly.py", "new.py"])
+    installed_project._unpack(target)
+    assert installed_project._is_ready(target)
+    assert (target / "new.py").exists()
+    assert not (target / "old.py").exists()

@@ -1,0 +1,239 @@
+"""The wheel in an environment without Spark, Horovod and Petastorm: with newer pandas, NumPy and Arrow than ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from email import message_from_string
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from packaging.requirements import Requirement
+
+from setup import python_wheel
+from setup.console import SetupError
+from setup.install import BOOTSTRAP, VENV, site_packages
+from tests.etl.lakes.servers import READERS_LOCK, Unavailable, interpreter, missing
+from tests.nightrank.conftest import RUN_DATE, World
+
+pytestmark = pytest.mark.processes
+
+# torch has several GB, so the environment borrows it. Its own requirements are in the lock of the environment.
+TORCH = ("torch", "torchgen", "functorch", "nvidia", "triton")
+# What modules of jobs import, which the wheel contains but does not use.
+FOR_JOBS = {
+    "pyspark",
+    "py4j",
+    "petastorm",
+    "horovod",
+    "mlflow",
+    "faiss",
+    "scipy",
+    "psutil",
+    "deltalake",
+    "cloudpickle",
+}
+
+USE = """
+import json, sys
+import pandas as pd
+import nightrank
+root, config, raw, out = sys.argv[1:]
+rows = pd.read_parquet(raw)
+lake = nightrank.open(root)
+lake.workflow().encode(rows).to_parquet(out + "/features.parquet")
+model = nightrank.open(root, config=config).champion()
+pd.DataFrame({"p": model.score(rows)}).to_parquet(out + "/scores.parquet")
+users = lake.recommendations().pandas(["user_id"])["user_id"].unique()[:20]
+import pyarrow.parquet as pq
+pq.write_table(model.recommend(users), out + "/lists.parquet")
+lake.users().polars().write_parquet(out + "/users.parquet")
+modules = sorted({name.split(".")[0] for name in sys.modules})
+print(json.dumps({"modules": modules, "file": nightrank.__file__, "pandas": pd.__version__}))
+"""
+IMPORT_ALL = """
+import importlib, json, pkgutil
+import nightrank._internal as inner
+missing = {}
+for module in pkgutil.walk_packages(inner.__path__, inner.__name__ + "."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        missing[module.name] = error.name
+print(json.dumps(missing))
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The environment, and the wheel that is installed in it."""
+
+    folder: Path
+    wheel: Path
+
+    def run(self, *words: str, home: str | None = None) -> subprocess.CompletedProcess[str]:
+        variables = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK", "NIGHTRANK"))
+        }
+        if home is not None:
+            variables["NIGHTRANK_HOME"] = home
+        command = [self.folder / "bin" / words[0], *words[1:]]
+        return subprocess.run(
+            command, cwd="/", env=variables, capture_output=True, text=True, check=False, timeout=240
+        )
+
+    def json(self, code: str, *words: str) -> dict[str, object]:
+        done = self.run("python", "-c", code, *words)
+        assert done.returncode == 0, done.stderr
+        result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = python_wheel.make_wheel(folder)
+    try:
+        base = interpreter("readers", READERS_LOCK, "import duckdb, polars, deltalake")
+    except Unavailable as why:
+        missing(str(why))
+    uv = BOOTSTRAP / "bin/uv"
+    subprocess.run([uv, "venv", "--quiet", "--python", base.resolve(), folder / "env"], check=True)
+    packages = site_packages(folder / "env")
+    (packages / "readers.pth").write_text(f"{site_packages(base.parents[1])}\n")
+    for name in TORCH:
+        (packages / name).symlink_to(site_packages(VENV) / name)
+    command = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--offline",
+        "--no-deps",
+        "--python",
+        folder / "env/bin/python",
+        wheel,
+    ]
+    subprocess.run(command, check=True)
+    return Installed(folder / "env", wheel)
+
+
+def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
+    installed: Installed, world: World, tmp_path: Path
+) -> None:
+    rows = world.raw_rows()
+    rows.to_parquet(tmp_path / "raw.parquet")
+    used = installed.json(USE, world.root, str(world.config), str(tmp_path / "raw.parquet"), str(tmp_path))
+    assert str(used["file"]).startswith(str(installed.folder))
+    assert str(used["pandas"]) >= "3"
+    assert not {"pyspark", "py4j", "horovod", "petastorm", "mlflow", "duckdb"} & set(used["modules"])  # type: ignore[call-overload]
+    assert not {"conf", "storage", "etl", "scoring"} & set(used["modules"])  # type: ignore[call-overload]
+    features = world.lake.workflow().encode(rows)
+    there = pq.read_table(tmp_path / "features.parquet")
+    for name in features.columns:
+        np.testing.assert_array_equal(there.column(name).to_numpy(), features[name].to_numpy())
+    scores = pq.read_table(tmp_path / "scores.parquet").column("p").to_numpy()
+    np.testing.assert_allclose(scores, world.lake.champion().score(rows).to_numpy(), rtol=1e-6)
+    lists, published = pq.read_table(tmp_path / "lists.parquet"), world.lake.recommendations(RUN_DATE).arrow()
+    users = set(lists.column("user_id").to_pylist())
+    wanted = [row for row in published.to_pylist() if row["user_id"] in users]
+    for row, other in zip(lists.to_pylist(), wanted, strict=True):
+        assert {**row, "score": 0} == {**{name: other[name] for name in row}, "score": 0}
+        assert row["score"] == pytest.approx(other["score"], rel=1e-6)
+    assert pq.read_table(tmp_path / "users.parquet").num_rows == world.lake.users().rows
+
+
+def test_every_module_finds_its_imports(installed: Installed) -> None:
+    lacking = installed.json(IMPORT_ALL)
+    assert set(lacking.values()) <= FOR_JOBS, lacking
+
+
+def test_nothing_else_gets_to_the_top_level(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as packed:
+        tops = {name.split("/")[0] for name in packed.namelist()}
+    assert len(tops) == 2
+    assert tops >= {"nightrank"}
+    assert "linux_x86_64" in installed.wheel.name
+
+
+def test_what_it_declares_is_what_the_test_installed(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as packed:
+        (name,) = [name for name in packed.namelist() if name.endswith("/METADATA")]
+        metadata = message_from_string(packed.read(name).decode())
+    needed = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    assert {one.name for one in needed if one.marker is None} == {
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "pyyaml",
+        "xxhash",
+    }
+    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    names = [one.name for one in needed if one.name != "torch"]
+    versions = installed.json(code, *names)
+    for one in needed:
+        assert one.name == "torch" or one.specifier.contains(str(versions[one.name]))
+
+
+def test_equal_sources_give_equal_bytes(installed: Installed, tmp_path: Path) -> None:
+    assert python_wheel.make_wheel(tmp_path).read_bytes() == installed.wheel.read_bytes()
+
+
+def test_a_command_that_needs_the_project_says_how_to_get_it(installed: Installed, tmp_path: Path) -> None:
+    done = installed.run("nightrank", "run", "--help")
+    assert done.returncode == 2
+    assert "run `nightrank setup`" in done.stderr
+    assert "Traceback" not in done.stderr
+    wrong = installed.run("nightrank", "run", "--help", home=str(tmp_path))
+    assert wrong.returncode == 2
+    assert f"NIGHTRANK_HOME={tmp_path} is no installed project" in wrong.stderr
+
+
+def test_setup_keeps_foreign_files_and_names_what_it_lacks(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = installed.run("nightrank", "setup", "--folder", str(tmp_path), "--python", sys.executable)
+    assert done.returncode == 2
+    assert "contains other files" in done.stderr
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert "python9 is not on PATH" in installed.run("nightrank", "setup", "--python", "python9").stderr
+
+
+def test_a_model_without_torch_says_what_to_install(installed: Installed, world: World) -> None:
+    code = """
+import sys, importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+import pandas as pd, nightrank
+try:
+    nightrank.open(sys.argv[1]).champion().score(pd.DataFrame())
+except nightrank.ConfigError as error:
+    print('"' + error.remedy + '"')
+"""
+    done = installed.run("python", "-c", code, world.root)
+    assert done.stdout.strip() == "\"pip install 'nightrank[models]'\""
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("from conf.errors import A\n", "from nightrank._internal.conf.errors import A\n"),
+        ("def f():\n    from  etl.ops import B  # conf.errors\n", "def f():\n    from  nightrank._internal.etl.ops import B  # conf.errors\n"),
+        ("é = 'ü'; from conf import x\n", "é = 'ü'; from nightrank._internal.conf import x\n"),
+        ("M = 'training.models'\n", "M = 'nightrank._internal.training.models'\n"),
+        ("M = 'training.nothing', 'conf', 'see conf.errors', 'nightrank.lake'\n", None),
+        ("from configparser import a\nfrom nightrank.lake import b\nimport numpy as np\n", None),
+    ],
+)  # fmt: skip
+def test_imports_get_the_prefix(source: str, expected: str | None) -> None:
+    assert python_wheel.rewritten(source) == (expected or source)
+
+
+def test_an_import_without_from_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"from conf\.errors import"):
+        python_wheel.rewritten("import conf.errors\n")
