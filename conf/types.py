@@ -176,7 +176,9 @@ class Config(Strict):
         default=Deliver(), description="The sinks to which deliver_recommendations copies the lists."
     )
     measure: Measure = Field(default=Measure(), description="The clicks that the lists are compared with.")
-    watch: Watch = Field(default=Watch(), description="Prometheus metrics, and the price of a run.")
+    watch: Watch = Field(
+        default=Watch(), description="Prometheus metrics, lineage events, and the price of a run."
+    )
     generate: Generate | None = Field(
         default=None, description="The generator of click logs. Null: the log is not generated."
     )

@@ -96,7 +96,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
-    for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
+    for noisy in ("py4j", "petastorm", "alembic", "mlflow", "openlineage"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

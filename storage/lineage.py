@@ -151,6 +151,10 @@ class RunLineage(LineageRecorder):
         """
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
+    def start_event(self, time: str) -> dict[str, Any]:
+        """Returns the event for the start of the run, without datasets. `time` is UTC, ISO 8601."""
+        return self._event("START", time, (), ())
+
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:
         """Returns the event for the end of the run, with all inputs and outputs. `time` is UTC, ISO 8601."""
         kind = "COMPLETE" if error is None else "FAIL"
@@ -164,7 +168,7 @@ class RunLineage(LineageRecorder):
         outputs: Iterable[DatasetVersion],
         error: str | None = None,
     ) -> dict[str, Any]:
-        """Builds a RunEvent. `kind` is OTHER during the run, and COMPLETE or FAIL at its end."""
+        """Builds a RunEvent. `kind` is START, OTHER during the run, and COMPLETE or FAIL at its end."""
         run = {"nominalTime": _facet("nominalTime", nominalStartTime=f"{self.run_date}T00:00:00Z")}
         if error is not None:
             run["errorMessage"] = _facet("errorMessage", message=error, programmingLanguage="PYTHON")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from conf.errors import NightrankError
+from conf.errors import ConfigError, NightrankError
 from conf.types import Config
+from reporting.monitoring.lineage_events import LineageSender
 from reporting.monitoring.prometheus import expose
 from reporting.monitoring.run_record import RunRecord, write_record
 from reporting.monitoring.spark_stages import SparkWork, read_spark_work
@@ -62,13 +63,27 @@ class Observer:
     _began: float = field(default_factory=time.monotonic)
     _warnings: _Warnings = field(default_factory=_Warnings)
     _spark: SparkWork | None = None
+    _lineage: LineageSender | None = None
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Creates an observer of the job that this process runs. It begins to collect warnings at once."""
+        """Creates an observer of the job that this process runs. It begins to collect warnings at once.
+
+        With `watch.openlineage`, the event that starts the run is sent.
+        """
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
+        if config.watch.openlineage is not None:
+            with suppress(ConfigError):  # check_config raises the same error
+                observer._lineage = LineageSender(config.watch.openlineage)
+        if observer._lineage is not None:
+            with _harmless("the lineage event that starts this run is not sent"):
+                observer._lineage.send(observer.run.start_event(observer._started_at))
         return observer
+
+    @property
+    def _started_at(self) -> str:
+        return datetime.fromtimestamp(self.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def look_at(self, spark: SparkSession | None) -> None:
         """Reads the Spark stages of this run. Call this method before the session is stopped."""
@@ -84,7 +99,7 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run. If the section `watch` is configured, also exports its metrics to Prometheus.
+        """Records the run. If the section `watch` is configured, also exports metrics and sends lineage.
 
         Returns the run record, or None if recording fails.
 
@@ -102,6 +117,10 @@ class Observer:
         if record is not None:
             with _harmless("the metrics of this run are not shown to Prometheus"):
                 expose(record, self.config.watch)
+            if self._lineage is not None:
+                with _harmless("the lineage event that ends this run is not sent"):
+                    self._lineage.send(record.lineage)
+                    self._lineage.close()
         return record
 
     def _record(
@@ -122,7 +141,7 @@ class Observer:
             job=self.run.job,
             config=self.config.name,
             run_date=self.run.run_date,
-            started_at=datetime.fromtimestamp(self.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            started_at=self._started_at,
             ended_at=ended_at,
             seconds=seconds,
             exit_code=exit_code,

@@ -88,6 +88,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "horovod": ("training.launch",),
     "petastorm": ("training.data",),
     "mlflow": ("training.registry",),
+    "openlineage": ("reporting.monitoring",),
     "airflow": ("airflow_dags",),
 }
 NOT_IN: Mapping[str, tuple[str, ...]] = {
