@@ -84,6 +84,11 @@ class Lake:
         """Returns the folder or URI."""
         return self._lake.root
 
+    @property
+    def config(self) -> Config | None:
+        """Returns the configuration with which the lake was opened; None if it was opened without one."""
+        return self._config
+
     def dates(self, table: str = "datasets", workflow: str | None = None) -> list[str]:
         """Returns the published dates of a table, in ascending order.
 
