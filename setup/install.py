@@ -21,7 +21,7 @@ STAMP = VENV / "setup.stamp"
 LOCK = ROOT / ".setup.lock"  # two processes must not install at the same time
 LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
 
-# The packages need 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
+# The packages need 7 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
 # files with the environment by hard links if both are on the same file system.
 ENVIRONMENT_BYTES = 9 * 1024**3
 
@@ -121,7 +121,7 @@ def install(root: Path) -> None:
         preflight.python_headers()
     with step("installing the installer (.bootstrap)"):
         install_bootstrap()
-    with step("installing the locked packages (.venv, 6.5 GB)"):
+    with step("installing the locked packages (.venv, 7 GB)"):
         install_packages()
         compiled_archive.add_compiled(site_packages(VENV))
         install_own_packages()
