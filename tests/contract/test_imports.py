@@ -88,6 +88,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "petastorm": ("training.data",),
     "mlflow": ("training.registry",),
     "airflow": ("airflow_dags",),
+    "redis": ("scoring.delivery", "nightrank.online"),
 }
 NOT_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("scoring.model.predictor",),  # the predictor runs without Spark
