@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from conf.names import LakeRoot, PlainText
-from conf.raw_types import PositiveInt, Share, Strict
+from conf.names import PlainText
+from conf.raw_types import Share, Strict
 
-# PostgreSQL silently truncates names to 63 bytes. The limit leaves room for suffixes of additional tables.
-_TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
 Limit = Annotated[float, Field(ge=0)] | None
 
@@ -70,80 +68,27 @@ class Secret(Strict):
         return self
 
 
-class JdbcSink(Strict):
-    """A PostgreSQL table of lists. Each delivery replaces the rows of one date in one transaction."""
+class SinkSettings(Strict):
+    """Base of the settings of all sinks."""
 
-    kind: Literal["jdbc"] = Field(description="A PostgreSQL table.")
+    kind: str = Field(description="Name of the sink's module in scoring/delivery/sinks, or of a plug-in.")
     name: PlainText = Field(description="Name of the sink in logs and manifests.")
-    url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
-    table: str = Field(
-        description="Name of the table, as table or schema.table. If the table is missing, it is created; "
-        "the schema must exist."
-    )
-    user: Secret = Field(description="Where to read the name of the database user.")
-    password: Secret = Field(description="Where to read the password.")
-    keep_dates: PositiveInt = Field(
-        default=2, description="Number of dates that the table keeps. The lists of older dates are deleted."
-    )
-    connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
-    driver_jar: str | None = Field(
-        default=None,
-        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class path, "
-        "for example by the option --packages of spark-submit.",
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _postgresql(cls, value: str) -> str:
-        if not value.startswith("jdbc:postgresql:"):
-            raise ValueError("it must begin with jdbc:postgresql:")
-        return value
-
-    @field_validator("table")
-    @classmethod
-    def _identifier(cls, value: str) -> str:
-        if not _TABLE.fullmatch(value):
-            raise ValueError(
-                "write a table as name or schema.name, with lower-case letters, digits and _; "
-                "the name may have at most 30 characters"
-            )
-        return value
 
 
-class JsonLinesSink(Strict):
-    """Files with one JSON object per user. A manifest lists the published files, as in tables of the lake.
+class SinkConfig(SinkSettings):
+    """A sink and its settings.
 
-    The manifest of a date is in the folder `path`/dt=…. The files themselves are in a folder `_data` next to
-    the last folder of `path`.
+    All keys except those below are settings of the sink (docs/delivery.md). Every job checks these settings
+    when it starts (scoring/delivery/sinks).
     """
 
-    kind: Literal["json_lines"] = Field(description="Files of JSON lines.")
-    name: PlainText = Field(description="Name of the sink in logs and manifests.")
-    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
-    compression: Literal["none", "gzip"] = Field(default="gzip", description="Compression of the files.")
-    users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
-
-    @field_validator("path")
-    @classmethod
-    def _has_a_folder_above(cls, path: str) -> str:
-        scheme, _, inner = path.rpartition("://")
-        parts = inner.rstrip("/").split("/")
-        bucket = scheme not in ("", "file")
-        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
-            raise ValueError(
-                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
-                "data files are stored next to that folder, in _data"
-            )
-        return path
-
-
-Sink = Annotated[JdbcSink | JsonLinesSink, Field(discriminator="kind")]
+    model_config = ConfigDict(extra="allow")
 
 
 class Deliver(Strict):
     """The sinks to which deliver_recommendations copies the published lists."""
 
-    sinks: list[Sink] = Field(default=[], description="The sinks, in order. Empty: none.")
+    sinks: list[SinkConfig] = Field(default=[], description="The sinks, in order. Empty: none.")
 
     @model_validator(mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from conf.candidate_types import Candidates, NotAllowed, OutOfStock, Repeats, UserAttributes
-from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
+from conf.delivery_types import Deliver, Secret, SinkConfig, SinkSettings, Stop
 from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, WorkflowConfig
 from conf.gate_types import Gate
 from conf.history_types import History
@@ -56,9 +56,7 @@ __all__ = [
     "Gate",
     "Generate",
     "History",
-    "JdbcSink",
     "JoinedTable",
-    "JsonLinesSink",
     "Keys",
     "Label",
     "ListRules",
@@ -84,6 +82,8 @@ __all__ = [
     "Score",
     "Secret",
     "Share",
+    "SinkConfig",
+    "SinkSettings",
     "Split",
     "SplitConfig",
     "Stop",

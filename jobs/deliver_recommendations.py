@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.deliver_recommendations import run
 
 DESCRIPTION = (
-    "Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL tables, or "
-    "files of JSON lines with one line per user."
+    "Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL tables, files of "
+    "JSON lines with one line per user, Redis, or sinks of other packages."
 )
 
 

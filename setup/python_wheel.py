@@ -53,6 +53,7 @@ dependencies = ["numpy>=1.26", "pyarrow>=14.0.2", "pydantic>=2.5", "pyyaml>=6", 
 models = ["torch>=2.11", "safetensors>=0.4"]
 pandas = ["pandas>=2.1"]
 polars = ["polars>=1"]
+online = ["redis>=5"]
 
 [project.scripts]
 nightrank = "nightrank.command:main"

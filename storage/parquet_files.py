@@ -111,7 +111,7 @@ def read_table(
     """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)
-    types = {name: _type_of(kinds.get(name, "")) for name in names}
+    types = {name: arrow_type(kinds.get(name, "")) for name in names}
     unknown = [(name, kinds.get(name)) for name, kind in types.items() if kind is None]
     if unknown:
         raise DataError(
@@ -124,7 +124,7 @@ def read_table(
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _type_of(kind: str) -> pa.DataType | None:
+def arrow_type(kind: str) -> pa.DataType | None:
     """Returns the Arrow type that a manifest names; None if this release does not know it."""
     if not kind.startswith(_LISTS):
         return _TYPES.get(kind)

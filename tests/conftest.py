@@ -55,7 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 # processes without a fixture has a `pytestmark`.
 MARKED_FIXTURES = {
     "spark": {"spark"},
-    "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store"},
+    "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store", "valkey"},
     "cluster": {"cluster", "node"},
 }
 SLOW_MARKERS = (*MARKED_FIXTURES, "processes")

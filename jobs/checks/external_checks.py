@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conf.errors import ConfigError
 from conf.names import scheme_of
 from conf.raw_types import RawTable
-from conf.types import Config, JdbcSink
+from conf.types import Config
 from etl.ops.join_external import JoinExternal
 from etl.raw.files import require_raw
 from etl.workflow.feature_plan import plan
-from scoring.delivery.secrets import read_credentials
+from scoring.delivery.sinks import check_access
 from scoring.rules.attributes import files_of
 from scoring.rules.request import AttributeTable
 from spark.properties import read_properties
@@ -52,9 +51,7 @@ def check_sinks(config: Config, profile: str) -> None:
     settings = read_properties(Path(profile)) if Path(profile).is_file() else {}
     if settings.get("spark.submit.deployMode") == "cluster":
         return
-    for sink in config.deliver.sinks:
-        if isinstance(sink, JdbcSink):
-            _check_sink(sink)
+    check_access(config.deliver)
 
 
 def _tables(config: Config) -> dict[str, RawTable]:
@@ -81,13 +78,3 @@ def _is_static(config: Config, path: str) -> bool:
 def _resolved(config: Config, path: str) -> str:
     """Returns the path, in which `{lake}` and `{data}` are replaced by the folders of the configuration."""
     return path.replace("{lake}", config.lake).replace("{data}", config.data)
-
-
-def _check_sink(sink: JdbcSink) -> None:
-    """Raises ConfigError unless the sink's credentials can be read and its local driver exists."""
-    read_credentials(sink)
-    jar = sink.driver_jar
-    if jar is not None and "://" not in jar and not Path(jar).expanduser().is_file():
-        raise ConfigError(
-            f"deliver.sinks: driver_jar={jar} of {sink.name} does not exist", "correct the path"
-        )

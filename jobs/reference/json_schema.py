@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from conf.reference import Schema, alternatives
-from conf.types import Config
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.parameters import Parameters
+from jobs.reference.documented import documented_config
 from training.settings.architectures import MODELS
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -26,7 +26,7 @@ def config_schema() -> Schema:
     The schema allows the key `extends`. It allows a section or the path of a file as `model`, and only the
     name of an operator that needs no parameters.
     """
-    schema = _without_titles(Config.model_json_schema())
+    schema = _without_titles(documented_config().model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
     definitions["ModelConfig"] = {
         "anyOf": [

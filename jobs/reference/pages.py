@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from conf.experiment_types import ExperimentRun, Experiments
 from conf.reference import field_table
-from conf.types import Config, ModelConfig
+from conf.types import ModelConfig
+from jobs.reference.documented import documented_config
 from training.settings.architectures import MODEL_SECTIONS
 
 _HEAD = "<!-- Made from the types in conf and training/settings by `make docs`; changes here are lost. -->\n"
@@ -49,10 +50,11 @@ model file, such as those in `conf/models`, or of the section `model` of a [conf
 
 def configuration_page() -> str:
     """Returns the text of docs/configuration.md."""
-    sections = dict(_sections(Config, ""))
+    config = documented_config()
+    sections = dict(_sections(config, ""))
     links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in sections.items() if path}
     links["ModelConfig"] = "[section](models.md) or text"
-    parts = [_HEAD, _CONFIGURATION, "## Top level\n", _documented(Config, links)]
+    parts = [_HEAD, _CONFIGURATION, "## Top level\n", _documented(config, links)]
     for kind, path in sections.items():
         if path and kind is not ModelConfig:
             parts += [f"## `{path}`\n", _documented(kind, links)]

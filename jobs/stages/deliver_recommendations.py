@@ -1,19 +1,23 @@
-"""Copies the published lists of a date to the sinks (PostgreSQL, JSON lines) of the section `deliver`."""
+"""Copies the published lists of a date to the sinks of the section `deliver` (scoring/delivery/sinks)."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
-from conf.types import JdbcSink, JsonLinesSink
-from scoring.delivery import jdbc, json_lines
-from scoring.delivery.published_lists import Delivered, PublishedLists
+from scoring.delivery.published_lists import FeatureTable, PublishedLists
+from scoring.delivery.sinks import deliver_to, read_settings
+from spark.choose_workers import stay_in_process
+from spark.rows import read_rows
+from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.job_summary import JobSummary
-from storage.manifest import read_manifest
-from storage.publish import publish_facts, rows_of
+from storage.manifest import Manifest, read_manifest
+from storage.publish import publish_facts
 from storage.run_context import RunContext
 
 
@@ -24,7 +28,7 @@ def run(context: RunContext) -> JobSummary:
         DataError: there are no published lists; perhaps the lists exceeded a limit of `score.stop`.
         ConfigError: there are no sinks, or an earlier release wrote the lists.
     """
-    sinks = context.config.deliver.sinks
+    sinks = read_settings(context.config.deliver)
     if not sinks:
         raise ConfigError(
             "deliver.sinks is empty, so there is no sink to deliver the lists to",
@@ -37,14 +41,24 @@ def run(context: RunContext) -> JobSummary:
             f"{partition.path} was written by an earlier release, without the column `reason`",
             f"run score_daily for {context.run_date} again",
         )
-    lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest, context.recorder)
+    if all(getattr(module, "IN_PROCESS", False) for module, _ in sinks):
+        stay_in_process(context, manifest.rows)
+    lists = PublishedLists(
+        read_rows(context, partition, manifest),
+        manifest,
+        context.recorder,
+        context.config.output.grace_hours,
+        _features(context, manifest),
+    )
     deliveries = []
-    for sink in sinks:
+    for module, settings in sinks:
         start = time.monotonic()
-        with context.phase(sink.name):
-            delivered = _deliver(context, sink, lists)
+        with context.phase(settings.name):
+            delivered = deliver_to(module, settings, lists)
         seconds = round(time.monotonic() - start, 2)
-        deliveries.append({"name": sink.name, "kind": sink.kind, **asdict(delivered), "seconds": seconds})
+        deliveries.append(
+            {"name": settings.name, "kind": settings.kind, **asdict(delivered), "seconds": seconds}
+        )
     facts: dict[str, Any] = {
         "sinks": deliveries,
         "users": lists.users,
@@ -56,8 +70,13 @@ def run(context: RunContext) -> JobSummary:
     return JobSummary(record.path, rows_in=manifest.rows, rows_out=manifest.rows, facts=facts)
 
 
-def _deliver(context: RunContext, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
-    """Delivers the lists to one sink."""
-    if isinstance(sink, JdbcSink):
-        return jdbc.deliver(sink, lists)
-    return json_lines.deliver(sink, lists, context.config.output.grace_hours)
+def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], FeatureTable]]:
+    """Returns functions that open the tables of features from which the lists were computed, by name."""
+
+    def opened(name: str, key: str) -> FeatureTable:
+        version = str(lists.facts["workflow_version"])
+        partition = getattr(context.lake, name)(version).partition(context.run_date)
+        manifest = read_manifest(partition)
+        return FeatureTable(key, manifest, partial(read_rows, context, partition, manifest))
+
+    return {name: partial(opened, name, key) for name, key in (("users", USER_KEY), ("items", ITEM_KEY))}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
-from conf.types import JdbcSink
 from scoring.delivery.secrets import Credentials
 
 DRIVER = "org.postgresql.Driver"
@@ -21,6 +20,14 @@ CANNOT_HOLD = (
     "reason. Earlier releases did not check the ids in the features. If an id is wrong, run build_features, "
     "build_candidates and score_daily for the date again. The served rows are unchanged"
 )
+
+
+class Database(Protocol):
+    """The settings of a sink that name a database: see the Settings of scoring/delivery/sinks/jdbc.py."""
+
+    name: str
+    url: str
+    driver_jar: str | None
 
 
 class Connection:
@@ -72,7 +79,7 @@ class Connection:
 
 
 @contextmanager
-def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> Iterator[Connection]:
+def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> Iterator[Connection]:
     """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
 
     Raises:
@@ -100,7 +107,7 @@ def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> It
             connection.close()
 
 
-def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
+def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
     """Returns the NightrankError for a failed statement.
 
     The SQLSTATE of the error determines the class (PostgreSQL's manual, appendix A).
@@ -134,7 +141,7 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
     )
 
 
-def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
+def _load_driver(spark: SparkSession, sink: Database) -> None:
     """Registers the JDBC driver. If the sink sets `driver_jar`, the driver is loaded from this file."""
     jvm: Any = spark._jvm
     if sink.driver_jar is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -13,18 +15,49 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 
 @dataclass(frozen=True)
+class FeatureTable:
+    """The features of all users or items after a run, one row per user or item.
+
+    Attributes:
+        key: the column that names the user or item: `user_key` or `item_key`.
+        manifest: the manifest of the partition.
+        read: reads the rows: an Arrow table if the rows of the lists are one, else a frame of Spark.
+    """
+
+    key: str
+    manifest: Manifest
+    read: Callable[[], pa.Table | DataFrame]
+
+
+@dataclass(frozen=True)
 class PublishedLists:
     """The published lists of a date.
 
     Attributes:
-        rows: a frame with one row per list entry and the columns COLUMNS, model_version and workflow_version.
+        rows: one row per list entry, with the columns COLUMNS, model_version and workflow_version. They are
+            an Arrow table if all sinks can deliver without Spark (IN_PROCESS) and the lists are small, and a
+            frame of Spark otherwise.
         manifest: the manifest of the partition that contains the lists.
         recorder: records, for lineage, the tables that are published from these lists.
+        grace_hours: number of hours after which a sink may delete files that it has replaced.
+        open_features: opens the table `users` or `items` of the same run. It raises DataError if there is
+            none.
     """
 
-    rows: DataFrame
+    rows: pa.Table | DataFrame
     manifest: Manifest
     recorder: LineageRecorder = NOT_RECORDED
+    grace_hours: float = 24.0
+    open_features: Mapping[str, Callable[[], FeatureTable]] = field(default_factory=dict)
+
+    @property
+    def frame(self) -> DataFrame:
+        """Returns the rows as a frame of Spark, for sinks that need Spark."""
+        if isinstance(self.rows, DataFrame):
+            return self.rows
+        raise RuntimeError(
+            "internal error, please report: a sink without IN_PROCESS was given an Arrow table"
+        )
 
     @property
     def run_date(self) -> str:

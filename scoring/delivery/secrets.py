@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from conf.errors import ConfigError
-from conf.types import JdbcSink, Secret
+from conf.types import Secret
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,24 @@ class Credentials:
     password: str = field(repr=False)
 
 
-def read_credentials(sink: JdbcSink) -> Credentials:
-    """Reads the user name and the password of a sink.
+def read_credentials(sink: str, user: Secret, password: Secret) -> Credentials:
+    """Reads the user name and the password of the sink with this name. Raises the errors of `read_secret`."""
+    return Credentials(read_secret(sink, "user", user), read_secret(sink, "password", password))
+
+
+def read_secret(sink: str, which: str, secret: Secret) -> str:
+    """Reads one secret of a sink from its environment variable or file.
+
+    Args:
+        sink: the name of the sink, for error messages.
+        which: the key of the secret in the settings of the sink, such as `password`.
+        secret: where to read it.
 
     Raises:
-        ConfigError: the user or the password is not in the environment variable or file that the
-            configuration names. The message names this variable or file.
+        ConfigError: the secret is not in the environment variable or file that the configuration names. The
+            message names this variable or file.
     """
-    return Credentials(_read(sink, "user", sink.user), _read(sink, "password", sink.password))
-
-
-def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
-    """Reads one secret from its environment variable or file."""
-    where = f"deliver.sinks: the {which} of {sink.name}"
+    where = f"deliver.sinks: the {which} of {sink}"
     if secret.env is not None:
         value = os.environ.get(secret.env)
         if not value:

@@ -90,6 +90,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "mlflow": ("training.registry",),
     "openlineage": ("reporting.monitoring",),
     "airflow": ("airflow_dags",),
+    "redis": ("scoring.delivery", "nightrank.online"),
 }
 NOT_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("scoring.model.predictor",),  # the predictor runs without Spark

@@ -21,11 +21,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.types import JdbcSink
-from scoring.delivery import jdbc
 from scoring.delivery.postgresql import Connection, connect
 from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.secrets import Credentials
+from scoring.delivery.sinks import jdbc
 from storage.manifest import read_manifest
 from storage.publish import read_published
 from tests.conftest import ROOT
@@ -39,12 +38,12 @@ VALUES = ["user_id", "position", "item_id", "score", "reason", "model_version"]
 @pytest.fixture
 def sink(
     request: pytest.FixtureRequest, database: Server, driver_jar: Path, monkeypatch: pytest.MonkeyPatch
-) -> JdbcSink:
+) -> jdbc.Settings:
     """A sink with a table of its own."""
     monkeypatch.setenv("LISTS_USER", database.user)
     monkeypatch.setenv("LISTS_PASSWORD", database.password)
     table = "t_" + str(abs(hash(request.node.name)) % 10**9)
-    return JdbcSink.model_validate(
+    return jdbc.Settings.model_validate(
         {
             "kind": "jdbc",
             "name": "app",
@@ -59,14 +58,14 @@ def sink(
 
 
 @pytest.fixture
-def client(spark: SparkSession, sink: JdbcSink, database: Server) -> Iterator[Connection]:
+def client(spark: SparkSession, sink: jdbc.Settings, database: Server) -> Iterator[Connection]:
     """A connection of the test itself."""
     with connect(spark, sink, Credentials(database.user, database.password)) as connection:
         yield connection
 
 
 @pytest.fixture
-def other_client(spark: SparkSession, sink: JdbcSink, database: Server) -> Iterator[Connection]:
+def other_client(spark: SparkSession, sink: jdbc.Settings, database: Server) -> Iterator[Connection]:
     """What a transaction sees of other sessions does not change within it."""
     with connect(spark, sink, Credentials(database.user, database.password)) as connection:
         yield connection
@@ -86,7 +85,7 @@ def changed(published: PublishedLists, rows: Any, dt: str = RUN_DATE) -> Publish
     return PublishedLists(cached, replace(published.manifest, partition=dt, files=(entry,)))
 
 
-def served(client: Connection, sink: JdbcSink, dt: str = RUN_DATE) -> list[tuple[str | None, ...]]:
+def served(client: Connection, sink: jdbc.Settings, dt: str = RUN_DATE) -> list[tuple[str | None, ...]]:
     """The rows of a date in the served table."""
     return client.rows(
         f"SELECT {', '.join(VALUES)} FROM {sink.table} WHERE dt = CAST(? AS date) ORDER BY user_id, position",
@@ -107,7 +106,7 @@ def exact(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     ]
 
 
-def staging_tables(client: Connection, sink: JdbcSink) -> list[str]:
+def staging_tables(client: Connection, sink: jdbc.Settings) -> list[str]:
     """Names of the staging tables of a sink."""
     actual = client.rows(
         "SELECT tablename FROM pg_tables WHERE tablename LIKE ?", [f"{sink.table.split('.')[1]}_st_%"]
@@ -116,7 +115,7 @@ def staging_tables(client: Connection, sink: JdbcSink) -> list[str]:
 
 
 def test_what_is_served_equals_what_was_published(
-    runs: PublishedRuns, published: PublishedLists, sink: JdbcSink, client: Connection
+    runs: PublishedRuns, published: PublishedLists, sink: jdbc.Settings, client: Connection
 ) -> None:
     first = jdbc.deliver(sink, published)
     assert exact(served(client, sink)) == expected(runs.lists)
@@ -128,26 +127,26 @@ def test_what_is_served_equals_what_was_published(
 
 
 def test_changed_rows_are_updated_and_stale_ones_deleted(
-    runs: PublishedRuns, published: PublishedLists, sink: JdbcSink, client: Connection
+    runs: PublishedRuns, published: PublishedLists, sink: jdbc.Settings, client: Connection
 ) -> None:
     jdbc.deliver(sink, published)
     gone, fewer = runs.lists.user_id.iloc[0], runs.lists.user_id.iloc[-1]
-    rows = published.rows.where(
+    rows = published.frame.where(
         (F.col("user_id") != gone) & ~((F.col("user_id") == fewer) & (F.col("position") > 2))
     )
     other = F.when(F.col("position") == 1, F.lit("i999")).otherwise(F.col("item_id"))
     lists = changed(published, rows.withColumn("item_id", other))
     done = jdbc.deliver(sink, lists)
-    frame = lists.rows.toPandas()
+    frame = lists.frame.toPandas()
     assert exact(served(client, sink)) == expected(frame)
     assert done.written == (frame.position == 1).sum() == 36
     assert done.deleted == len(runs.lists) - len(frame) == 5 + 3
 
 
 def test_only_the_newest_dates_are_kept(
-    published: PublishedLists, sink: JdbcSink, client: Connection
+    published: PublishedLists, sink: jdbc.Settings, client: Connection
 ) -> None:
-    few = published.rows.where(F.col("position") == 1)
+    few = published.frame.where(F.col("position") == 1)
     for dt in ("2026-01-03", "2026-01-05", "2026-01-04"):
         jdbc.deliver(sink, changed(published, few, dt))
     dates = f"SELECT DISTINCT dt FROM {sink.table} ORDER BY dt"
@@ -159,7 +158,11 @@ def test_only_the_newest_dates_are_kept(
 
 @pytest.mark.parametrize("step", ["_stage", "_require_all", "_replace"])
 def test_a_failure_at_any_step_leaves_the_served_rows(
-    published: PublishedLists, sink: JdbcSink, client: Connection, monkeypatch: pytest.MonkeyPatch, step: str
+    published: PublishedLists,
+    sink: jdbc.Settings,
+    client: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
 ) -> None:
     jdbc.deliver(sink, published)
     before = served(client, sink)
@@ -174,7 +177,7 @@ def test_a_failure_at_any_step_leaves_the_served_rows(
     monkeypatch.setattr(jdbc, step, fail)
     if step == "_replace":
         monkeypatch.setattr(jdbc, "_make_target", lambda *_: None)
-    rows = published.rows.withColumn("item_id", F.lit("other")).where(F.col("position") < 4)
+    rows = published.frame.withColumn("item_id", F.lit("other")).where(F.col("position") < 4)
     with pytest.raises(KeyboardInterrupt):
         jdbc.deliver(sink, changed(published, rows))
     assert served(client, sink) == before
@@ -182,11 +185,11 @@ def test_a_failure_at_any_step_leaves_the_served_rows(
 
 
 def test_rows_that_were_staged_twice_are_not_served(
-    published: PublishedLists, sink: JdbcSink, client: Connection
+    published: PublishedLists, sink: jdbc.Settings, client: Connection
 ) -> None:
     jdbc.deliver(sink, published)
     before = served(client, sink)
-    twice = changed(published, published.rows.unionByName(published.rows))
+    twice = changed(published, published.frame.unionByName(published.rows))
     with pytest.raises(
         InfrastructureError, match=rf"{2 * len(before)} rows with {len(before)} distinct keys"
     ):
@@ -198,13 +201,13 @@ def test_rows_that_were_staged_twice_are_not_served(
 def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
     runs: PublishedRuns,
     published: PublishedLists,
-    sink: JdbcSink,
+    sink: jdbc.Settings,
     client: Connection,
     other_client: Connection,
     tmp_path: Path,
 ) -> None:
     """The process dies with all rows staged, while it waits for its turn at the table."""
-    one = changed(published, published.rows.where(F.col("position") == 1))
+    one = changed(published, published.frame.where(F.col("position") == 1))
     jdbc.deliver(sink, one)
     before = served(client, sink)
     config = write_config(runs, sink, tmp_path)
@@ -234,7 +237,7 @@ def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
     assert staging_tables(client, sink) == []
 
 
-def write_config(runs: PublishedRuns, sink: JdbcSink, folder: Path) -> Path:
+def write_config(runs: PublishedRuns, sink: jdbc.Settings, folder: Path) -> Path:
     """Writes a configuration file with the sink."""
     values = runs.config_of(deliver={"sinks": [sink.model_dump(mode="json")]}).model_dump(mode="json")
     path = folder / "config.yaml"
@@ -274,7 +277,7 @@ def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], log: P
 
 
 def test_a_wrong_password_names_its_place_and_not_itself(
-    published: PublishedLists, sink: JdbcSink, monkeypatch: pytest.MonkeyPatch
+    published: PublishedLists, sink: jdbc.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISTS_PASSWORD", "never-shown")
     with pytest.raises(ConfigError, match="SQLSTATE 28P01") as refused:
@@ -286,7 +289,7 @@ def test_a_wrong_password_names_its_place_and_not_itself(
 
 
 def test_what_postgresql_refuses_says_what_to_correct(
-    published: PublishedLists, sink: JdbcSink, database: Server, tmp_path: Path
+    published: PublishedLists, sink: jdbc.Settings, database: Server, tmp_path: Path
 ) -> None:
     missing_schema = sink.model_copy(update={"table": "nowhere.lists"})
     with pytest.raises(ConfigError, match=r'schema "nowhere" does not exist'):
@@ -301,27 +304,27 @@ def test_what_postgresql_refuses_says_what_to_correct(
 
 @pytest.mark.parametrize("user, message", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
 def test_a_value_that_postgresql_cannot_hold_is_bad_data(
-    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, message: str
+    published: PublishedLists, sink: jdbc.Settings, client: Connection, user: str, message: str
 ) -> None:
     """A NUL fails in staging, a key too long for the index in the transaction. A retry does not help."""
     if user == "incompressible":  # PostgreSQL compresses repetitions before it measures a key
         user = "".join(sha256(str(place).encode()).hexdigest() for place in range(200))
     jdbc.deliver(sink, published)
     before = served(client, sink)
-    first = published.rows.agg(F.min("user_id")).first()
+    first = published.frame.agg(F.min("user_id")).first()
     assert first is not None
     other = F.when(F.col("user_id") == first[0], F.lit(user)).otherwise(F.col("user_id"))
     with pytest.raises(DataError, match=message) as refused:
-        jdbc.deliver(sink, changed(published, published.rows.withColumn("user_id", other)))
+        jdbc.deliver(sink, changed(published, published.frame.withColumn("user_id", other)))
     assert "a retry will not help" in refused.value.remedy
     assert served(client, sink) == before
     assert staging_tables(client, sink) == []
 
 
 def test_the_password_may_stand_in_a_file(
-    published: PublishedLists, sink: JdbcSink, database: Server, tmp_path: Path, client: Connection
+    published: PublishedLists, sink: jdbc.Settings, database: Server, tmp_path: Path, client: Connection
 ) -> None:
     (tmp_path / "password").write_text(f"{database.password}\n")
     secret = {"user": {"env": "LISTS_USER"}, "password": {"file": str(tmp_path / "password")}}
-    jdbc.deliver(JdbcSink.model_validate({**sink.model_dump(), **secret}), published)
+    jdbc.deliver(jdbc.Settings.model_validate({**sink.model_dump(), **secret}), published)
     assert len(served(client, sink)) == published.manifest.rows

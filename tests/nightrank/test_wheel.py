@@ -175,10 +175,11 @@ def test_what_it_declares_is_what_the_test_installed(installed: Installed) -> No
         "xxhash",
     }
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    names = [one.name for one in needed if one.name != "torch"]
+    not_there = ("torch", "redis")
+    names = [one.name for one in needed if one.name not in not_there]
     versions = installed.json(code, *names)
     for one in needed:
-        assert one.name == "torch" or one.specifier.contains(str(versions[one.name]))
+        assert one.name in not_there or one.specifier.contains(str(versions[one.name]))
 
 
 def test_equal_sources_give_equal_bytes(installed: Installed, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_lock_files_agree_on_versions() -> None:
         "test-container.txt",
         "test-postgres.txt",
         "test-readers.txt",
+        "test-redis.txt",
         "test-s3.txt",
     }
     ours = [lock for lock in LOCK_FILES if lock.name not in apart]

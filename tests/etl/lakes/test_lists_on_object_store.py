@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.types import JsonLinesSink
-from scoring.delivery import json_lines
 from scoring.delivery.published_lists import PublishedLists
+from scoring.delivery.sinks import json_lines
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, data_files, read_manifest
 from storage.paths import Partition
@@ -49,11 +48,11 @@ def test_lines_on_an_object_store_equal_the_lists(
     entry = FileEntry("a", len(rows), 1, (len(rows),))
     facts = {"users": len(users) + 3, "users_without": 3}
     manifest = Manifest("recommendations", RUN_DATE, (entry,), (), {"model": "m"}, facts=facts)
-    sink = JsonLinesSink.model_validate(
+    sink = json_lines.Settings.model_validate(
         {"kind": "json_lines", "name": "out", "path": f"{object_store.root}/lists", "users_per_file": 6}
     )
     lists = PublishedLists(frame, manifest)
-    done = json_lines.deliver(sink, lists, 24.0)
+    done = json_lines.deliver(sink, lists)
     partition = Partition("out", RUN_DATE, f"{object_store.root}/lists/dt={RUN_DATE}")
     assert done.target == partition.path
     published = read_manifest(partition)
@@ -71,5 +70,5 @@ def test_lines_on_an_object_store_equal_the_lists(
     ]
     assert entries == sorted((user, position, item, reason) for user, position, item, _, reason in rows)
     assert {line["date"] for line in lines} == {RUN_DATE}
-    json_lines.deliver(sink, lists, 24.0)
+    json_lines.deliver(sink, lists)
     assert read_manifest(partition) == published

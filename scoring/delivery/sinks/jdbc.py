@@ -7,6 +7,7 @@ replaces the rows of the run date in the served table.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import uuid
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from operator import or_
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pydantic import Field, field_validator
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.errors import DataError, InfrastructureError
-from conf.types import JdbcSink
+from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.types import PositiveInt, Secret, SinkSettings
 from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect
 from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
@@ -42,6 +44,48 @@ _STAGING_AGE = timedelta(hours=24)
 _STAMP = "%Y%m%d%H%M%S"
 
 
+# PostgreSQL silently truncates names to 63 bytes. The limit leaves room for suffixes of additional tables.
+_TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
+
+
+class Settings(SinkSettings):
+    """A PostgreSQL table of lists. Each delivery replaces the rows of one date in one transaction."""
+
+    url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
+    table: str = Field(
+        description="Name of the table, as table or schema.table. If the table is missing, it is created; "
+        "the schema must exist."
+    )
+    user: Secret = Field(description="Where to read the name of the database user.")
+    password: Secret = Field(description="Where to read the password.")
+    keep_dates: PositiveInt = Field(
+        default=2, description="Number of dates that the table keeps. The lists of older dates are deleted."
+    )
+    connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
+    driver_jar: str | None = Field(
+        default=None,
+        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class path, "
+        "for example by the option --packages of spark-submit.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _postgresql(cls, value: str) -> str:
+        if not value.startswith("jdbc:postgresql:"):
+            raise ValueError("it must begin with jdbc:postgresql:")
+        return value
+
+    @field_validator("table")
+    @classmethod
+    def _identifier(cls, value: str) -> str:
+        if not _TABLE.fullmatch(value):
+            raise ValueError(
+                "write a table as name or schema.name, with lower-case letters, digits and _; "
+                "the name may have at most 30 characters"
+            )
+        return value
+
+
 @dataclass(frozen=True)
 class Tables:
     """The names of the two tables of a delivery.
@@ -55,7 +99,17 @@ class Tables:
     staging: str
 
 
-def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
+def check(sink: Settings) -> None:
+    """Raises ConfigError unless the sink's credentials can be read and its local driver exists."""
+    read_credentials(sink.name, sink.user, sink.password)
+    jar = sink.driver_jar
+    if jar is not None and "://" not in jar and not os.path.isfile(os.path.expanduser(jar)):
+        raise ConfigError(
+            f"deliver.sinks: driver_jar={jar} of {sink.name} does not exist", "correct the path"
+        )
+
+
+def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 
     One transaction does both. Only the newest `sink.keep_dates` dates remain. If the date of the lists is not
@@ -67,7 +121,7 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
     is (dt, user_id, position). Rows that have not changed are not written.
 
     Args:
-        sink: the sink from the configuration.
+        sink: the settings of the sink.
         lists: the published lists of the date.
 
     Raises:
@@ -77,11 +131,11 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
         InfrastructureError: PostgreSQL cannot be reached, or rows in the staging table are missing or
             repeated.
     """
-    credentials = read_credentials(sink)
+    credentials = read_credentials(sink.name, sink.user, sink.password)
     tables = Tables(
         sink.table, f"{sink.table}_st_{datetime.now(UTC).strftime(_STAMP)}_{uuid.uuid4().hex[:8]}"
     )
-    rows = lists.rows.select(*COLUMNS, "model_version")
+    rows = lists.frame.select(*COLUMNS, "model_version")
     with connect(rows.sparkSession, sink, credentials) as database:
         _make_target(database, tables.target)
         _drop_abandoned(database, tables.target)
@@ -126,7 +180,7 @@ def _dates(database: Connection, target: str) -> list[str]:
     return [str(dt) for (dt,) in dates]
 
 
-def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: str) -> None:
+def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: str) -> None:
     """Fills the staging table with Spark's JDBC writer.
 
     Each task has one connection and one transaction.
@@ -158,7 +212,7 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
         ) from error
 
 
-def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:
+def _require_all(database: Connection, sink: Settings, staging: str, expected: int) -> None:
     """Checks that the staging table has each row exactly once.
 
     If Spark runs a task twice, the rows of this task may be written twice.

@@ -1,0 +1,205 @@
+"""The format of a key-value store of lists and features: names of keys, values, and the pointer.
+
+docs/delivery.md describes this format for readers in other languages. The sink `redis` writes it, and
+nightrank/online.py reads it.
+
+The keys of a table (`lists`, `users` or `items`) are fields of hashes, its buckets. A delivery writes new
+buckets, which no reader uses yet, and then replaces one pointer, which names the buckets of all tables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from storage.format_versions import Format
+
+LISTS = "lists"
+POINTER = Format("pointer of a key-value store")
+# A bucket has about this number of keys, so the names of all buckets are few, and one is written at once.
+KEYS_PER_BUCKET = 1000
+# A field of each bucket that is no key, so that a bucket exists before its first key.
+MARKER = "\0"
+LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
+_RANKED = "ranked"  # the reason of most entries, which is left out
+
+
+@dataclass(frozen=True)
+class OnlineTable:
+    """The buckets of one table.
+
+    Attributes:
+        attempt: a part of the names of the buckets that no other delivery uses.
+        digest: the digest of the partition of the lake from which the table was made.
+        buckets: number of buckets.
+        keys: number of keys in all buckets.
+        columns: (name, type) of each column of the table in the lake. The first one is the key. Empty for
+            lists.
+    """
+
+    attempt: str
+    digest: str
+    buckets: int
+    keys: int
+    columns: tuple[tuple[str, str], ...] = ()
+
+    def bucket_names(self, prefix: str, name: str) -> list[str]:
+        """Returns the names of all buckets of the table `name`."""
+        return [f"{prefix}:{name}:{self.attempt}:{bucket}" for bucket in range(self.buckets)]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The value of the pointer: what readers use now.
+
+    Attributes:
+        date: the ISO run date of the lists.
+        model_version, workflow_version: those of the lists.
+        delivered_at: time of the delivery in UTC.
+        tables: the tables by name.
+    """
+
+    date: str
+    model_version: str
+    workflow_version: str
+    delivered_at: str
+    tables: Mapping[str, OnlineTable]
+
+    def to_text(self) -> str:
+        """Returns the value of the pointer."""
+        return json.dumps(POINTER.stamp(asdict(self)), ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str | bytes, where: str) -> Pointer:
+        """Parses the value of a pointer.
+
+        Args:
+            text: the value.
+            where: the address of the store, for error messages.
+
+        Raises:
+            DataError: a newer release wrote it, or it is not a pointer.
+        """
+        values = POINTER.check(json.loads(text), where)
+        tables = {
+            name: OnlineTable(**{**table, "columns": tuple((key, kind) for key, kind in table["columns"])})
+            for name, table in values["tables"].items()
+        }
+        return cls(**{**values, "tables": tables})
+
+
+def pointer_name(prefix: str) -> str:
+    """Returns the name of the pointer."""
+    return f"{prefix}:current"
+
+
+def buckets_for(keys: int) -> int:
+    """Returns the number of buckets of a table with this number of keys."""
+    return max(1, -(-keys // KEYS_PER_BUCKET))
+
+
+def bucket_of(key: str, buckets: int) -> int:
+    """Returns the bucket of a key: the CRC-32 of its UTF-8 bytes, modulo the number of buckets."""
+    return zlib.crc32(key.encode()) % buckets
+
+
+def list_values(batch: pa.RecordBatch) -> list[str]:
+    """Returns the text of each entry of a list: `["i17",0.25]`, or `["i17",0.25,"explore"]`.
+
+    Args:
+        batch: rows with the columns item_id, score and reason.
+    """
+    items = texts(batch.column("item_id"))
+    scores = texts(batch.column("score"))
+    reasons = batch.column("reason").to_pylist()
+    return [
+        f"[{item},{score}]" if reason == _RANKED else f"[{item},{score},{_text(reason)}]"
+        for item, score, reason in zip(items, scores, reasons, strict=True)
+    ]
+
+
+def feature_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[str]:
+    """Returns the value of each row: a JSON array with the values of these columns."""
+    columns = [texts(batch.column(name)) for name in names]
+    return [f"[{','.join(row)}]" for row in zip(*columns, strict=True)] if columns else ["[]"] * len(batch)
+
+
+def texts(values: pa.Array) -> list[str]:
+    """Returns the JSON text of each value. A float is the shortest decimal that is read as the same float.
+
+    JSON has no text for infinities and NaN; they are the strings "inf", "-inf" and "nan".
+    """
+    kind = values.type
+    if pa.types.is_list(kind):
+        inner = texts(values.flatten())
+        ends, result = 0, []
+        for length in values.value_lengths().to_pylist():
+            result.append("null" if length is None else f"[{','.join(inner[ends : ends + length])}]")
+            ends += length or 0
+        return result
+    if pa.types.is_string(kind):
+        return [_text(value) for value in values.to_pylist()]
+    plain = values.cast(pa.string()).to_pylist()
+    if pa.types.is_floating(kind):
+        return [_float_text(text) for text in plain]
+    return ["null" if text is None else text for text in plain]
+
+
+def _float_text(text: str | None) -> str:
+    if text is None:
+        return "null"
+    if text == "-0":  # JSON would read it as the integer 0, which has no sign
+        return "-0.0"
+    return text if math.isfinite(float(text)) else f'"{text}"'
+
+
+def lists_of(values: Mapping[str, bytes], pointer: Pointer) -> pa.Table:
+    """Returns lists as rows of the table `recommendations`.
+
+    Args:
+        values: maps users to values of the table `lists`.
+        pointer: the pointer that was read before the values.
+    """
+    rows = [
+        (user, position, entry[0], entry[1], entry[2] if len(entry) > 2 else _RANKED)
+        for user, value in values.items()
+        for position, entry in enumerate(json.loads(value), start=1)
+    ]
+    kinds = (pa.string(), pa.int32(), pa.string(), pa.float32(), pa.string())
+    columns = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(kinds)]
+    for version in (pointer.model_version, pointer.workflow_version):
+        columns.append(pa.array([version] * len(rows), pa.string()))
+    return pa.Table.from_arrays(columns, [*LIST_COLUMNS, "model_version", "workflow_version"])
+
+
+def features_of(values: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
+    """Returns features as rows of the table `users` or `items`.
+
+    Args:
+        values: maps users or items to values of the table.
+        schema: the columns. The first one is the key.
+    """
+    rows = [json.loads(value) for value in values.values()]
+    columns = [pa.array(values, pa.string())]
+    for index, field in enumerate(list(schema)[1:]):
+        columns.append(pa.array(_parsed((row[index] for row in rows), field.type), field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _parsed(values: Iterable[Any], kind: pa.DataType) -> list[Any]:
+    """Returns values of JSON as values of an Arrow type: strings of floats become floats."""
+    if pa.types.is_list(kind):
+        return [None if value is None else _parsed(value, kind.value_type) for value in values]
+    if pa.types.is_floating(kind):
+        return [None if value is None else float(value) for value in values]
+    return list(values)
+
+
+def _text(value: str | None) -> str:
+    return json.dumps(value, ensure_ascii=False)

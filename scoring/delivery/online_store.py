@@ -1,0 +1,261 @@
+"""Writes tables to a key-value store that speaks the Redis protocol, and switches readers to them.
+
+A delivery writes new buckets with a time to live, so those of a killed delivery vanish by themselves. One
+transaction then replaces the pointer, removes the time to live of the new buckets, and gives one to the
+buckets that readers used before.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import InfrastructureError
+from scoring.delivery.online_format import (
+    MARKER,
+    OnlineTable,
+    Pointer,
+    bucket_of,
+    buckets_for,
+    feature_values,
+    list_values,
+    pointer_name,
+)
+from scoring.delivery.redis_address import RedisAddress, redis_errors
+from spark.rows import Rows, map_rows, records
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+Batches = Iterable[pa.RecordBatch]
+
+# A task sends its values when they have this number of characters; so its memory is bounded.
+_PIPELINE_CHARACTERS = 2**20
+_NAMES_PER_PIPELINE = 5_000
+_WRITTEN = pa.schema([("keys", pa.int64())])
+_SWITCH_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of the lake to write.
+
+    Attributes:
+        name: `lists`, `users` or `items`.
+        key: the column with the key, a text without nulls.
+        order: the columns by which the rows of one key are sorted; empty if each key has one row.
+        digest: the digest of the partition.
+        keys: number of different keys.
+        columns: see OnlineTable.
+    """
+
+    name: str
+    key: str
+    order: tuple[str, ...]
+    digest: str
+    keys: int
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class OnlineStore:
+    """A key-value store.
+
+    Attributes:
+        address: the server.
+        prefix: the beginning of the names of all keys.
+        ttl_s: seconds that buckets remain which no reader should use.
+        connections: number of tasks that write at the same time.
+    """
+
+    address: RedisAddress
+    prefix: str
+    ttl_s: int
+    connections: int
+
+    def current(self, client: Redis) -> Pointer | None:
+        """Returns the pointer; None if nothing was delivered yet."""
+        text = client.get(pointer_name(self.prefix))
+        where = f"{self.address.url} {pointer_name(self.prefix)}"
+        return None if text is None else Pointer.from_text(text, where)
+
+    def is_complete(self, client: Redis, name: str, table: OnlineTable) -> bool:
+        """Returns whether the buckets of a table have as many keys as were delivered."""
+        return self._count(client, table.bucket_names(self.prefix, name)) == table.keys
+
+    def write(self, client: Redis, source: Source, rows: Rows) -> OnlineTable:
+        """Writes the rows of a table into new buckets, and counts their keys.
+
+        Raises:
+            InfrastructureError: the buckets do not have exactly `source.keys` keys.
+        """
+        table = OnlineTable(
+            uuid.uuid4().hex[:12], source.digest, buckets_for(source.keys), source.keys, source.columns
+        )
+        names = table.bucket_names(self.prefix, source.name)
+        self._create(client, names)
+        writer = BucketWriter(self.address, source, tuple(names))
+        sorted_rows = _by_bucket(rows, source, table.buckets, self.connections)
+        records(map_rows(sorted_rows, writer, _WRITTEN))
+        keys = self._count(client, names)
+        if keys != source.keys:
+            raise InfrastructureError(
+                f"{self.address.url}: the new buckets of the table {source.name} have {keys} keys, but the "
+                f"table has {source.keys}",
+                "run the job again. Perhaps the server evicts keys (its setting maxmemory-policy), or the "
+                "delivery took longer than ttl_hours. The served lists are unchanged",
+            )
+        return table
+
+    def switch(self, client: Redis, new: Pointer) -> bool:
+        """Lets readers use the tables of a new pointer, unless the store has lists of a later date.
+
+        Other deliveries may run at the same time. Readers see all tables of one delivery.
+
+        Returns:
+            Whether readers now use the new pointer.
+
+        Raises:
+            InfrastructureError: other deliveries replaced the pointer in each of 100 attempts.
+        """
+        from redis.exceptions import WatchError
+
+        name = pointer_name(self.prefix)
+        for _ in range(_SWITCH_ATTEMPTS):
+            with client.pipeline(transaction=True) as pipe:
+                pipe.watch(name)
+                current = self.current(client)
+                if current is not None and current.date > new.date:
+                    return False
+                pipe.multi()
+                pipe.set(name, new.to_text())
+                used = self._buckets(new)
+                for bucket in used:
+                    pipe.persist(bucket)
+                for bucket in self._buckets(current) if current else []:
+                    if bucket not in used:
+                        pipe.expire(bucket, self.ttl_s)
+                try:
+                    pipe.execute()
+                except WatchError:
+                    continue
+                return True
+        raise InfrastructureError(
+            f"{self.address.url}: other deliveries replace {name} all the time", "run the job again"
+        )
+
+    def _buckets(self, pointer: Pointer) -> dict[str, None]:
+        """Returns the names of all buckets that a pointer names."""
+        tables = pointer.tables.items()
+        return dict.fromkeys(
+            bucket for name, table in tables for bucket in table.bucket_names(self.prefix, name)
+        )
+
+    def _create(self, client: Redis, buckets: Sequence[str]) -> None:
+        """Creates buckets with a time to live.
+
+        Tasks only add keys to them. So a task that Spark has given up, but that still runs, never gives a
+        time to live to a bucket that readers use.
+        """
+        for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
+            pipe = client.pipeline(transaction=False)
+            for bucket in buckets[start : start + _NAMES_PER_PIPELINE]:
+                pipe.hset(bucket, MARKER, "")
+                pipe.expire(bucket, self.ttl_s)
+            pipe.execute()
+
+    def _count(self, client: Redis, buckets: Sequence[str]) -> int:
+        """Returns the number of keys in buckets, without their markers. A missing bucket counts -1."""
+        keys = -len(buckets)
+        for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
+            pipe = client.pipeline(transaction=False)
+            for bucket in buckets[start : start + _NAMES_PER_PIPELINE]:
+                pipe.hlen(bucket)
+            keys += sum(pipe.execute())
+        return keys
+
+
+@dataclass(frozen=True)
+class BucketWriter:
+    """Writes batches of rows, which are sorted by bucket and key. Spark pickles it.
+
+    Attributes:
+        address: the server.
+        source: the table.
+        buckets: the names of the buckets.
+    """
+
+    address: RedisAddress
+    source: Source
+    buckets: tuple[str, ...]
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Writes the rows in pipelines, and yields the number of written keys."""
+        values = grouped(batches, self.source) if self.source.order else plain(batches, self.source)
+        pending: dict[str, dict[str, str]] = {}
+        characters = keys = 0
+        with redis_errors(self.address), self.address.client() as client:
+            for key, value in values:
+                bucket = self.buckets[bucket_of(key, len(self.buckets))]
+                pending.setdefault(bucket, {})[key] = value
+                characters += len(key) + len(value)
+                keys += 1
+                if characters >= _PIPELINE_CHARACTERS:
+                    self._send(client, pending)
+                    characters = 0
+            self._send(client, pending)
+        yield pa.RecordBatch.from_arrays([pa.array([keys], pa.int64())], schema=_WRITTEN)
+
+    def _send(self, client: Redis, pending: dict[str, dict[str, str]]) -> None:
+        """Sends all pending values in one round trip, and clears them."""
+        pipe = client.pipeline(transaction=False)
+        for bucket, values in pending.items():
+            pipe.hset(bucket, items=[word for pair in values.items() for word in pair])
+        pipe.execute()
+        pending.clear()
+
+
+def grouped(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
+    """Yields each user with the value of the user's list. The rows of a user follow each other."""
+
+    def entries() -> Iterator[tuple[str, str]]:
+        for batch in batches:
+            yield from zip(batch.column(source.key).to_pylist(), list_values(batch), strict=True)
+
+    for key, group in groupby(entries(), key=lambda entry: entry[0]):
+        yield key, f"[{','.join(text for _, text in group)}]"
+
+
+def plain(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
+    """Yields the key of each row with the value of its other columns."""
+    names = [name for name, _ in source.columns if name != source.key]
+    for batch in batches:
+        yield from zip(batch.column(source.key).to_pylist(), feature_values(batch, names), strict=True)
+
+
+def _by_bucket(rows: Rows, source: Source, buckets: int, tasks: int) -> Rows:
+    """Sorts rows by bucket and key. All rows of a bucket are in one Spark partition."""
+    order = ["_bucket", source.key, *source.order]
+    if isinstance(rows, DataFrame):
+        bucket = F.pmod(F.crc32(F.encode(source.key, "UTF-8")), F.lit(buckets))
+        return (
+            rows.withColumn("_bucket", bucket)
+            .repartition(min(tasks, buckets), "_bucket")
+            .sortWithinPartitions(*order)
+        )
+    keys = rows.column(source.key).combine_chunks().dictionary_encode()
+    numbers = pa.array([bucket_of(key, buckets) for key in keys.dictionary.to_pylist()], pa.int64())
+    placed = rows.append_column("_bucket", numbers.take(keys.indices))
+    return placed.sort_by([(name, "ascending") for name in order])
+
+
+def tables_of(pointer: Pointer | None) -> Mapping[str, OnlineTable]:
+    """Returns the tables that a pointer names; none if there is no pointer."""
+    return pointer.tables if pointer is not None else {}

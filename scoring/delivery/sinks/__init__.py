@@ -1,0 +1,165 @@
+"""Sinks by name: `scoring/delivery/sinks/<kind>.py` contains the sink `<kind>`.
+
+Every module of this folder is a sink. A package outside of the checkout adds a sink by an entry point of the
+group `nightrank.sinks`, whose name is the kind and whose value is a module. The module of a sink contains
+
+    class Settings(SinkSettings)                             the keys of the sink below deliver.sinks
+    deliver(settings: Settings, lists: PublishedLists) -> Delivered
+    check(settings: Settings) -> None      optional: raises ConfigError if credentials, drivers or files that
+                                           a delivery needs are missing
+    IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table
+
+A delivery can be repeated: it replaces the lists of a date, and readers see either the old or the new lists.
+Its errors are NightrankErrors. Only modules of sinks in the configuration are imported; a sink imports heavy
+packages inside of its functions.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+
+from conf.errors import ConfigError
+from conf.load import read_section
+from conf.types import Deliver, SinkConfig, SinkSettings
+from scoring.delivery.published_lists import Delivered, PublishedLists
+
+GROUP = "nightrank.sinks"
+
+
+def built_in_sinks() -> list[str]:
+    """Returns the kinds of the sinks in this folder, without importing them."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def known_sinks() -> list[str]:
+    """Returns the kinds of all sinks, also those of other packages, without importing them.
+
+    Raises:
+        ConfigError: two sinks have the same kind.
+    """
+    return sorted([*built_in_sinks(), *_plug_ins()])
+
+
+def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
+    """Returns the module and the checked settings of each sink of the section `deliver`, in order.
+
+    Raises:
+        ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
+            breaks its rule. Two sinks of the same kind are installed.
+    """
+    return [_read(sink, index) for index, sink in enumerate(deliver.sinks)]
+
+
+def _read(sink: SinkConfig, index: int) -> tuple[ModuleType, SinkSettings]:
+    module = sink_module(sink.kind, f"deliver.sinks.{index}.kind")
+    settings: type[SinkSettings] = module.Settings
+    read = read_section(
+        settings,
+        sink.model_dump(),
+        f"sink {sink.name}: ",
+        f"its settings are {sorted(settings.model_fields)}; correct these keys in the configuration file or "
+        "in --set",
+        ("deliver", "sinks", str(index), sink.kind),
+    )
+    return module, read
+
+
+def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists) -> Delivered:
+    """Delivers the lists to one sink of `read_settings`."""
+    delivered: Delivered = module.deliver(settings, lists)
+    return delivered
+
+
+def check_access(deliver: Deliver) -> None:
+    """Checks that each sink's user, password and driver can be read as the configuration says.
+
+    Raises:
+        ConfigError: one of them is missing, or see `read_settings`.
+    """
+    for module, settings in read_settings(deliver):
+        check = getattr(module, "check", None)
+        if check is not None:
+            check(settings)
+
+
+def sink_module(kind: str, key: str = "kind") -> ModuleType:
+    """Returns the module of a sink.
+
+    Args:
+        kind: the name of the sink.
+        key: the key that names the sink, for error messages.
+
+    Raises:
+        ConfigError: there is no such sink, there are two of them, its module cannot be imported, or its
+            module is not one of a sink.
+    """
+    plug_ins = _plug_ins()
+    if kind in plug_ins:
+        return _load(plug_ins[kind])
+    built_in = built_in_sinks()
+    if kind not in built_in:
+        raise ConfigError(
+            f"{key}={kind!r} does not exist; known: {sorted([*built_in, *plug_ins])}",
+            f"set {key} to one of these, or install a package with an entry point of the group {GROUP}",
+        )
+    return import_module(f"{__name__}.{kind}")
+
+
+def sink_section(kind: str) -> type[SinkSettings]:
+    """Returns the type of the section of a sink, whose key `kind` has only this value: for documents."""
+    settings: type[SinkSettings] = sink_module(kind).Settings
+    only: Any = Literal[kind]
+    named = Field(description=f"`{kind}` selects the sink in scoring/delivery/sinks/{kind}.py.")
+    return create_model(
+        f"{''.join(part.capitalize() for part in kind.split('_'))}Sink",
+        __base__=settings,
+        __doc__=settings.__doc__,
+        kind=(only, named),
+    )
+
+
+def _plug_ins() -> dict[str, EntryPoint]:
+    """Returns the entry points of sinks of other packages, by kind."""
+    found: dict[str, EntryPoint] = {}
+    built_in = built_in_sinks()
+    for point in entry_points(group=GROUP):
+        other = found.get(point.name)
+        if point.name in built_in or (other is not None and other.value != point.value):
+            first = f"{__name__}.{point.name}" if other is None else _origin(other)
+            raise ConfigError(
+                f"two sinks are named {point.name!r}: {first} and {_origin(point)}",
+                "remove one of the two packages, or rename the entry point in one of them",
+            )
+        found[point.name] = point
+    return found
+
+
+def _load(point: EntryPoint) -> ModuleType:
+    """Imports the module of an entry point, and checks that it is one of a sink."""
+    try:
+        module = point.load()
+    except Exception as error:  # a module of others may raise anything while it is imported
+        raise ConfigError(
+            f"the sink {point.name!r}, {_origin(point)}, cannot be imported: {type(error).__name__}: {error}",
+            "correct or reinstall the package that has this entry point",
+        ) from error
+    settings = getattr(module, "Settings", None)
+    is_settings = isinstance(settings, type) and issubclass(settings, SinkSettings)
+    if not is_settings or not callable(getattr(module, "deliver", None)):
+        raise ConfigError(
+            f"the sink {point.name!r}, {_origin(point)}, lacks a class Settings(SinkSettings) or a function "
+            "deliver(settings, lists)",
+            "correct the module; docs/delivery.md describes what a sink contains",
+        )
+    return module
+
+
+def _origin(point: EntryPoint) -> str:
+    package = f" of the package {point.dist.name}" if point.dist is not None else ""
+    return f"the module {point.value}{package}"

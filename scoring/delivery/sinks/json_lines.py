@@ -1,0 +1,93 @@
+"""The JSON lines sink: writes one JSON object per user to files, and publishes the files with a manifest."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.names import LakeRoot
+from conf.types import PositiveInt, SinkSettings
+from scoring.delivery.file_sink import Files, publish_files
+from scoring.delivery.published_lists import Delivered, PublishedLists
+
+_ENDINGS = {"none": ".json", "gzip": ".json.gz"}
+_ENTRY = ("item_id", "position", "score", "reason")
+
+
+class Settings(SinkSettings):
+    """Files with one JSON object per user. A manifest lists the published files, as in tables of the lake.
+
+    The manifest of a date is in the folder `path`/dt=…. The files themselves are in a folder `_data` next to
+    the last folder of `path`.
+    """
+
+    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
+    compression: Literal["none", "gzip"] = Field(default="gzip", description="Compression of the files.")
+    users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
+
+    @field_validator("path")
+    @classmethod
+    def _has_a_folder_above(cls, path: str) -> str:
+        scheme, _, inner = path.rpartition("://")
+        parts = inner.rstrip("/").split("/")
+        bucket = scheme not in ("", "file")
+        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
+            raise ValueError(
+                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
+                "data files are stored next to that folder, in _data"
+            )
+        return path
+
+
+def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
+    """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
+
+    Each line is an object {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items
+    ordered by position. The lines are sorted by user. This order continues across files, in the order in
+    which the manifest names the files.
+
+    Args:
+        sink: the settings of the sink.
+        lists: the published lists of the date.
+
+    Raises:
+        InfrastructureError: the files do not have exactly one line per user.
+    """
+    files = Files(
+        write=partial(_write, sink, lists),
+        count=partial(_count, lists),
+        ending=_ENDINGS[sink.compression],
+        records=lists.users,
+        layout=f"{sink.compression}, {sink.users_per_file} users a file",
+        schema=(("line", "json"),),
+        facts={"users": lists.users, "entries": lists.manifest.rows, "compression": sink.compression},
+    )
+    partition = publish_files(sink.name, sink.path, lists, files)
+    return Delivered(partition.path, lists.manifest.rows)
+
+
+def lines(lists: PublishedLists) -> DataFrame:
+    """Returns the lines to write: a frame with the columns user_id, date and items, one row per user."""
+    items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
+    users = lists.frame.groupBy("user_id").agg(items.alias("items"))
+    ordered = F.transform("items", lambda item: F.struct(*(item[name].alias(name) for name in _ENTRY)))
+    return users.select("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
+
+
+def _write(sink: Settings, lists: PublishedLists, folder: str) -> None:
+    """Writes the files. The rows are sorted by user across all files."""
+    files = max(1, -(-lists.users // sink.users_per_file))
+    rows = lines(lists)
+    partitioned = rows.repartitionByRange(files, "user_id") if files > 1 else rows.repartition(1)
+    partitioned.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
+
+
+def _count(lists: PublishedLists, folder: str) -> dict[str, int]:
+    """Returns the number of lines of each file."""
+    written = lists.frame.sparkSession.read.text(folder)
+    by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
+    return {row["name"]: row["count"] for row in by_file.collect()}
