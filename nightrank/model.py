@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
+from os import PathLike, fspath
 from typing import Any, Literal
 
 import numpy as np
@@ -100,6 +101,35 @@ class Model:
         numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
         scored: pa.Table = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
         return column_like(rows, PROBABILITY, scored.column(PROBABILITY))
+
+    def inputs(self, rows: Frame | pa.RecordBatch) -> dict[str, np.ndarray]:
+        """Returns the inputs of an exported program for raw rows: `dense` and `categorical`.
+
+        Raises:
+            ConfigError: `rows` is no frame, or torch is not installed.
+            DataError: a raw column is missing, or a value does not fit.
+        """
+        _require_torch()
+        from scoring.model.predictor import model_inputs
+
+        encoded = self.workflow.encode_to_arrow(rows)
+        columns = {name: encoded.column(name) for name in encoded.column_names}
+        dense, categorical = model_inputs(columns, self.spec, self._info.multi_hot, len(encoded))
+        return {"dense": dense.numpy(), "categorical": categorical.numpy()}
+
+    def export(self, folder: str | PathLike[str]) -> dict[str, Any]:
+        """Writes ONNX and torch.export programs of the model to a new folder (docs/exports.md).
+
+        Returns the content of export.json.
+
+        Raises:
+            ConfigError: the folder exists, or torch is not installed.
+            InfrastructureError: the folder cannot be written, or a program differs from the model.
+        """
+        _require_torch()
+        from scoring.model.export import export
+
+        return export(self._info, fspath(folder))
 
     def recommend(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import DataError
-from conf.types import Score
+from conf.types import ModelConfig, MultiHot, Score
 from scoring.inputs.requests import ModelRequest
 from storage import file_io, format_versions
 from storage.feature_spec import FeatureSpec
@@ -34,6 +34,11 @@ class ModelInfo:
     def refit_of(self) -> str | None:
         """Returns the champion that this model refits; None if this model is no refit."""
         return self.description.get("refit_of")
+
+    @property
+    def multi_hot(self) -> MultiHot:
+        """Returns how lists of ids are padded."""
+        return ModelConfig(**self.description["model"]).multi_hot
 
     def request(self, score: Score) -> ModelRequest:
         """Returns a request to load this model with the settings of the section `score`.

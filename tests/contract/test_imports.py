@@ -53,6 +53,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.workflow",
         "training.checkpoints",
         "training.device",
+        "training.export",
         "training.models",
         "training.registry",
     ),

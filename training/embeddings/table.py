@@ -28,6 +28,7 @@ from training.embeddings.hot_share import HotShare
 from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
 from training.embeddings.pending_lookups import PendingLookups
 from training.embeddings.placed_rows import Placement, replicate_all
+from training.embeddings.plain_lookup import plain_rows, plain_vectors
 from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.tiered_rows import RowTensor, TieredRows
 
@@ -91,6 +92,9 @@ class StackedEmbedding(HeldRows):
             ids: the ids.
             dtype: the dtype of the vectors and of their gradients. Sums are computed in float32.
         """
+        if torch.compiler.is_exporting():
+            places, mean = self.router.replicated_places, self.pooling == "mean"
+            return plain_vectors(self.weight, self._scales(), ids, places, self.list_lengths, mean=mean)
         trains = self.training and torch.is_grad_enabled()
         if trains and self.hot_share is not None:
             self.hot_share.add(ids, self.router.hot[self._column_features(ids)])
@@ -112,6 +116,8 @@ class StackedEmbedding(HeldRows):
             ids: (N,) int32 or int64.
             feature: index of the feature.
         """
+        if torch.compiler.is_exporting():
+            return plain_rows(self.weight, self._scales(), ids + self.router.replicated_places[feature])
         if self.hot_share is not None and self.training and torch.is_grad_enabled():
             self.hot_share.add_ids(ids, self.router.hot[feature])
         with torch.no_grad():

@@ -79,7 +79,8 @@ class ActivationUnit(nn.Module):
         of_item, of_history, of_difference, of_product = first.weight.split(dim, dim=1)  # (H, E) each
         matrices = of_history - of_difference + of_product * items.unsqueeze(2)  # (1|U, I, H, E)
         columns = matrices.flatten(1, 2).transpose(1, 2)  # (1|U, E, I * H)
-        sums = histories @ (columns if len(columns) > 1 else columns[0])  # (U, L, I * H)
+        one_matrix = not torch.compiler.is_exporting() and len(columns) == 1  # exported: other items per user
+        sums = histories @ (columns[0] if one_matrix else columns)  # (U, L, I * H)
         constants = functional.linear(items, of_item + of_difference, first.bias)  # (1|U, I, H)
         values = sums.view(users, places, num_items, -1) + constants.unsqueeze(1)  # (U, L, I, H)
         values = values.flatten(0, 2)

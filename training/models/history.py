@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from conf.errors import ConfigError
@@ -99,6 +100,9 @@ class HistoryModel(nn.Module):
             (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
         """
         is_item = histories != PAD_ID
+        if torch.compiler.is_exporting():  # no shape may depend on ids
+            vectors = self.embedding.feature_vectors(histories.flatten(), self.layout.item)
+            return vectors.view(*histories.shape, -1) * is_item.unsqueeze(2), is_item
         vectors = self.embedding.feature_vectors(histories[is_item], self.layout.item)
         values = vectors.new_zeros(*histories.shape, vectors.shape[1])
         return values.masked_scatter(is_item.unsqueeze(2), vectors), is_item

@@ -90,11 +90,24 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     Under autocast, the dot products and the result have autocast's dtype. The gradients of `bottom` and
     `embedded` have the dtypes of these tensors.
     """
+    if torch.compiler.is_exporting():
+        return _plain_interaction(bottom, embedded)
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
     if torch.is_autocast_enabled(embedded.device.type):
         dtype = torch.get_autocast_dtype(embedded.device.type)
     return tiled_interaction(first, embedded, dtype)
+
+
+def _plain_interaction(bottom: Tensor | None, embedded: Tensor) -> Tensor:
+    """Computes `interact` by plain operators, for exported models."""
+    vectors = embedded if bottom is None else torch.cat([bottom.unsqueeze(1), embedded], dim=1)
+    dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)  # (B, F * F)
+    count = vectors.shape[1]
+    # `_pairs` would keep a tensor of the exporter, which later calls cannot use.
+    row, column = torch.tril_indices(count, count, offset=-1, device=embedded.device)
+    pairs = dots.index_select(1, row * count + column)
+    return pairs if bottom is None else torch.cat([bottom, pairs], dim=1)
 
 
 def _result(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:

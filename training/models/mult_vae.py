@@ -108,6 +108,9 @@ class MultVAE(BiasedSequenceModel):
         is_item = ids != PAD_ID
         values = is_item / is_item.sum(dim=1, keepdim=True).clamp(min=1).sqrt()  # (S, L)
         values = self.dropout(values.unsqueeze(2), first_rows).squeeze(2)
+        if torch.compiler.is_exporting():  # no shape may depend on ids
+            vectors = self.embedding.feature_vectors(ids.flatten(), self.layout.history)
+            return (vectors.view(*ids.shape, -1) * values.unsqueeze(2)).sum(dim=1)
         kept = values != 0
         vectors = self.embedding.feature_vectors(ids[kept], self.layout.history) * values[kept].unsqueeze(1)
         sums = vectors.new_zeros(len(ids), vectors.shape[1])

@@ -60,7 +60,7 @@ class SASRec(SequenceModel):
 
     def item_biases(self, categorical: Tensor) -> Tensor:
         """Returns the bias, which is the same for all items, (B,)."""
-        return self.bias.expand(len(categorical))
+        return self.bias.expand(categorical.shape[0])
 
 
 def build(settings: Settings, inputs: Inputs) -> SASRec:

@@ -31,6 +31,9 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
+    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row has a group of its own
+        rows = torch.arange(sequences.shape[0], device=sequences.device)
+        return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
     begins[1:] = (sequences[1:] != sequences[:-1]).any(dim=1)
     begins[torch.tensor(starts, dtype=torch.int64, device=begins.device)] = True
@@ -39,6 +42,8 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
 
 def trim(sequences: Tensor) -> Tensor:
     """Returns sequences (S, L) without the last places that all of them lack; at least one place is left."""
+    if torch.compiler.is_exporting():  # no shape may depend on ids
+        return sequences
     lengths = (sequences != PAD_ID).sum(dim=1)
     return sequences[:, : max(int(lengths.max()) if len(lengths) else 0, 1)]
 

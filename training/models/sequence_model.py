@@ -164,7 +164,7 @@ class BiasedSequenceModel(SequenceModel):
     def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns user vectors (B, E + 1) float32. The last number is 1, the factor of the item's bias."""
         vectors = self.user_part(dense, categorical)
-        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+        return torch.cat([vectors, vectors.new_ones(vectors.shape[0], 1)], dim=1)
 
     def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns item vectors (B, E + 1) float32. The last number is the item's bias."""

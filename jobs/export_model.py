@@ -1,0 +1,35 @@
+"""The command line of export_model, which needs no Spark session."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jobs.command_line import job_parser, run_without_session
+from jobs.stages.export_model import run
+
+DESCRIPTION = (
+    "Exports the model that serves on a run date (the champion or its refit) to a new folder, for programs "
+    "without this project: as ONNX (ranker.onnx) and as a program of torch.export (ranker.pt2). Models of "
+    "user and item vectors also get user.onnx, item.onnx and the same as .pt2. Each program is compared with "
+    "the model before the folder appears; export.json describes the inputs."
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exports the model, prints the job summary, and returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    return run_without_session("export_model", arguments, lambda context: run(context, arguments.output))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line: the options of every job, and the folder."""
+    parser = job_parser("export_model", DESCRIPTION)
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="folder to write, which must not exist"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

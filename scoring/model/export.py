@@ -1,0 +1,25 @@
+"""Exports a model of the registry to files for other programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scoring.model.model_info import ModelInfo
+from training.checkpoints import load_model
+from training.export.write_export import ExportedModel, write_export
+
+
+def export(info: ModelInfo, folder: str) -> dict[str, Any]:
+    """Writes a model's ONNX and torch.export programs to a new folder; returns the content of export.json.
+
+    Raises:
+        ConfigError: the folder exists.
+        DataError: the model is damaged.
+        InfrastructureError: see `write_export`.
+    """
+    loaded = load_model(info.path, torch.device("cpu"), kernels="torch")
+    return write_export(
+        ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version), folder
+    )

@@ -1,0 +1,51 @@
+"""Exports of a real champion: the job, the facade, and the examples of the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.nightrank.conftest import RUN_DATE, World
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_examples_of_the_page_run(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo_out").symlink_to(world.folder / "demo_out")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/exports.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(blocks), "docs/exports.md", "exec"), names)
+    np.testing.assert_allclose(names["probabilities"], names["model"].score(names["raw"]), atol=1e-5)
+    assert names["description"]["model_version"] == names["model"].version
+
+
+def test_the_job_exports_the_model_that_serves(world: World, tmp_path: Path) -> None:
+    def export() -> subprocess.CompletedProcess[str]:
+        words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
+        command = [sys.executable, ROOT / "jobs/export_model.py", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = export()
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["model_version"] == world.lake.champion().version
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "export.json",
+        "ranker.onnx",
+        "ranker.pt2",
+    ]
+    assert "torchvision" not in done.stderr
+    again = export()
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+    assert "Traceback" not in again.stderr

@@ -1,0 +1,172 @@
+"""Exported programs compute what the model computes: every architecture, any number of rows, lists of any length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from conf.errors import ConfigError, InfrastructureError
+from conf.types import ModelConfig
+from storage.feature_spec import FeatureSpec
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
+from tests.training.feature_rows import make_spec
+from training.embeddings.int8 import to_int8
+from training.export import write_export as module
+from training.export.write_export import ExportedModel, write_export
+from training.models import build_model, known_architectures
+
+pytestmark = pytest.mark.slow
+# One variant of each architecture, and those whose forward pass has other operations.
+CHOSEN = [
+    "logistic_regression", "dlrm", "wide_and_deep", "dcn_v2_low_rank", "dcn_v2_parallel", "deepfm_weighted",
+    "neumf", "two_tower", "sasrec", "bert4rec", "din", "mult_vae",
+]  # fmt: skip
+
+
+def randomised(config: ModelConfig, spec: FeatureSpec) -> nn.Module:
+    """A model in evaluation mode with random weights, also of biases and tables."""
+    model = build_model(config, spec, 3).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def exported(config: ModelConfig, spec: FeatureSpec) -> ExportedModel:
+    return ExportedModel(randomised(config, spec), spec, config.multi_hot, "v7")
+
+
+def test_every_architecture_is_chosen() -> None:
+    of_chosen = {{**VARIANTS, **SEQUENCE_VARIANTS}[name]["architecture"] for name in CHOSEN}
+    assert of_chosen == set(known_architectures())
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_programs_equal_the_model(name: str, tmp_path: Path) -> None:
+    """write_export compares 1, 7 and 300 rows; here two other numbers, with rows that the test draws."""
+    model = exported(variant(name), small_spec(name))
+    description = write_export(model, str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out/export.json").read_text()) == description
+    vectors = {"two_tower", "sasrec", "bert4rec", "mult_vae"}
+    assert set(description["programs"]) == ({"ranker", "user", "item"} if name in vectors else {"ranker"})
+    session = onnxruntime.InferenceSession(tmp_path / "out/ranker.onnx", providers=["CPUExecutionProvider"])
+    program = torch.export.load(tmp_path / "out/ranker.pt2").module()
+    columns = description["inputs"]["categorical"]["columns"]
+    assert [entry["feature"] for entry in columns] == [feature.name for feature in model.spec.embedded]
+    rng = np.random.default_rng(5)
+    for rows in (2, 65):
+        dense = rng.normal(size=(rows, len(model.spec.dense))).astype(np.float32)
+        blocks = [
+            rng.integers(int(entry["number"] > 1), entry["cardinality"], (rows, entry["number"]))
+            for entry in columns
+        ]
+        for entry, block in zip(columns, blocks, strict=True):
+            if entry["number"] > 1:  # lists of all lengths, and an empty one
+                block[np.arange(entry["number"]) >= rng.integers(0, entry["number"] + 1, (rows, 1))] = 0
+                block[0] = 0
+        inputs = {"dense": dense, "categorical": np.concatenate(blocks, axis=1)}
+        tensors = [torch.from_numpy(values) for values in inputs.values()]
+        with torch.inference_mode():
+            expected = torch.sigmoid(model.model(*tensors)).numpy()
+        (result,) = session.run(None, inputs)
+        assert result.shape == (rows,)
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+        np.testing.assert_allclose(program(*tensors).detach().numpy(), expected, atol=1e-5)
+
+
+def test_products_of_vectors_order_items_as_the_model_does(tmp_path: Path) -> None:
+    model = exported(variant("bert4rec"), small_spec("bert4rec"))
+    write_export(model, str(tmp_path / "out"))
+    sessions = {
+        name: onnxruntime.InferenceSession(tmp_path / f"out/{name}.onnx", providers=["CPUExecutionProvider"])
+        for name in ("ranker", "user", "item")
+    }
+    one = dict(
+        zip(
+            ("dense", "categorical"),
+            (t.numpy() for t in module._example(model, 1, _ranker(model))),
+            strict=True,
+        )
+    )
+    several = {name: np.repeat(values, 9, axis=0) for name, values in one.items()}
+    several["categorical"][:, 1] = np.arange(9)  # C1 is the item
+    user, items = sessions["user"].run(None, one)[0], sessions["item"].run(None, several)[0]
+    probabilities = sessions["ranker"].run(None, several)[0]
+    logits = np.log(probabilities / (1 - probabilities))
+    products = (items @ user.T)[:, 0]
+    np.testing.assert_allclose(products - products[0], logits - logits[0], atol=1e-3)
+
+
+def _ranker(model: ExportedModel) -> Any:
+    return module.forms_of(model.model, model.widths)["ranker"]
+
+
+@pytest.mark.parametrize(
+    "config, spec",
+    [
+        (variant("dlrm"), make_spec(0, [9, 5], lists=[7])),
+        (variant("dcn_v2_full"), make_spec(3, [])),
+        (variant("dlrm", embedding_storage="fp16"), small_spec("dlrm")),
+        (variant("deepfm", multi_hot={"pooling": "sum", "max_length": 5}), small_spec("deepfm")),
+        (
+            variant("wide_and_deep", crosses=[{"left": ["C0"], "right": ["C1"], "buckets": 50}]),
+            make_spec(2, [9, 5], lists=[7]),
+        ),
+    ],
+    ids=["no dense feature", "no ids", "16-bit rows", "summed lists", "crosses"],
+)
+def test_other_inputs_and_storage(config: ModelConfig, spec: FeatureSpec, tmp_path: Path) -> None:
+    description = write_export(exported(config, spec), str(tmp_path / "out"))
+    assert max(description["programs"]["ranker"]["greatest_difference"].values()) <= 1e-5
+
+
+def test_int8_rows_keep_their_size(tmp_path: Path) -> None:
+    spec = make_spec(2, [20_000])
+    plain = exported(variant("dlrm"), spec)
+    write_export(plain, str(tmp_path / "plain"))
+    assert to_int8(plain.model) == 1
+    write_export(plain, str(tmp_path / "int8"))
+    sizes = [(tmp_path / f"{name}/ranker.onnx").stat().st_size for name in ("plain", "int8")]
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_a_program_that_differs_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = module._write_programs
+
+    def spoiled(form: Any, example: Any, path: Path) -> int:
+        opset = write(form, example, path)
+        with torch.no_grad():
+            next(form.parameters()).add_(0.5)  # the model goes on, its programs do not
+        return opset
+
+    monkeypatch.setattr(module, "_write_programs", spoiled)
+    with pytest.raises(InfrastructureError, match="differs from model v7"):
+        write_export(exported(variant("dlrm"), small_spec("dlrm")), str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_large_weights_stand_in_a_file_beside_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES_INSIDE", 100)
+    description = write_export(
+        exported(variant("logistic_regression"), make_spec(2, [500])), str(tmp_path / "out")
+    )
+    assert "ranker.onnx.data" in description["sha256"]
+
+
+def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        write_export(exported(variant("dlrm"), small_spec("dlrm")), str(tmp_path / "out"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="cannot be written"):
+        write_export(exported(variant("dlrm"), small_spec("dlrm")), str(tmp_path / "file/out"))
