@@ -10,7 +10,8 @@
     model.score(rows)                                      # click probabilities of raw rows
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
 
-No Spark session is needed. docs/python.md shows each call with its result.
+No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
+and features of single users and items in Redis.
 """
 
 from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
