@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -34,14 +36,22 @@ def key_first(published: nightrank.Published, key: str) -> pa.Table:
 
 
 def test_look_ups_equal_the_tables_of_the_lake(
-    world: World, server: Server, monkeypatch: pytest.MonkeyPatch
+    world: World, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    shutil.copytree(world.root, tmp_path / "lake")  # the lake of other tests has no deliveries
     monkeypatch.setenv("STORE_PASSWORD", PASSWORD)
     sink = {"kind": "redis", "name": "online", "url": server.url, "password": {"env": "STORE_PASSWORD"}}
     sinks = json.dumps([{**sink, "features": ["users", "items"]}])
     command = [sys.executable, str(ROOT / "jobs/deliver_recommendations.py"), "--config", str(world.config)]
-    command += ["--run-date", RUN_DATE, "--set", f"deliver.sinks={sinks}"]
-    done = subprocess.run(command, cwd=world.folder, capture_output=True, text=True, check=False)
+    command += [
+        "--run-date",
+        RUN_DATE,
+        "--set",
+        f"deliver.sinks={sinks}",
+        "--set",
+        f"lake={tmp_path / 'lake'}",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lists, users, items = world.lake.recommendations(), world.lake.users(), world.lake.items()
     with open_online(server.url, password=PASSWORD) as store:
