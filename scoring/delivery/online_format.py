@@ -92,10 +92,10 @@ class Pointer:
         try:
             values = POINTER.check(json.loads(text), where)
             tables = {name: _table(table) for name, table in values["tables"].items()}
-            texts = [str(values[name]) for name in _POINTER_TEXTS]
+            texts = {name: str(values[name]) for name in _POINTER_TEXTS}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{where} is not a pointer: {error!r}", remedy) from error
-        return cls(*texts, tables)
+        return cls(**texts, tables=tables)
 
 
 def _table(values: Mapping[str, Any]) -> OnlineTable:
