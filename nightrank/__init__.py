@@ -10,8 +10,9 @@
     model.score(rows)                                      # click probabilities of raw rows
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
 
-No Spark session is needed. docs/python.md shows each call with its result. `nightrank` is also a command
-(`nightrank --help`), so the modules are imported when their names are used first.
+No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
+and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so the
+modules are imported when their names are used first.
 """
 
 from importlib import import_module

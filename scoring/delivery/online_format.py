@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.errors import DataError
 from storage.format_versions import Format
 
 LISTS = "lists"
@@ -27,6 +28,7 @@ KEYS_PER_BUCKET = 1000
 # A field of each bucket that is no key, so that a bucket exists before its first key.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
+_POINTER_TEXTS = ("date", "model_version", "workflow_version", "delivered_at")
 _RANKED = "ranked"  # the reason of most entries, which is left out
 
 
@@ -86,12 +88,21 @@ class Pointer:
         Raises:
             DataError: a newer release wrote it, or it is not a pointer.
         """
-        values = POINTER.check(json.loads(text), where)
-        tables = {
-            name: OnlineTable(**{**table, "columns": tuple((key, kind) for key, kind in table["columns"])})
-            for name, table in values["tables"].items()
-        }
-        return cls(**{**values, "tables": tables})
+        remedy = "delete this key, and run deliver_recommendations again"
+        try:
+            values = POINTER.check(json.loads(text), where)
+            tables = {name: _table(table) for name, table in values["tables"].items()}
+            texts = {name: str(values[name]) for name in _POINTER_TEXTS}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where} is not a pointer: {error!r}", remedy) from error
+        return cls(**texts, tables=tables)
+
+
+def _table(values: Mapping[str, Any]) -> OnlineTable:
+    """Returns a table of a pointer. Keys that this release does not know are ignored."""
+    columns = tuple((str(name), str(kind)) for name, kind in values["columns"])
+    buckets, keys = int(values["buckets"]), int(values["keys"])
+    return OnlineTable(str(values["attempt"]), str(values["digest"]), buckets, keys, columns)
 
 
 def pointer_name(prefix: str) -> str:

@@ -149,6 +149,45 @@ def test_another_language_reads_a_list_by_the_documented_format(
     assert (pointer["format_version"], pointer["date"]) == (1, RUN_DATE)
 
 
+def test_memory_does_not_grow_with_the_number_of_users(
+    runs: PublishedRuns, sink: redis.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are sent as soon as they have the length of a pipeline; a list has some 150 characters."""
+    monkeypatch.setattr(online_store, "_PIPELINE_CHARACTERS", 700)
+    sent, send = [], online_store.BucketWriter._send
+
+    def counted(writer: online_store.BucketWriter, client: Any, pending: dict[str, dict[str, str]]) -> None:
+        sent.append(sum(len(text) for values in pending.values() for text in values.values()))
+        send(writer, client, pending)
+
+    monkeypatch.setattr(online_store.BucketWriter, "_send", counted)
+    redis.deliver(sink, published(runs))
+    assert len(sent) > 5
+    assert max(sent) < 1000
+
+
+def test_a_store_that_this_release_cannot_read_says_so(
+    runs: PublishedRuns, sink: redis.Settings, reader: OnlineReader, valkey: Server
+) -> None:
+    with pytest.raises(DataError, match="current does not exist"):
+        reader.recommendations(["u001"])
+    redis.deliver(sink, published(runs))
+    with valkey.client() as client:
+        name = f"{sink.prefix}:current"
+        pointer = json.loads(client.get(name))
+        client.set(name, json.dumps({**pointer, "added_later": 1}))
+        assert reader.current().date == RUN_DATE
+        client.set(name, json.dumps({**pointer, "format_version": 2}))
+        with pytest.raises(DataError, match="format version 2"):
+            reader.current()
+        for damaged in ("{", "[]", json.dumps({**pointer, "tables": {"lists": {}}})):
+            client.set(name, damaged)
+            with pytest.raises(DataError, match=f"{name} is not a"):
+                redis.deliver(sink, published(runs))
+    with pytest.raises(ConfigError, match="write redis://host:port/database"):
+        open_online("http://127.0.0.1")
+
+
 def test_a_repeated_delivery_writes_nothing_and_lost_keys_are_written_again(
     runs: PublishedRuns, sink: redis.Settings, reader: OnlineReader, valkey: Server
 ) -> None:

@@ -17,6 +17,7 @@ packages inside of its functions.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -53,11 +54,14 @@ def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
         ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
             breaks its rule. Two sinks of the same kind are installed.
     """
-    return [_read(sink, index) for index, sink in enumerate(deliver.sinks)]
+    plug_ins = _plug_ins() if deliver.sinks else {}  # reads files of all installed packages
+    return [_read(sink, index, plug_ins) for index, sink in enumerate(deliver.sinks)]
 
 
-def _read(sink: SinkConfig, index: int) -> tuple[ModuleType, SinkSettings]:
-    module = sink_module(sink.kind, f"deliver.sinks.{index}.kind")
+def _read(
+    sink: SinkConfig, index: int, plug_ins: Mapping[str, EntryPoint]
+) -> tuple[ModuleType, SinkSettings]:
+    module = _module(sink.kind, f"deliver.sinks.{index}.kind", plug_ins)
     settings: type[SinkSettings] = module.Settings
     read = read_section(
         settings,
@@ -88,18 +92,12 @@ def check_access(deliver: Deliver) -> None:
             check(settings)
 
 
-def sink_module(kind: str, key: str = "kind") -> ModuleType:
-    """Returns the module of a sink.
-
-    Args:
-        kind: the name of the sink.
-        key: the key that names the sink, for error messages.
+def _module(kind: str, key: str, plug_ins: Mapping[str, EntryPoint]) -> ModuleType:
+    """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
-        ConfigError: there is no such sink, there are two of them, its module cannot be imported, or its
-            module is not one of a sink.
+        ConfigError: there is no such sink, its module cannot be imported, or its module is not one of a sink.
     """
-    plug_ins = _plug_ins()
     if kind in plug_ins:
         return _load(plug_ins[kind])
     built_in = built_in_sinks()
@@ -112,8 +110,8 @@ def sink_module(kind: str, key: str = "kind") -> ModuleType:
 
 
 def sink_section(kind: str) -> type[SinkSettings]:
-    """Returns the type of the section of a sink, whose key `kind` has only this value: for documents."""
-    settings: type[SinkSettings] = sink_module(kind).Settings
+    """Returns the type of the section of a sink in this folder, for documents: `kind` has only this value."""
+    settings: type[SinkSettings] = import_module(f"{__name__}.{kind}").Settings
     only: Any = Literal[kind]
     named = Field(description=f"`{kind}` selects the sink in scoring/delivery/sinks/{kind}.py.")
     return create_model(
