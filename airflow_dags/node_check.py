@@ -1,4 +1,4 @@
-"""Runs the checks of a node (setup/doctor) before a job, if the Variable `nightrank` asks for them."""
+"""Runs the checks of a node (setup/doctor) before a job, if the Variable of the dataset asks for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_dags.settings import SPARK_CONNECTION, Settings, require_spark_connection
+from airflow_dags.settings import Settings, spark_master
 
 _TO_CORRECT = 1
 _TIMEOUT_S = 300
@@ -63,7 +62,7 @@ def _command(job: str, overrides: Sequence[str], settings: Settings) -> list[str
     Raises:
         AirflowFailException: there is no such interpreter, no folder of the checks, or no Spark connection.
     """
-    require_spark_connection()
+    master = spark_master(settings)
     submit = which(settings.spark_submit)
     python = None if submit is None else which(str(Path(submit).with_name("python")))
     if python is None:
@@ -76,8 +75,7 @@ def _command(job: str, overrides: Sequence[str], settings: Settings) -> list[str
             f"check_node needs the folder setup/doctor, which {settings.home} does not have\n"
             "  what to do: use a checkout or the archive of `make dist` as home, or set check_node to false"
         )
-    master = BaseHook.get_connection(SPARK_CONNECTION).host
-    words = ["--profile", settings.profile(job), "--master", str(master), "--config", settings.config]
+    words = ["--profile", settings.profile(job), "--master", master, "--config", settings.config]
     for override in overrides:
         words += ["--set", override]
     return [python, "-m", "setup.doctor", *words]

@@ -13,6 +13,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_dags.dataset import VARIABLE, Dataset
 from airflow_dags.dates import run_date_of
 from airflow_dags.retries import failure
 from airflow_dags.settings import read_settings
@@ -36,16 +37,18 @@ class RawLogSensor(BaseSensorOperator):
 
     Args:
         days_before_key: how many days the logical day is before the partition key of the run.
+        variable: the name of the Airflow Variable of the dataset.
     """
 
-    def __init__(self, *, days_before_key: int = 0, **kwargs: Any) -> None:
+    def __init__(self, *, days_before_key: int = 0, variable: str = VARIABLE, **kwargs: Any) -> None:
         super().__init__(task_id=PLAN, mode="reschedule", **kwargs)
+        self.variable = variable
         self.days_before_key = days_before_key
         self._hook: Any = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
         """Runs plan_night, and returns whether the raw log exists together with the plan."""
-        params, settings = context["params"], read_settings()
+        params, settings = context["params"], read_settings(self.variable)
         call = Call(
             "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
         )
@@ -100,12 +103,27 @@ class OtherDagSensor(BaseSensorOperator):
 
 
 def first_sensors(
-    other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
+    dataset: Dataset, other: str, *, yields: bool, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log."""
+    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log.
+
+    Args:
+        dataset: the dataset of the DAG.
+        other: the DAG to wait for, without the name of the dataset.
+        yields: as in OtherDagSensor.
+        days_before_key: as in RawLogSensor.
+    """
     return [
         OtherDagSensor(
-            other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL
+            other=dataset.id_of(other),
+            yields=yields,
+            timeout=_OTHER_DAG_TIMEOUT,
+            poke_interval=_OTHER_DAG_POKE_INTERVAL,
         ),
-        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOG_POKE_INTERVAL),
+        RawLogSensor(
+            days_before_key=days_before_key,
+            variable=dataset.variable,
+            timeout=timedelta(hours=dataset.log_wait_hours),
+            poke_interval=_LOG_POKE_INTERVAL,
+        ),
     ]

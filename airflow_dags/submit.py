@@ -1,24 +1,26 @@
 """Creates the Airflow tasks that run jobs; `stage(name)` creates each of these tasks.
 
 Each task is a SparkSubmitOperator. It reads the Spark profile, the configuration file and `--set` values from
-the Airflow Variable `nightrank`. It reads the day and the overrides of the stage from the plan of the run.
+the Airflow Variable of the dataset. It reads the day and the overrides of the stage from the plan of the run.
 The job's exit code decides whether the task is retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from airflow_dags.dataset import DEFAULT_DATASET, VARIABLE, Dataset
 from airflow_dags.job_hook import JobHook
 from airflow_dags.node_check import check_node
 from airflow_dags.overrides import refusal
-from airflow_dags.retries import failure, timeout_of
-from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_settings, require_spark_connection
+from airflow_dags.retries import failure
+from airflow_dags.settings import SPARK_CONNECTION, Settings, read_settings, spark_master
 
 PLAN = "raw_log"  # the task whose XCom is the plan of the run
 
@@ -38,13 +40,13 @@ def hook_for(call: Call, settings: Settings, deploy_mode: str | None = None) -> 
     Raises:
         AirflowFailException: the Spark connection does not exist.
     """
-    require_spark_connection()
+    spark_master(settings)
     words = ["--config", settings.config, "--run-date", call.run_date]
     for override in (*settings.overrides, *call.overrides):
         words += ["--set", override]
     return JobHook(
         folder=settings.home,
-        conn_id=SPARK_CONNECTION,
+        conn_id=settings.spark_connection,
         name=f"nightrank {call.job} {call.run_date}",
         application_args=words,
         properties_file=settings.profile(call.job),
@@ -61,7 +63,7 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
         AirflowFailException: a value changes a key that the Param must not change.
     """
     asked = tuple(params.get("set") or ())
-    if refused := refusal(asked, settings.param_keys):
+    if refused := refusal(asked, settings.param_keys, settings.variable):
         raise AirflowFailException(refused)
     return asked
 
@@ -81,6 +83,7 @@ class JobOperator(SparkSubmitOperator):
         part: the key of the plan whose list contains the step: `night` or `retraining`.
         job: the job to run; by default the job of the step.
         overrides: `--set` values of this task; by default those of the step.
+        variable: the name of the Airflow Variable of the dataset.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class JobOperator(SparkSubmitOperator):
         part: str = "night",
         job: str | None = None,
         overrides: Sequence[str] | None = None,
+        variable: str = VARIABLE,
         **kwargs: Any,
     ) -> None:
         super().__init__(conn_id=SPARK_CONNECTION, durable=False, **kwargs)
@@ -97,6 +101,7 @@ class JobOperator(SparkSubmitOperator):
         self.part = part
         self.job = job
         self.overrides = overrides
+        self.variable = variable
         self._call: Call | None = None
         self._settings: Settings | None = None
 
@@ -107,7 +112,7 @@ class JobOperator(SparkSubmitOperator):
         if step is None:
             raise AirflowSkipException(f"the plan has no step {self.step}")
         overrides = tuple(step["overrides"] if self.overrides is None else self.overrides)
-        self._settings = read_settings()
+        self._settings = read_settings(self.variable)
         asked = asked_overrides(context["params"], self._settings)
         self._call = Call(self.job or step["job"], step["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
@@ -142,15 +147,27 @@ def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[s
     return next((step for step in steps if step["name"] == name), None)
 
 
-def stage(name: str, **options: Any) -> JobOperator:
-    """Creates a task that runs the step `name`. `options` are further arguments of JobOperator."""
+def stage(
+    name: str,
+    dataset: Dataset = DEFAULT_DATASET,
+    operator: type[JobOperator] = JobOperator,
+    **options: Any,
+) -> JobOperator:
+    """Creates a task that runs the step `name`. `options` are further arguments of the operator."""
+    job = options.get("job") or options.get("step") or name
     chosen: dict[str, Any] = {
         "task_id": name,
         "step": name,
-        "pool": POOL,
-        "execution_timeout": timeout_of(options.get("job", name)),
+        "pool": dataset.pool,
+        "execution_timeout": dataset.time_limit(job),
         # After a skipped step the next step still runs. After a failed step it does not.
         "trigger_rule": "none_failed",
+        "variable": dataset.variable,
         **options,
     }
-    return JobOperator(**chosen)
+    return operator(**chosen)
+
+
+def stages_of(dataset: Dataset, **common: Any) -> Callable[..., JobOperator]:
+    """Returns `stage` for a dataset. `common` are arguments of all its tasks."""
+    return partial(stage, dataset=dataset, **common)
