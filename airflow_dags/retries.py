@@ -16,5 +16,7 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
         return AirflowFailException(
             f"{job} ended with exit code {code}: {_HOPELESS[code]}; a retry cannot help\n{error}"
         )
-    known = "was not started" if code is None else f"ended with exit code {code}"
+    known = (
+        "was not started, or its exit code is not known" if code is None else f"ended with exit code {code}"
+    )
     return AirflowException(f"{job} {known}: worth a retry\n{error}")

@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_dags.commands import Call
 from airflow_dags.dataset import VARIABLE, Dataset
 from airflow_dags.dates import run_date_of
-from airflow_dags.retries import failure
+from airflow_dags.runners import Runner, runner_for
 from airflow_dags.settings import read_settings
-from airflow_dags.submit import PLAN, Call, application, asked_overrides, hook_for
+from airflow_dags.submit import PLAN, asked_overrides
 
 # States of a task that has not started yet, or that is waiting.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
@@ -44,24 +44,15 @@ class RawLogSensor(BaseSensorOperator):
         super().__init__(task_id=PLAN, mode="reschedule", **kwargs)
         self.variable = variable
         self.days_before_key = days_before_key
-        self._hook: Any = None
+        self._runner: Runner | None = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
         """Runs plan_night, and returns whether the raw log exists together with the plan."""
         params, settings = context["params"], read_settings(self.variable)
-        call = Call(
-            "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
-        )
-        self._hook = hook_for(
-            call, settings, deploy_mode="client"
-        )  # in cluster mode its job summary would not come back
-        try:
-            self._hook.submit(application(call, settings))
-        except AirflowFailException:
-            raise
-        except (AirflowException, OSError) as error:
-            raise failure(call.job, self._hook.exit_code, error) from error
-        plan = self._hook.closing
+        overrides = asked_overrides(params, settings)
+        call = Call("plan_night", run_date_of(context, self.days_before_key), overrides, is_plan=True)
+        self._runner = runner_for(call, settings, self.log)
+        plan = self._runner.run(context)
         raw_log = plan["raw_log"]
         if params.get("when_published") == "skip" and plan["published"]:
             self.log.info("the lists of %s are published: there is nothing to do", call.run_date)
@@ -72,8 +63,8 @@ class RawLogSensor(BaseSensorOperator):
 
     def on_kill(self) -> None:
         """Ends the job plan_night."""
-        if self._hook is not None:
-            self._hook.on_kill()
+        if self._runner is not None:
+            self._runner.kill()
 
 
 class OtherDagSensor(BaseSensorOperator):

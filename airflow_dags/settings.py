@@ -9,7 +9,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dags.dataset import VARIABLE
 from airflow_dags.overrides import DEFAULT_KEYS
+from airflow_dags.runner_settings import LIVY, SUBMIT, RunnerSettings, SettingError, runner_settings_of
 
 SPARK_CONNECTION = "spark_default"
 _KEYS = {
@@ -32,11 +33,8 @@ _KEYS = {
     "environment",
     "param_keys",
     "check_node",
+    "runner",
 }
-
-
-class SettingError(ValueError):
-    """A value of the Variable is wrong. The message says what, without the name of the Variable."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class Settings:
         param_keys: the keys that the Param `set` of a run may change (airflow_dags/overrides.py).
         check_node: whether each task first checks that its worker can run the job.
         spark_connection: the id of the Airflow connection whose host is the Spark master.
+        runner: how jobs start (runner_settings.py).
         variable: the name of the Airflow Variable.
     """
 
@@ -65,6 +64,7 @@ class Settings:
     param_keys: tuple[str, ...] = DEFAULT_KEYS
     check_node: bool = False
     spark_connection: str = SPARK_CONNECTION
+    runner: RunnerSettings = field(default_factory=RunnerSettings)
     variable: str = VARIABLE
 
     def profile(self, job: str) -> str:
@@ -107,12 +107,15 @@ def settings_of(values: Any, variable: str = VARIABLE) -> Settings:
     if missing := sorted({"home", "config", "profiles"} - set(values)):
         raise SettingError(f"lacks the keys {missing}")
     _check_types(values)
+    runner = runner_settings_of(values.get("runner", {}))
     home = str(values["home"])
-    if not (Path(home) / "jobs").is_dir():
-        raise SettingError(f"names home={home}, which has no folder `jobs` on this worker")
     submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
-    if which(submit) is None:
-        raise SettingError(f"names spark_submit={submit}, which is not a program on this worker")
+    if runner.kind == SUBMIT:
+        _check_worker(home, submit)
+    elif runner.kind == LIVY:
+        _check_livy(values)
+    else:
+        submit = str(values.get("spark_submit", "spark-submit"))  # a program in the image
     named = {name: str(value) for name, value in values.get("environment", {}).items()}
     return Settings(
         home,
@@ -124,8 +127,36 @@ def settings_of(values: Any, variable: str = VARIABLE) -> Settings:
         tuple(values.get("param_keys", DEFAULT_KEYS)),
         values.get("check_node", False),
         values.get("spark_connection", SPARK_CONNECTION),
+        runner,
         variable,
     )
+
+
+def _check_worker(home: str, submit: str) -> None:
+    """Raises SettingError if jobs cannot start on this worker."""
+    if not (Path(home) / "jobs").is_dir():
+        raise SettingError(f"names home={home}, which has no folder `jobs` on this worker")
+    if which(submit) is None:
+        raise SettingError(f"names spark_submit={submit}, which is not a program on this worker")
+
+
+def _check_livy(values: Mapping[str, Any]) -> None:
+    """Raises SettingError for a key that has no meaning for Livy, which starts jobs on its own machine."""
+    remedies = {
+        "spark_submit": "remove the key, because Livy has its own spark-submit",
+        "spark_connection": "remove the key, because livy.spark.master of Livy is the master",
+        "environment": "set the variables for Livy, and spark.executorEnv.<name> in the Spark profile",
+        "check_node": "set check_node to false, because the checks cannot run on the machine of Livy",
+    }
+    for key, remedy in remedies.items():
+        if values.get(key):
+            raise SettingError(f"sets {key}, which the runner 'livy' cannot use; {remedy}")
+    config = str(values["config"])
+    if not config.startswith("/"):
+        raise SettingError(
+            f"names config={config}, but the runner 'livy' needs a whole path, because Livy "
+            "chooses the folder in which a job runs"
+        )
 
 
 def _check_types(values: Mapping[str, Any]) -> None:
