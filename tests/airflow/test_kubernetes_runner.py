@@ -15,13 +15,14 @@ from tests.airflow.test_dags import NOT_RETRIED, RETRIED
 
 pytestmark = pytest.mark.timeout(600)
 
-# A job that ends as the environment variable END says, and whose job summary repeats how it was started.
+# A job that ends as the environment variable END says (`slow`: with 0, after some seconds), and whose job summary repeats how it was started.
 JOB = """import json, os, signal, sys, time
 print("a line on standard error", file=sys.stderr, flush=True)
 end = os.environ["END"]
 if end == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60 if end == "hang" else 0)
+time.sleep({"hang": 60, "slow": 4}.get(end, 0))
+end = "0" if end == "slow" else end
 names = ("POD_IP", "POD_NAME", "PYSPARK_SUBMIT_ARGS", "LITERAL")
 started = {"words": sys.argv[1:], "folder": os.getcwd(), **{name: os.environ.get(name) for name in names}}
 plan = {"raw_log": {"bytes": 7, "path": "x"}, "published": False, "night": [], "retraining": []}
@@ -81,6 +82,7 @@ def ran(
     variables = {end: variable(end) for end in ("0", "2", "3", "4", "134", "kill", "lost", "silent")} | {
         "killed": variable("hang"),
         "too slow": variable("hang"),
+        "worker lost": variable("slow"),
         "plan": variable("0"),
         "cut": variable("0", environment={"LOG_IS_CUT": "1"}),
         "cluster": {**variable("0", runner=full), "master": CLUSTER},
@@ -156,6 +158,15 @@ def test_a_killed_task_and_one_that_takes_too_long_delete_their_pod(ran: dict[st
     assert ran["killed"]["deleted"] == ran["too slow"]["deleted"] == 1
     assert ran["killed"]["outcome"][0] == RETRIED
     assert ran["too slow"]["outcome"][0] == "AirflowTaskTimeout"
+
+
+def test_the_next_attempt_continues_with_the_pod_of_a_lost_worker(ran: dict[str, Any]) -> None:
+    """Two pods of the same stage would write the same tables at the same time."""
+    kind, text, summary = ran["worker lost"]["outcome"]
+    assert (kind, text) == ("", "")
+    (pod,) = ran["worker lost"]["pods"]
+    assert summary["POD_NAME"] == pod["metadata"]["name"]
+    assert ran["worker lost"]["left"] == []
 
 
 def test_the_sensor_gets_the_plan_from_a_pod(ran: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ The arguments are a file with the Variable of each case, and the folder of the j
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -55,11 +56,26 @@ def executed(task):
         return [type(error).__name__, str(error), None]
 
 
-def kill_when_running(task):
-    """Kills a task as Airflow does, when its pod has begun to log."""
+def wait_until_running():
     while not any(pod.lines for pod in api.pods.values()):
         time.sleep(0.05)
+
+
+def kill_when_running(task):
+    """Kills a task as Airflow does, when its pod has begun to log."""
+    wait_until_running()
     task.on_kill()
+
+
+def lose_worker(task):
+    """Executes a task in a process that is killed when the pod has begun to log."""
+    worker = os.fork()
+    if worker == 0:
+        executed(task)
+        os._exit(0)
+    wait_until_running()
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
 
 
 results = {}
@@ -74,6 +90,9 @@ for name, variable in json.loads(Path(sys.argv[1]).read_text()).items():
         task = stage("report")
     if name == "killed":
         threading.Thread(target=kill_when_running, args=[task]).start()
+    if name == "worker lost":
+        lose_worker(task)
+        task = stage("report")
     if name == "too slow":
         with TimeoutPosix(3):
             outcome = executed(task)
