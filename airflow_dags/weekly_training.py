@@ -9,7 +9,7 @@ serves, and the day's features are built again with the champion's workflow.
 
 | | |
 |---|---|
-| day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
+| day | Param `run_date`; a scheduled run (by default Sundays at noon, UTC) takes the day before |
 | run again | if no input has changed, the model is not trained again, and the decision is the same |
 | one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
 | a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
@@ -84,6 +84,7 @@ def notify(ti: Any = None) -> None:
     tell(
         kind,
         f"the model of {evaluated['run_date']} {words}: {evaluated['reason']}",
+        dag=ti.dag_id,
         **facts,
         warnings=evaluated["warnings"],
     )
