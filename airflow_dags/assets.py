@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from airflow.sdk import Asset
 
-# weekly_training updates this asset when the gate promotes a model. daily_recommendations reads the day of
-# the promotion from the asset.
-CHAMPION = Asset("nightrank_champion", group="nightrank")
-# daily_recommendations updates this asset when the lists of a day are published and checked. You can schedule
-# your own DAGs on this asset.
-RECOMMENDATIONS = Asset("nightrank_recommendations", group="nightrank")
+from airflow_dags.dataset import Dataset
+
+
+def champion(dataset: Dataset) -> Asset:
+    """Returns the asset that weekly_training updates when the gate promotes a model.
+
+    daily_recommendations reads the day of the promotion from this asset.
+    """
+    return Asset(dataset.id_of("nightrank_champion"), group="nightrank")
+
+
+def recommendations(dataset: Dataset) -> Asset:
+    """Returns the asset that daily_recommendations updates when the lists of a day are published and checked.
+
+    You can schedule your own DAGs on this asset.
+    """
+    return Asset(dataset.id_of("nightrank_recommendations"), group="nightrank")

@@ -20,17 +20,26 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG, Param, task
 
 from airflow_dags.alerts import task_failed
+from airflow_dags.daily_recommendations import DAG_ID as DAILY
+from airflow_dags.dataset import Dataset
 from airflow_dags.dates import days_between
 from airflow_dags.settings import read_settings
 from airflow_dags.submit import asked_overrides
 
+DAG_ID = "backfill_recommendations"
 _LOOK_EVERY_S = 10
 
 
 @task
-def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
-    """Returns one mapping per day: the run id and the configuration of a run of daily_recommendations."""
-    asked = asked_overrides(params, read_settings())  # rejected here, before the first day starts
+def days(variable: str, params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
+    """Returns one mapping per day: the run id and the configuration of a run of daily_recommendations.
+
+    Args:
+        variable: the name of the Airflow Variable of the dataset.
+        params: the Params of the run.
+        run_id: the id of the run.
+    """
+    asked = asked_overrides(params, read_settings(variable))  # rejected here, before the first day starts
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [
         {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **options}}
@@ -38,30 +47,35 @@ def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
     ]
 
 
-with DAG(
-    "backfill_recommendations",
-    description="Past days, one after another",
-    doc_md=__doc__,
-    schedule=None,
-    max_active_runs=1,
-    tags=["nightrank", "recommendations"],
-    params={
-        "from": Param(type="string", format="date", description="The first day, YYYY-MM-DD"),
-        "to": Param(type="string", format="date", description="The last day, YYYY-MM-DD"),
-        "when_published": Param(
-            "skip", enum=["skip", "rerun"], description="What to do with days whose lists are published"
-        ),
-        "set": Param([], type="array", items={"type": "string"}, description="--set values of these runs"),
-    },
-    default_args={"owner": "nightrank", "retries": 0, "on_failure_callback": task_failed},
-) as dag:
-    TriggerDagRunOperator.partial(
-        task_id="night",
-        trigger_dag_id="daily_recommendations",
-        logical_date=None,  # the Param gives the day, and two runs must not share a logical date
-        wait_for_completion=True,
-        fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
-        poke_interval=_LOOK_EVERY_S,
-        max_active_tis_per_dagrun=1,
-        map_index_template="{{ task.conf['run_date'] }}",
-    ).expand_kwargs(days())
+def create_backfill(dataset: Dataset) -> DAG:
+    """Creates the DAG `backfill_recommendations` of a dataset."""
+    with DAG(
+        dataset.id_of(DAG_ID),
+        description="Past days, one after another",
+        doc_md=__doc__,
+        schedule=None,
+        max_active_runs=1,
+        tags=["nightrank", "recommendations"],
+        params={
+            "from": Param(type="string", format="date", description="The first day, YYYY-MM-DD"),
+            "to": Param(type="string", format="date", description="The last day, YYYY-MM-DD"),
+            "when_published": Param(
+                "skip", enum=["skip", "rerun"], description="What to do with days whose lists are published"
+            ),
+            "set": Param(
+                [], type="array", items={"type": "string"}, description="--set values of these runs"
+            ),
+        },
+        default_args={"owner": "nightrank", "retries": 0, "on_failure_callback": task_failed},
+    ) as dag:
+        TriggerDagRunOperator.partial(
+            task_id="night",
+            trigger_dag_id=dataset.id_of(DAILY),
+            logical_date=None,  # the Param gives the day, and two runs must not share a logical date
+            wait_for_completion=True,
+            fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
+            poke_interval=_LOOK_EVERY_S,
+            max_active_tis_per_dagrun=1,
+            map_index_template="{{ task.conf['run_date'] }}",
+        ).expand_kwargs(days(dataset.variable))
+    return dag

@@ -37,20 +37,20 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_dags.alerts import late, task_failed
-from airflow_dags.assets import CHAMPION, RECOMMENDATIONS
+from airflow_dags.assets import champion, recommendations
+from airflow_dags.dataset import Dataset
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.retries import RETRIES
 from airflow_dags.sensors import first_sensors
-from airflow_dags.submit import stage
+from airflow_dags.submit import stages_of
 
 DAG_ID = "daily_recommendations"
-_LOG_TIMEOUT = timedelta(hours=12)
-_LATE_AFTER_HOURS = 6
 
 
-@task(outlets=[RECOMMENDATIONS], inlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
-def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
-    """Updates the Airflow asset of the published recommendation lists.
+@task(trigger_rule=TriggerRule.NONE_FAILED)
+def announce(
+    dataset: str, ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
+) -> Mapping[str, Any]:
+    """Updates the Airflow asset of the published recommendation lists of a dataset.
 
     The asset event contains the version of the model that made the lists, and of the champion: the same
     model, or the model that it refits. It also contains the day when the champion was promoted.
@@ -59,7 +59,7 @@ def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
     if not checked:
         raise AirflowSkipException("no lists were published")
     lists = {name: checked[name] for name in ("run_date", "model_version", "champion", "users", "digest")}
-    promotions = [event.extra for event in inlet_events[CHAMPION]]
+    promotions = [event.extra for event in inlet_events[champion(Dataset(dataset))]]
     lists["promoted_on"] = next(
         (
             promotion["run_date"]
@@ -68,33 +68,44 @@ def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
         ),
         None,
     )
-    outlet_events[RECOMMENDATIONS].extra = lists
+    outlet_events[recommendations(Dataset(dataset))].extra = lists
     return lists
 
 
-with DAG(
-    DAG_ID,
-    description="Makes the lists of a day from its raw log, checks, delivers and measures them",
-    doc_md=__doc__,
-    schedule=CronPartitionTimetable("0 3 * * *", timezone="UTC", run_offset=-1, key_format="%Y-%m-%d"),
-    catchup=False,
-    max_active_runs=1,
-    tags=["nightrank", "recommendations"],
-    params={
-        "run_date": DATE_PARAM,
-        "when_published": Param(
-            "rerun", enum=["rerun", "skip"], description="What to do with a day whose lists are published"
+def create_daily(dataset: Dataset) -> DAG:
+    """Creates the DAG `daily_recommendations` of a dataset."""
+    dag_id, late_hours = dataset.id_of(DAG_ID), dataset.daily_late_hours
+    with DAG(
+        dag_id,
+        description="Makes the lists of a day from its raw log, checks, delivers and measures them",
+        doc_md=__doc__,
+        schedule=CronPartitionTimetable(
+            dataset.daily_cron, timezone=dataset.timezone, run_offset=-1, key_format="%Y-%m-%d"
         ),
-        "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
-    },
-    default_args={"owner": "nightrank", "retries": RETRIES, "on_failure_callback": task_failed},
-    deadline=DeadlineAlert(
-        reference=DeadlineReference.DAGRUN_QUEUED_AT,
-        interval=timedelta(hours=_LATE_AFTER_HOURS),
-        callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
-    ),
-) as dag:
-    wait_for_other_dag, raw_log = first_sensors("weekly_training", yields=False, log_timeout=_LOG_TIMEOUT)
+        catchup=False,
+        max_active_runs=1,
+        tags=["nightrank", "recommendations"],
+        params={
+            "run_date": DATE_PARAM,
+            "when_published": Param(
+                "rerun", enum=["rerun", "skip"], description="What to do with a day whose lists are published"
+            ),
+            "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
+        },
+        default_args={"owner": "nightrank", "retries": dataset.retries, "on_failure_callback": task_failed},
+        deadline=DeadlineAlert(
+            reference=DeadlineReference.DAGRUN_QUEUED_AT,
+            interval=timedelta(hours=late_hours),
+            callback=SyncCallback(late, {"dag": dag_id, "hours": late_hours}),
+        ),
+    ) as dag:
+        _add_tasks(dataset)
+    return dag
+
+
+def _add_tasks(dataset: Dataset) -> None:
+    stage, asset = stages_of(dataset), champion(dataset)
+    wait_for_other_dag, raw_log = first_sensors(dataset, "weekly_training", yields=False)
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
     report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
@@ -107,7 +118,7 @@ with DAG(
         stage("build_features"),
         stage("learn_blend"),
         stage("build_candidates"),
-        stage("score_daily", inlets=[CHAMPION]),
+        stage("score_daily", inlets=[asset]),
         stage("score_rows"),
         checks,
         stage("deliver_recommendations"),
@@ -115,5 +126,6 @@ with DAG(
         report,
         night_is_done,
     )
-    checks >> announce() >> night_is_done
+    announced = announce.override(outlets=[recommendations(dataset)], inlets=[asset])(dataset.name)
+    checks >> announced >> night_is_done
     measure >> night_is_done

@@ -6,7 +6,6 @@ JVM. A job that needs Spark starts the JVM itself, with the same options.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -17,6 +16,8 @@ from shutil import which
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+from airflow_dags.runners import summary_in
 
 
 class JobHook(SparkSubmitHook):
@@ -84,11 +85,7 @@ class JobHook(SparkSubmitHook):
 
     def _watched(self, lines: Iterator[Any]) -> Iterator[Any]:
         for line in lines:
-            if line.startswith("{"):
-                with suppress(json.JSONDecodeError):
-                    summary = json.loads(line)
-                    if isinstance(summary, dict) and {"job", "seconds"} <= summary.keys():
-                        self.closing = summary
+            self.closing = summary_in(line) or self.closing
             yield line
 
     def _end_group(self) -> None:

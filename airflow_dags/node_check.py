@@ -1,24 +1,23 @@
-"""Runs the checks of a node (setup/doctor) before a job, if the Variable `nightrank` asks for them."""
+"""Runs the checks of a node (setup/doctor) before a job, if the Variable of the dataset asks for them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
 
-from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_dags.settings import SPARK_CONNECTION, Settings, require_spark_connection
+from airflow_dags.commands import Call, beside, doctor_arguments
+from airflow_dags.settings import Settings, spark_master
 
 _TO_CORRECT = 1
 _TIMEOUT_S = 300
 
 
-def check_node(job: str, overrides: Sequence[str], settings: Settings, log: Any) -> None:
+def check_node(call: Call, settings: Settings, log: Any) -> None:
     """Checks this worker, the Spark profile of a job, and the lake. Logs what the checks find.
 
     Raises:
@@ -26,7 +25,7 @@ def check_node(job: str, overrides: Sequence[str], settings: Settings, log: Any)
             worker.
         AirflowFailException: the checks cannot be run with these settings.
     """
-    command = _command(job, overrides, settings)
+    job, command = call.job, _command(call, settings)
     try:
         done = subprocess.run(
             command,
@@ -57,15 +56,15 @@ def check_node(job: str, overrides: Sequence[str], settings: Settings, log: Any)
         )
 
 
-def _command(job: str, overrides: Sequence[str], settings: Settings) -> list[str]:
+def _command(call: Call, settings: Settings) -> list[str]:
     """Returns the command of the checks, with the interpreter beside spark-submit.
 
     Raises:
         AirflowFailException: there is no such interpreter, no folder of the checks, or no Spark connection.
     """
-    require_spark_connection()
+    master = spark_master(settings)
     submit = which(settings.spark_submit)
-    python = None if submit is None else which(str(Path(submit).with_name("python")))
+    python = None if submit is None else which(beside(submit, "python"))
     if python is None:
         raise AirflowFailException(
             f"check_node needs a program `python` in the folder of {settings.spark_submit}\n"
@@ -76,11 +75,7 @@ def _command(job: str, overrides: Sequence[str], settings: Settings) -> list[str
             f"check_node needs the folder setup/doctor, which {settings.home} does not have\n"
             "  what to do: use a checkout or the archive of `make dist` as home, or set check_node to false"
         )
-    master = BaseHook.get_connection(SPARK_CONNECTION).host
-    words = ["--profile", settings.profile(job), "--master", str(master), "--config", settings.config]
-    for override in overrides:
-        words += ["--set", override]
-    return [python, "-m", "setup.doctor", *words]
+    return [python, *doctor_arguments(call, settings, master)]
 
 
 def _wrong_lines(output: str) -> str:

@@ -4,7 +4,8 @@ Everybody who may trigger a run can set this Param, even people who may not read
 credentials. By changing a key that contains an address or a path, they could send data and passwords to
 another place (`deliver.sinks`, `watch.push_gateway`), read other data (`log.path`, `lake`) or load other code
 (`driver_jar`). So the Param may change only keys that decide how a run computes. The key `param_keys` of the
-Airflow Variable `nightrank` replaces the list of allowed keys. Overrides in the Variable may change any key.
+Airflow Variable of the dataset replaces the list of allowed keys. Overrides in the Variable may change any
+key.
 """
 
 from __future__ import annotations
@@ -74,8 +75,14 @@ DEFAULT_KEYS = (
 )
 
 
-def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """Returns the error message for the first override that is not allowed; None if all are allowed."""
+def refusal(overrides: Sequence[Any], allowed: Sequence[str], variable: str = "nightrank") -> str | None:
+    """Returns the error message for the first override that is not allowed; None if all are allowed.
+
+    Args:
+        overrides: the values of the Param `set`.
+        allowed: the keys that may change.
+        variable: the name of the Airflow Variable of the dataset, for the message.
+    """
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
@@ -87,7 +94,7 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
             return (
                 f"the Param `set` must not change {key}: allowed keys are {', '.join(allowed) or 'none'}\n"
                 f"  what to do: set {key} in the configuration file, "
-                "or in the Variable `nightrank` (keys `set` and `param_keys`)"
+                f"or in the Variable `{variable}` (keys `set` and `param_keys`)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (

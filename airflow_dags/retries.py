@@ -1,24 +1,10 @@
-"""Decides from a job's exit code whether Airflow retries its task, how often, and how long a job may take."""
+"""Decides from a job's exit code whether Airflow retries its task."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-RETRIES = 2
 _HOPELESS = {2: "bad configuration", 3: "bad data"}
-_TIMEOUTS = {
-    "train_model": timedelta(hours=12),
-    "train_retriever": timedelta(hours=6),
-    "refit_model": timedelta(hours=12),
-}
-_TIMEOUT = timedelta(hours=3)
-
-
-def timeout_of(job: str) -> timedelta:
-    """Returns the maximum duration of a job. After this time the job is ended and the task is retried."""
-    return _TIMEOUTS.get(job, _TIMEOUT)
 
 
 def failure(job: str, code: int | None, error: Exception) -> AirflowException:
@@ -30,5 +16,7 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
         return AirflowFailException(
             f"{job} ended with exit code {code}: {_HOPELESS[code]}; a retry cannot help\n{error}"
         )
-    known = "was not started" if code is None else f"ended with exit code {code}"
+    known = (
+        "was not started, or its exit code is not known" if code is None else f"ended with exit code {code}"
+    )
     return AirflowException(f"{job} {known}: worth a retry\n{error}")

@@ -11,12 +11,13 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_dags.commands import Call
+from airflow_dags.dataset import VARIABLE, Dataset
 from airflow_dags.dates import run_date_of
-from airflow_dags.retries import failure
+from airflow_dags.runners import Runner, runner_for
 from airflow_dags.settings import read_settings
-from airflow_dags.submit import PLAN, Call, application, asked_overrides, hook_for
+from airflow_dags.submit import PLAN, asked_overrides
 
 # States of a task that has not started yet, or that is waiting.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
@@ -36,29 +37,22 @@ class RawLogSensor(BaseSensorOperator):
 
     Args:
         days_before_key: how many days the logical day is before the partition key of the run.
+        variable: the name of the Airflow Variable of the dataset.
     """
 
-    def __init__(self, *, days_before_key: int = 0, **kwargs: Any) -> None:
+    def __init__(self, *, days_before_key: int = 0, variable: str = VARIABLE, **kwargs: Any) -> None:
         super().__init__(task_id=PLAN, mode="reschedule", **kwargs)
+        self.variable = variable
         self.days_before_key = days_before_key
-        self._hook: Any = None
+        self._runner: Runner | None = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
         """Runs plan_night, and returns whether the raw log exists together with the plan."""
-        params, settings = context["params"], read_settings()
-        call = Call(
-            "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
-        )
-        self._hook = hook_for(
-            call, settings, deploy_mode="client"
-        )  # in cluster mode its job summary would not come back
-        try:
-            self._hook.submit(application(call, settings))
-        except AirflowFailException:
-            raise
-        except (AirflowException, OSError) as error:
-            raise failure(call.job, self._hook.exit_code, error) from error
-        plan = self._hook.closing
+        params, settings = context["params"], read_settings(self.variable)
+        overrides = asked_overrides(params, settings)
+        call = Call("plan_night", run_date_of(context, self.days_before_key), overrides, is_plan=True)
+        self._runner = runner_for(call, settings, self.log)
+        plan = self._runner.run(context)
         raw_log = plan["raw_log"]
         if params.get("when_published") == "skip" and plan["published"]:
             self.log.info("the lists of %s are published: there is nothing to do", call.run_date)
@@ -69,8 +63,8 @@ class RawLogSensor(BaseSensorOperator):
 
     def on_kill(self) -> None:
         """Ends the job plan_night."""
-        if self._hook is not None:
-            self._hook.on_kill()
+        if self._runner is not None:
+            self._runner.kill()
 
 
 class OtherDagSensor(BaseSensorOperator):
@@ -100,12 +94,27 @@ class OtherDagSensor(BaseSensorOperator):
 
 
 def first_sensors(
-    other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
+    dataset: Dataset, other: str, *, yields: bool, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log."""
+    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log.
+
+    Args:
+        dataset: the dataset of the DAG.
+        other: the DAG to wait for, without the name of the dataset.
+        yields: as in OtherDagSensor.
+        days_before_key: as in RawLogSensor.
+    """
     return [
         OtherDagSensor(
-            other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL
+            other=dataset.id_of(other),
+            yields=yields,
+            timeout=_OTHER_DAG_TIMEOUT,
+            poke_interval=_OTHER_DAG_POKE_INTERVAL,
         ),
-        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOG_POKE_INTERVAL),
+        RawLogSensor(
+            days_before_key=days_before_key,
+            variable=dataset.variable,
+            timeout=timedelta(hours=dataset.log_wait_hours),
+            poke_interval=_LOG_POKE_INTERVAL,
+        ),
     ]

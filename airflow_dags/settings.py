@@ -1,4 +1,6 @@
-"""The Airflow Variable `nightrank`, a JSON object: where Nightrank is installed and how its jobs are started.
+"""The Airflow Variable of a dataset, a JSON object: where Nightrank is installed and how its jobs start.
+
+The Variable is `nightrank`, or `nightrank_<name>` for a further dataset (dataset.py).
 
 Each task reads the Variable when it starts. So a change applies to the next task, and DAGs need not be parsed
 again.
@@ -7,7 +9,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -16,17 +18,28 @@ from airflow.sdk import Variable
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_dags.dataset import VARIABLE
 from airflow_dags.overrides import DEFAULT_KEYS
+from airflow_dags.runner_settings import LIVY, SUBMIT, RunnerSettings, SettingError, runner_settings_of
 
-VARIABLE = "nightrank"
 SPARK_CONNECTION = "spark_default"
-POOL = "nightrank_spark"
-_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment", "param_keys", "check_node"}
+_KEYS = {
+    "home",
+    "config",
+    "profiles",
+    "set",
+    "spark_submit",
+    "spark_connection",
+    "environment",
+    "param_keys",
+    "check_node",
+    "runner",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of the keys of the Airflow Variable `nightrank`.
+    """The values of the keys of the Airflow Variable of a dataset.
 
     Attributes:
         home: the folder with `jobs/` and `conf/`. Jobs run in this folder, so paths may be relative to it.
@@ -37,6 +50,9 @@ class Settings:
         environment: environment variables of the jobs, added to those of Airflow.
         param_keys: the keys that the Param `set` of a run may change (airflow_dags/overrides.py).
         check_node: whether each task first checks that its worker can run the job.
+        spark_connection: the id of the Airflow connection whose host is the Spark master.
+        runner: how jobs start (runner_settings.py).
+        variable: the name of the Airflow Variable.
     """
 
     home: str
@@ -47,43 +63,59 @@ class Settings:
     environment: Mapping[str, str]
     param_keys: tuple[str, ...] = DEFAULT_KEYS
     check_node: bool = False
+    spark_connection: str = SPARK_CONNECTION
+    runner: RunnerSettings = field(default_factory=RunnerSettings)
+    variable: str = VARIABLE
 
     def profile(self, job: str) -> str:
         """Returns the Spark profile of a job."""
         return self.profiles.get(job, self.profiles["default"])
 
 
-def read_settings() -> Settings:
-    """Returns the current settings in the Airflow Variable `nightrank`.
+def read_settings(variable: str = VARIABLE) -> Settings:
+    """Returns the current settings in the Airflow Variable of a dataset.
 
     Raises:
         AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
             not exist. Airflow does not retry the task.
     """
-    values = Variable.get(VARIABLE, default=None, deserialize_json=True)
+    values = Variable.get(variable, default=None, deserialize_json=True)
     if values is None:
         raise AirflowFailException(
-            f"the Airflow Variable {VARIABLE!r} does not exist\n"
+            f"the Airflow Variable {variable!r} does not exist\n"
             "  what to do: create it as docs/airflow.md says"
         )
-    return settings_of(values)
+    try:
+        return settings_of(values, variable)
+    except SettingError as error:
+        raise AirflowFailException(
+            f"the Airflow Variable {variable!r} {error}\n"
+            "  what to do: correct the Variable; docs/airflow.md explains its keys"
+        ) from error
 
 
-def settings_of(values: Any) -> Settings:
-    """Returns the settings in a JSON value of the Variable. Raises the same errors as `read_settings`."""
+def settings_of(values: Any, variable: str = VARIABLE) -> Settings:
+    """Returns the settings in a JSON value of the Variable.
+
+    Raises:
+        SettingError: the value is wrong.
+    """
     if not isinstance(values, dict):
-        raise _wrong(f"is not a JSON object: {values!r}")
+        raise SettingError(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
-        raise _wrong(f"has unknown keys {unknown}; known: {sorted(_KEYS)}")
+        raise SettingError(f"has unknown keys {unknown}; known: {sorted(_KEYS)}")
     if missing := sorted({"home", "config", "profiles"} - set(values)):
-        raise _wrong(f"lacks the keys {missing}")
+        raise SettingError(f"lacks the keys {missing}")
     _check_types(values)
+    runner = runner_settings_of(values.get("runner", {}))
     home = str(values["home"])
-    if not (Path(home) / "jobs").is_dir():
-        raise _wrong(f"names home={home}, which has no folder `jobs` on this worker")
     submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
-    if which(submit) is None:
-        raise _wrong(f"names spark_submit={submit}, which is not a program on this worker")
+    if runner.kind == SUBMIT:
+        _check_worker(home, submit)
+    elif runner.kind == LIVY:
+        _check_livy(values)
+    else:
+        submit = str(values.get("spark_submit", "spark-submit"))  # a program in the image
     named = {name: str(value) for name, value in values.get("environment", {}).items()}
     return Settings(
         home,
@@ -94,47 +126,83 @@ def settings_of(values: Any) -> Settings:
         named,
         tuple(values.get("param_keys", DEFAULT_KEYS)),
         values.get("check_node", False),
+        values.get("spark_connection", SPARK_CONNECTION),
+        runner,
+        variable,
     )
 
 
+def _check_worker(home: str, submit: str) -> None:
+    """Raises SettingError if jobs cannot start on this worker."""
+    if not (Path(home) / "jobs").is_dir():
+        raise SettingError(f"names home={home}, which has no folder `jobs` on this worker")
+    if which(submit) is None:
+        raise SettingError(f"names spark_submit={submit}, which is not a program on this worker")
+
+
+def _check_livy(values: Mapping[str, Any]) -> None:
+    """Raises SettingError for a key that has no meaning for Livy, which starts jobs on its own machine."""
+    remedies = {
+        "spark_submit": "remove the key, because Livy has its own spark-submit",
+        "spark_connection": "remove the key, because livy.spark.master of Livy is the master",
+        "environment": "set the variables for Livy, and spark.executorEnv.<name> in the Spark profile",
+        "check_node": "set check_node to false, because the checks cannot run on the machine of Livy",
+    }
+    for key, remedy in remedies.items():
+        if values.get(key):
+            raise SettingError(f"sets {key}, which the runner 'livy' cannot use; {remedy}")
+    config = str(values["config"])
+    if not config.startswith("/"):
+        raise SettingError(
+            f"names config={config}, but the runner 'livy' needs a whole path, because Livy "
+            "chooses the folder in which a job runs"
+        )
+
+
 def _check_types(values: Mapping[str, Any]) -> None:
-    """Raises the error of `read_settings` if a value of the Variable has the wrong type."""
+    """Raises SettingError if a value of the Variable has the wrong type."""
     profiles, overrides = values["profiles"], values.get("set", [])
     if not isinstance(profiles, dict) or "default" not in profiles:
-        raise _wrong(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
+        raise SettingError(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
     if not _are_texts(overrides):
-        raise _wrong(f'needs set=["a.b=value", …], and has {overrides!r}')
+        raise SettingError(f'needs set=["a.b=value", …], and has {overrides!r}')
     param_keys = values.get("param_keys", list(DEFAULT_KEYS))
     if not _are_texts(param_keys):
-        raise _wrong(f'needs param_keys=["a.b", "a.", …], and has {param_keys!r}')
+        raise SettingError(f'needs param_keys=["a.b", "a.", …], and has {param_keys!r}')
     environment, check_node = values.get("environment", {}), values.get("check_node", False)
     if not isinstance(environment, dict):
-        raise _wrong(f"needs environment={{name: value}}, and has {environment!r}")
+        raise SettingError(f"needs environment={{name: value}}, and has {environment!r}")
     if not isinstance(check_node, bool):
-        raise _wrong(f"needs check_node=true or false, and has {check_node!r}")
+        raise SettingError(f"needs check_node=true or false, and has {check_node!r}")
+    connection = values.get("spark_connection", SPARK_CONNECTION)
+    if not isinstance(connection, str) or not connection:
+        raise SettingError(f"needs spark_connection=the id of a connection, and has {connection!r}")
 
 
 def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def require_spark_connection() -> None:
-    """Raises AirflowFailException if the Spark connection is missing.
+def spark_master(settings: Settings) -> str:
+    """Returns the Spark master: host, and port if there is one, of the Spark connection.
 
     Without the connection, Airflow's Spark provider would submit jobs to YARN.
+
+    Raises:
+        AirflowFailException: the connection does not exist or has no host.
     """
+    name = settings.spark_connection
     try:
-        BaseHook.get_connection(SPARK_CONNECTION)
+        connection = BaseHook.get_connection(name)
     except AirflowException as error:
         raise AirflowFailException(
-            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, "
+            f"the Airflow connection {name!r} does not exist, "
             "so no Spark master is set for the jobs\n"
             f'  what to do: create it with type spark and the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
         ) from error
-
-
-def _wrong(what: str) -> AirflowFailException:
-    return AirflowFailException(
-        f"the Airflow Variable {VARIABLE!r} {what}\n"
-        "  what to do: correct the Variable; docs/airflow.md explains its keys"
-    )
+    if not connection.host:
+        raise AirflowFailException(
+            f"the Airflow connection {name!r} has no host, so no Spark master is set for the jobs\n"
+            '  what to do: set its host to the master, such as "spark://…:7077"'
+        )
+    return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)

@@ -9,7 +9,7 @@ serves, and the day's features are built again with the champion's workflow.
 
 | | |
 |---|---|
-| day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
+| day | Param `run_date`; a scheduled run (by default Sundays at noon, UTC) takes the day before |
 | run again | if no input has changed, the model is not trained again, and the decision is the same |
 | one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
 | a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
@@ -37,15 +37,13 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_dags.alerts import late, task_failed, tell
-from airflow_dags.assets import CHAMPION
+from airflow_dags.assets import champion
+from airflow_dags.dataset import Dataset
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.retries import RETRIES
 from airflow_dags.sensors import first_sensors
-from airflow_dags.submit import JobOperator, stage
+from airflow_dags.submit import JobOperator, stages_of
 
 DAG_ID = "weekly_training"
-_LOG_TIMEOUT = timedelta(hours=12)
-_LATE_AFTER_HOURS = 24
 
 
 class FeaturesOfChampion(JobOperator):
@@ -60,13 +58,13 @@ class FeaturesOfChampion(JobOperator):
 
 
 # If train.refit is false, the task refit_model is skipped.
-@task(outlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
-def promote(ti: Any = None, outlet_events: Any = None) -> None:
-    """Updates the asset of the champion. The gate has already recorded the promotion."""
+@task(trigger_rule=TriggerRule.NONE_FAILED)
+def promote(dataset: str, ti: Any = None, outlet_events: Any = None) -> None:
+    """Updates the asset of the champion of a dataset. The gate has already recorded the promotion."""
     evaluated = ti.xcom_pull(task_ids="evaluate_model")
     if not evaluated["promoted"]:
         raise AirflowSkipException(f"the champion stays: {evaluated['reason']}")
-    outlet_events[CHAMPION].extra = {
+    outlet_events[champion(Dataset(dataset))].extra = {
         "run_date": evaluated["run_date"],
         "version": evaluated["challenger"],
         "auc": evaluated["challenger_auc"],
@@ -86,49 +84,59 @@ def notify(ti: Any = None) -> None:
     tell(
         kind,
         f"the model of {evaluated['run_date']} {words}: {evaluated['reason']}",
+        dag=ti.dag_id,
         **facts,
         warnings=evaluated["warnings"],
     )
 
 
-with DAG(
-    DAG_ID,
-    description="Fits or extends the workflow, trains a challenger, evaluates it, and promotes it or not",
-    doc_md=__doc__,
-    schedule=CronPartitionTimetable("0 12 * * 0", timezone="UTC", key_format="%Y-%m-%d"),
-    catchup=False,
-    max_active_runs=1,
-    tags=["nightrank", "training"],
-    params={
-        "run_date": DATE_PARAM,
-        "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
-    },
-    default_args={"owner": "nightrank", "retries": RETRIES, "on_failure_callback": task_failed},
-    deadline=DeadlineAlert(
-        reference=DeadlineReference.DAGRUN_QUEUED_AT,
-        interval=timedelta(hours=_LATE_AFTER_HOURS),
-        callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
-    ),
-) as dag:
-    evaluate = stage("evaluate_model", part="retraining")
-    again = FeaturesOfChampion(
-        task_id="build_features_again",
-        step="build_features",
-        part="retraining",
-        overrides=("workflow.mode=apply",),
-        trigger_rule=TriggerRule.NONE_FAILED,
-        pool=evaluate.pool,
-        execution_timeout=evaluate.execution_timeout,
-    )
+def create_weekly(dataset: Dataset) -> DAG:
+    """Creates the DAG `weekly_training` of a dataset."""
+    dag_id, late_hours = dataset.id_of(DAG_ID), dataset.weekly_late_hours
+    with DAG(
+        dag_id,
+        description="Fits or extends the workflow, trains a challenger, evaluates it, and promotes it or not",
+        doc_md=__doc__,
+        schedule=CronPartitionTimetable(
+            dataset.weekly_cron, timezone=dataset.timezone, key_format="%Y-%m-%d"
+        ),
+        catchup=False,
+        max_active_runs=1,
+        tags=["nightrank", "training"],
+        params={
+            "run_date": DATE_PARAM,
+            "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
+        },
+        default_args={"owner": "nightrank", "retries": dataset.retries, "on_failure_callback": task_failed},
+        deadline=DeadlineAlert(
+            reference=DeadlineReference.DAGRUN_QUEUED_AT,
+            interval=timedelta(hours=late_hours),
+            callback=SyncCallback(late, {"dag": dag_id, "hours": late_hours}),
+        ),
+    ) as dag:
+        _add_tasks(dataset)
+    return dag
+
+
+def _add_tasks(dataset: Dataset) -> None:
+    stage = stages_of(dataset, part="retraining")
     chain(
-        # The partition key is a Sunday. The last complete day is the Saturday before it.
-        *first_sensors("daily_recommendations", yields=True, log_timeout=_LOG_TIMEOUT, days_before_key=1),
-        stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
-        stage("build_features", part="retraining"),
-        stage("train_model", part="retraining"),
-        stage("train_retriever", part="retraining"),
-        evaluate,
-        stage("refit_model", part="retraining"),
-        [promote(), again],
+        # The partition key is the day of the run. The last complete day is the day before it.
+        *first_sensors(dataset, "daily_recommendations", yields=True, days_before_key=1),
+        stage("quality_gate", step="build_features", job="check_quality", overrides=()),
+        stage("build_features"),
+        stage("train_model"),
+        stage("train_retriever"),
+        stage("evaluate_model"),
+        stage("refit_model"),
+        [
+            promote.override(outlets=[champion(dataset)])(dataset.name),
+            stage(
+                "build_features_again",
+                operator=FeaturesOfChampion,
+                step="build_features",
+                overrides=("workflow.mode=apply",),
+            ),
+        ],
         notify(),
     )

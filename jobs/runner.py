@@ -65,7 +65,10 @@ def run_with_options(
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     _log_to_stderr()
     arguments = parser.parse_args(words)
-    end_job(_run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession()))
+    code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
+    if code != EXIT_OK:  # a scheduler that gets only the log of a job reads its exit code there
+        log.error("%s ended with exit code %d", name, code)
+    end_job(code)
 
 
 def run_in_application(

@@ -1,7 +1,7 @@
 """The Python environment of Airflow.
 
 The environment shares no package with the jobs, because Airflow starts the jobs with spark-submit. It is
-created in the cache folder when it is first needed (660 MB), from the lock file requirements/airflow.txt.
+created in the cache folder when it is first needed (840 MB), from the lock file requirements/airflow.txt.
 """
 
 from __future__ import annotations

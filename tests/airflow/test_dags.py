@@ -12,7 +12,7 @@ import pytest
 from conf.load import load_config
 from jobs.chain.steps import RunPlan
 from spark.choose_workers import launch_settings
-from tests.airflow.airflow_setup import CONFIG, ROOT, TRAINED, AirflowSetup
+from tests.airflow.airflow_setup import CONFIG, ROOT, TRAINED, AirflowSetup, Alerts
 
 # The first test waits until Airflow is installed, which takes minutes on a machine that never ran it.
 pytestmark = pytest.mark.timeout(900)
@@ -240,8 +240,11 @@ def test_param_set_changes_allowed_keys(outcomes: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.timeout(600)
-def test_a_training_and_a_day_run_by_dag_test(trained: dict[str, Any], airflow_setup: AirflowSetup) -> None:
+def test_a_training_and_a_day_run_by_dag_test(
+    trained: dict[str, Any], airflow_setup: AirflowSetup, alerts: Alerts
+) -> None:
     weekly, daily = trained["weekly_training"], trained["daily_recommendations"]
+    assert [alert["run_date"] for alert in alerts.of(kind="promoted", dag="weekly_training")] == [TRAINED]
     assert (weekly["state"], daily["state"]) == ("success", "success")
     # The gate promotes the first model, and train.refit is false.
     assert {task for task, state in weekly["tasks"].items() if state == "skipped"} == {

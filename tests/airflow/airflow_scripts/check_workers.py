@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_dags import node_check, submit
+from airflow_dags import node_check, submit, submit_runner
+from airflow_dags.commands import Call
 from airflow_dags.settings import Settings
 
 STEP = {"name": "report", "job": "report", "run_date": "2026-01-04", "overrides": []}
@@ -32,11 +32,11 @@ class Logger:
         self._log.info(message, *values)
 
 
-def checked(job: str, overrides: Sequence[str], settings: Settings, log: Any) -> None:
-    node_check.check_node(job, overrides, settings, Logger(log))
+def checked(call: Call, settings: Settings, log: Any) -> None:
+    node_check.check_node(call, settings, Logger(log))
 
 
-submit.check_node = checked
+submit_runner.check_node = checked
 results = {}
 for name, variable in json.loads(Path(sys.argv[1]).read_text()).items():
     planned = Path(os.environ["PLANNED_ENDS"]) / "report"

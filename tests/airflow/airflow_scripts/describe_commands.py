@@ -4,8 +4,9 @@ import json
 import os
 import sys
 
+from airflow_dags.commands import Call, application
 from airflow_dags.settings import read_settings
-from airflow_dags.submit import Call, application, hook_for
+from airflow_dags.submit_runner import hook_for
 
 call = Call("report", "2026-01-04", ("score.k=3",))
 commands = {}

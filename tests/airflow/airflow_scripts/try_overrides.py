@@ -7,10 +7,10 @@ code 4.
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 from airflow_dags.backfill_recommendations import days
+from airflow_dags.dataset import DEFAULT_DATASET
 from airflow_dags.sensors import first_sensors
 from airflow_dags.submit import stage
 
@@ -45,11 +45,11 @@ for name, (overrides, keys) in json.loads(sys.argv[1]).items():
     os.environ["AIRFLOW_VAR_NIGHTRANK"] = json.dumps({**variable, **variable_keys})
     params = {"set": overrides, "when_published": "rerun", "from": "2026-01-04", "to": "2026-01-04"}
     context = {"ti": Ti(), "params": params, "dag_run": Run}
-    _, sensor = first_sensors("weekly_training", yields=False, log_timeout=timedelta(hours=1))
+    _, sensor = first_sensors(DEFAULT_DATASET, "weekly_training", yields=False)
     errors[name] = {
         "stage": error_of(stage("report").execute, context),
         "sensor": error_of(sensor.poke, context),
-        "backfill": error_of(days.function, params=params, run_id="run"),
+        "backfill": error_of(days.function, "nightrank", params=params, run_id="run"),
     }
 for job in ("report", "plan_night"):
     (PLANNED_ENDS / job).write_text("")

@@ -1,0 +1,20 @@
+"""Creates the three DAGs of a dataset.
+
+Call `create_dags` in a DAG file of the dataset, beside the folder airflow_dags. Each dataset needs a file of
+its own: Airflow does not schedule the DAGs of a file that has an import error, so a wrong dataset would stop
+all other datasets in its file.
+"""
+
+from __future__ import annotations
+
+from airflow_dags.backfill_recommendations import create_backfill
+from airflow_dags.daily_recommendations import create_daily
+from airflow_dags.dataset import Dataset
+from airflow_dags.weekly_training import create_weekly
+
+
+def create_dags(dataset: Dataset) -> None:
+    """Creates the DAGs of a dataset. Airflow registers them for the DAG file that is being parsed."""
+    create_daily(dataset)
+    create_weekly(dataset)
+    create_backfill(dataset)
