@@ -13,9 +13,10 @@ from pydantic import Field, field_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
@@ -67,6 +68,7 @@ class Bucketize(Operator):
     """
 
     name: ClassVar[str] = "bucketize"
+    page: ClassVar[str] = "ids"
     makes_ids: ClassVar[bool] = True
     boundaries: tuple[float, ...] = Field(
         min_length=1,

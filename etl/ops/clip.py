@@ -13,10 +13,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Clip(Operator):
     """
 
     name: ClassVar[str] = "clip"
+    page: ClassVar[str] = "numbers"
     min: Number | None = Field(default=None, description="Lower limit of the range. Null: no lower limit.")
     max: Number | None = Field(default=None, description="Upper limit of the range. Null: no upper limit.")
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import LISTS, NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class DataStats(Operator):
     """
 
     name: ClassVar[str] = "data_stats"
+    page: ClassVar[str] = "columns"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)

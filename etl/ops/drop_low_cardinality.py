@@ -11,9 +11,10 @@ from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Count
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class DropLowCardinality(Operator):
     """
 
     name: ClassVar[str] = "drop_low_cardinality"
+    page: ClassVar[str] = "columns"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")

@@ -14,9 +14,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.formula import Formula, Kind, parse
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from storage.feature_spec import FLOAT32_MAX
 
 
@@ -87,6 +88,7 @@ class Expression(Operator):
     """
 
     name: ClassVar[str] = "expression"
+    page: ClassVar[str] = "columns"
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
     output: str = Field(min_length=1, description="Name of the column that the formula computes.")
     formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')

@@ -14,9 +14,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Fitted, Operator, Statistics, Step, Type
+from etl.ops.base import Fitted, Operator, Step, Type
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Fill(Operator):
     """
 
     name: ClassVar[str] = "fill"
+    page: ClassVar[str] = "numbers"
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
     value: Number | str = Field(
         default=0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame
 
@@ -12,7 +13,13 @@ from etl.ops.parameters import Parameters
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time."""
+    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time.
+
+    Attributes:
+        page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
+    """
+
+    page: ClassVar[str] = "rows"
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:

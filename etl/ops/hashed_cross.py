@@ -13,10 +13,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, RowWise, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
@@ -64,6 +65,7 @@ class HashedCross(Operator):
     """
 
     name: ClassVar[str] = "hashed_cross"
+    page: ClassVar[str] = "ids"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     makes_ids: ClassVar[bool] = True
     buckets: Buckets = Field(description="Number of ids to which the combinations are hashed.")

@@ -13,9 +13,10 @@ from pyspark.sql import Column, DataFrame
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.types import JoinedTable
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 
@@ -63,6 +64,7 @@ class JoinExternal(Operator):
     """
 
     name: ClassVar[str] = "join_external"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     path: str = Field(

@@ -13,10 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 
 Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
@@ -75,6 +76,7 @@ class JoinGroupby(Operator):
     """
 
     name: ClassVar[str] = "join_groupby"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     statistics: tuple[Statistic, ...] = Field(

@@ -15,8 +15,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import LISTS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class ListSimilarity(Operator):
     """
 
     name: ClassVar[str] = "list_similarity"
+    page: ClassVar[str] = "lists"
     takes: ClassVar[tuple[Type, ...]] = LISTS
     output: str | None = Field(
         default=None, description="Name of the new column. Null: both columns' names, joined by `_sim_`."

@@ -11,9 +11,10 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Log1p(Operator):
     """
 
     name: ClassVar[str] = "log1p"
+    page: ClassVar[str] = "numbers"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedLog1p:
         """Returns the fitted step."""

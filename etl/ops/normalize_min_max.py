@@ -13,9 +13,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class NormalizeMinMax(Operator):
     """
 
     name: ClassVar[str] = "normalize_min_max"
+    page: ClassVar[str] = "numbers"
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:

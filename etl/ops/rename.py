@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 from pyspark.sql import Column
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Rename(Operator):
     """
 
     name: ClassVar[str] = "rename"
+    page: ClassVar[str] = "columns"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
     names: Mapping[str, str] | None = Field(

@@ -13,8 +13,9 @@ from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import literal_pattern, over_elements
 
 
@@ -60,6 +61,7 @@ class SplitList(Operator):
     """
 
     name: ClassVar[str] = "split_list"
+    page: ClassVar[str] = "lists"
     takes: ClassVar[tuple[Type, ...]] = ("string",)
     separator: str = Field(default="|", min_length=1, description="Text between two elements of a list.")
 

@@ -13,10 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
 
@@ -113,6 +114,7 @@ class TargetEncoding(Operator):
     """
 
     name: ClassVar[str] = "target_encoding"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     of_all_rows: ClassVar[bool] = True

@@ -8,8 +8,9 @@ from typing import ClassVar
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import LISTS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import LISTS, Operator, Step, Type
 from etl.ops.data_stats import FittedDataStats
+from etl.ops.training_statistics import Need, Statistics
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ValueCount(Operator):
     """
 
     name: ClassVar[str] = "value_count"
+    page: ClassVar[str] = "lists"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS

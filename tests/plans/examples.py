@@ -88,6 +88,7 @@ EXAMPLES: Mapping[str, Example] = {
     "rename": Example(
         ["string"], "categorical", [{"rename": {"suffix": "_id"}}, "categorify"], ["rename_1_id"]
     ),
+    "winsorize": Example(["float"], "dense", ["winsorize", "fill"]),
     "data_stats": Example(["int"], "dense", ["data_stats", "fill"]),
     "drop_low_cardinality": Example(["int"], "dense", ["drop_low_cardinality", "fill"]),
 }

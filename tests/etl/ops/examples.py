@@ -78,6 +78,10 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         _dense("I2", "fill", _as("fill")),
     ),
     "fill_median": (_dense("I1 I2 I3 I4 X", "fill_median", _as("median")),),
+    "winsorize": (
+        _dense("I1 I2 I3 I4 X", {"winsorize": {"lower": 0.1, "upper": 0.75}}, _as("winsorized")),
+        _dense("I1", {"expression": {"output": "half", "formula": "I1 / 2"}}, "winsorize"),
+    ),
     "clip": (
         _dense("I1 I3 X I5", {"clip": {"min": -10, "max": 10.5}}, _as("clip")),
         _dense("I1 I3", {"clip": {"min": 0}}, _as("clip0")),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
+import numpy as np
+
 from tests.etl.ops.examples import EXTERNAL, EXTERNAL_COLUMNS
 from tests.etl.ops.hashing import of_integer, of_text
 
@@ -75,6 +77,17 @@ def fill_median(parameters: Parameters, train: Table) -> Apply:
         name: [medians[name] if element is None else element for element in values]
         for name, values in rows.values.items()
     }
+
+
+def winsorize(parameters: Parameters, train: Table) -> Apply:
+    shares = parameters.get("lower", 0.01), parameters.get("upper", 0.99)
+
+    def learn(present: list[Any]) -> Callable[[Any], float]:
+        numbers = np.asarray(present, np.float64)
+        low, high = (float(np.quantile(numbers, share, method="inverted_cdf")) for share in shares)
+        return lambda value: min(max(float(value), low), high)
+
+    return _by_column(train, learn)
 
 
 def drop_low_cardinality(parameters: Parameters, train: Table) -> Apply:

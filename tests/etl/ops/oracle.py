@@ -184,6 +184,7 @@ def _as_it_is(parameters: Parameters, train: Table) -> Apply:
 ORACLES: Mapping[str, Callable[[Parameters, Table], Apply]] = {
     "fill": _fill,
     "fill_median": learned.fill_median,
+    "winsorize": learned.winsorize,
     "clip": _unless_null(_clip),
     "log1p": _unless_null(lambda parameters, value: math.log1p(value) if value > -1 else None),
     "normalize": learned.normalize,

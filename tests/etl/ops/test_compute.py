@@ -137,7 +137,7 @@ def test_what_was_learned_is_applied_to_each_value(values: list[int | None], mea
             lambda x: (x - mean) / std,
         ),
         ("normalize_min_max", Statistics(aggregates={"min": mean, "max": mean}), lambda x: x - mean),
-        ("fill_median", Statistics(median=mean), float),
+        ("fill_median", Statistics(quantiles={0.5: mean}), float),
     ]
     for name, learned, function in cases:
         actual = _computed(_chain({name: {}}, ["int"], learned), [values], LocalTables({}))

@@ -31,6 +31,7 @@ DATASETS: dict[str, str] = {
 OPERATORS: dict[str, str] = {
     "fill": "a88cb308ddbaeaee",
     "fill_median": "d124b31f2a6e24a4",
+    "winsorize": "9bdfb3ad54cd2f00",
     "clip": "c0e31f2d4ca31ce5",
     "log1p": "8705447cdab231ba",
     "normalize": "e9fb38d353a935dc",
