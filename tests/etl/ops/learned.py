@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-import numpy as np
-
 from tests.etl.ops.examples import EXTERNAL, EXTERNAL_COLUMNS
 from tests.etl.ops.hashing import of_integer, of_text
 
@@ -38,7 +36,7 @@ class Table:
 Apply = Callable[[Table], Columns]
 
 
-def _by_column(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
+def by_column(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
     """Each column by itself: what is learned from its training values maps its values, null to null."""
     learned = {
         name: learn([element for element in values if element is not None])
@@ -57,7 +55,7 @@ def normalize(parameters: Parameters, train: Table) -> Apply:
         divisor = 1.0 if len(set(present)) == 1 else std
         return lambda value: (float(value) - mean) / divisor
 
-    return _by_column(train, learn)
+    return by_column(train, learn)
 
 
 def normalize_min_max(parameters: Parameters, train: Table) -> Apply:
@@ -65,7 +63,7 @@ def normalize_min_max(parameters: Parameters, train: Table) -> Apply:
         least, most = float(min(present)), float(max(present))
         return lambda value: (float(value) - least) / ((most - least) or 1.0)
 
-    return _by_column(train, learn)
+    return by_column(train, learn)
 
 
 def fill_median(parameters: Parameters, train: Table) -> Apply:
@@ -77,17 +75,6 @@ def fill_median(parameters: Parameters, train: Table) -> Apply:
         name: [medians[name] if element is None else element for element in values]
         for name, values in rows.values.items()
     }
-
-
-def winsorize(parameters: Parameters, train: Table) -> Apply:
-    shares = parameters.get("lower", 0.01), parameters.get("upper", 0.99)
-
-    def learn(present: list[Any]) -> Callable[[Any], float]:
-        numbers = np.asarray(present, np.float64)
-        low, high = (float(np.quantile(numbers, share, method="inverted_cdf")) for share in shares)
-        return lambda value: min(max(float(value), low), high)
-
-    return _by_column(train, learn)
 
 
 def drop_low_cardinality(parameters: Parameters, train: Table) -> Apply:

@@ -87,7 +87,7 @@ def _computed(
 def _expected(entry: dict[str, Any], columns: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     ((name, parameters),) = entry.items()
     rows = Table({}, frozenset(), dict(zip("abc", map(list, columns), strict=False)))
-    return dict(oracle.ORACLES[name](parameters, rows)(rows))
+    return dict(oracle.oracle_of(name)(parameters, rows)(rows))
 
 
 def _assert_same(actual: Mapping[str, list[Any]], expected: Mapping[str, list[Any]]) -> None:

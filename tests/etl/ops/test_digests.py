@@ -27,7 +27,8 @@ DATASETS: dict[str, str] = {
     "outbrain": "79ca25adee8ce8cd",
 }
 
-# Operator -> digest of the canonical entries of all its examples, as JSON and as Python writes them.
+# Operator -> digest of the canonical entries of all its examples, as JSON and as Python writes them. An operator
+# gets its line when a release contains it: from then on, its parameters and examples stay.
 OPERATORS: dict[str, str] = {
     "fill": "a88cb308ddbaeaee",
     "fill_median": "d124b31f2a6e24a4",
@@ -105,7 +106,7 @@ def operator_digest(name: str) -> str:
 
 def test_every_shipped_dataset_is_pinned() -> None:
     assert set(DATASETS) == {path.stem for path in (ROOT / "conf/datasets").glob("*.yaml")}
-    assert set(OPERATORS) == set(EXAMPLES)
+    assert set(OPERATORS) <= set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
