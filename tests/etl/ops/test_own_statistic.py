@@ -63,11 +63,11 @@ ROWS = [row for day in DAYS for row in make_rows(day, 40, seed=7)]
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator `subtract_mean`, found in its file as those of etl/ops are."""
     known = {**OPERATORS, "subtract_mean": operator_in(subtract_mean)}
-    monkeypatch.setitem(OPERATORS, "subtract_mean", known["subtract_mean"])  # type: ignore[arg-type]
+    monkeypatch.setitem(OPERATORS, "subtract_mean", known["subtract_mean"])
     monkeypatch.setattr(
         etl.ops,
         "FEATURE_ENTRIES",
-        etl.ops.entries_of([operator for operator, _ in known.values()]),  # type: ignore[misc]
+        etl.ops.entries_of([operator for operator, _ in known.values()]),
     )
 
 
@@ -125,8 +125,8 @@ def test_an_operator_in_one_file_learns_its_own_statistic(spark: SparkSession, t
         step.inputs[0]: step.mean for step in _steps(fitted) if isinstance(step, FittedSubtractMean)
     } == means
     for name in ("I2", "I1"):
-        present = np.array([row[name] for row in ROWS if row[name] is not None], float)
-        low, high = np.quantile(present, [0.2, 0.7], method="inverted_cdf")
+        numbers = np.array([row[name] for row in ROWS if row[name] is not None], float)
+        low, high = np.quantile(numbers, [0.2, 0.7], method="inverted_cdf")
         expected[name] = [
             None if row[name] is None else float(np.clip(row[name], low, high)) for row in ordered
         ]
