@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from etl.ops.base import Fitted, Statistics, Step, Type
+from etl.ops.base import Fitted, Step, Type
 from etl.ops.categorify import Categorify
+from etl.ops.training_statistics import Statistics
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.version_tables import VersionTables
-from etl.ops.base import Statistics, Step
+from etl.ops.base import Operator, Step, Type
 from etl.ops.categorify import Categorify
 from etl.ops.tables import RARE, VOCABULARY
+from etl.ops.training_statistics import Statistics
 from etl.statistics.id_rule import IdRule
+from etl.statistics.mergeable import MeasuredStatistic
 from etl.value_counts.fit_statistics import compute_statistics, moments_from
 from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
 from etl.value_counts.vocabularies import VocabularyFolders
@@ -42,7 +44,7 @@ class CountStatistics:
             self._publish(attempts, [results[name]["files"] for name in vocabularies])
             self._tables.add_vocabularies({name: results[name]["facts"] for name in vocabularies})
         return {
-            request.key(step): _statistics(results[_key(request, step)], request.cardinality(step))
+            request.key(step): _statistics(step, results[_key(request, step)], request.cardinality(step))
             for request in requests
             for step in request.steps
         }
@@ -72,10 +74,7 @@ class CountStatistics:
                         parent=parent,
                     )
                 else:
-                    statistic: Literal["moments", "median"] = (
-                        "moments" if operator.needs == "moments" else "median"
-                    )
-                    count_requests[key] = CountRequest(key, statistic, (column,))
+                    count_requests[key] = _request_of(key, operator, column, request.types[step.inputs[0]])
         return count_requests
 
     def _publish(self, attempts: Mapping[str, str], files: Sequence[Mapping[str, Sequence[str]]]) -> None:
@@ -89,9 +88,24 @@ def _key(request: ChainRequest, step: Step) -> str:
     return vocabulary_of(step) or request.key(step)
 
 
-def _statistics(result: Mapping[str, Any], cardinality: int | None) -> Statistics:
+def _request_of(key: str, operator: Operator, column: DerivedColumn, kind: Type) -> CountRequest:
+    """Returns the request for a statistic of a column that has the type `kind`."""
+    if operator.needs == "quantiles":
+        return CountRequest(key, "quantiles", (column,), probabilities=operator.probabilities())
+    if operator.needs == "mergeable":
+        measured = MeasuredStatistic(key, operator.statistic(kind), kind)
+        return CountRequest(key, "mergeable", (column,), mergeable=measured)
+    return CountRequest(key, "moments", (column,))
+
+
+def _statistics(step: Step, result: Mapping[str, Any], cardinality: int | None) -> Statistics:
     if "facts" in result:
         return Statistics(cardinality=result["facts"]["highest"] + 1)
-    if "median" in result:
-        return Statistics(median=result["median"], cardinality=cardinality)
+    if "quantiles" in result:
+        values = result["quantiles"]
+        probabilities = step.operator.probabilities() if values else ()
+        quantiles = dict(zip(probabilities, values, strict=True))
+        return Statistics(quantiles=quantiles, cardinality=cardinality)
+    if "merged" in result:
+        return Statistics(merged=result["merged"], cardinality=cardinality)
     return Statistics(moments=moments_from(result), cardinality=cardinality)

@@ -15,8 +15,9 @@ from etl.fit.fit_inputs import TrainingDays
 from etl.fit.rounds import SourceName, plan_rounds
 from etl.fit.row_statistics import RowStatistics
 from etl.fit.version_tables import VersionTables
-from etl.ops.base import Fitted, Statistics, Step
+from etl.ops.base import Fitted, Step
 from etl.ops.keyed import KeyedFitted
+from etl.ops.training_statistics import Statistics
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.unfitted_chains import Chain

@@ -8,14 +8,14 @@ from itertools import groupby, takewhile
 from typing import Literal
 
 from etl.ops import OPERATORS, Step
-from etl.ops.base import Need
+from etl.ops.training_statistics import Need
 from etl.workflow.unfitted_chains import Chain
 
 # The source of a round's statistics: frames of the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
 # Statistics that can be computed from how often each value of one raw column occurs.
-_COUNTABLE: tuple[Need, ...] = ("moments", "median", "counts")
+_COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 # Needs of steps that look up a table. Their outputs cannot be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 

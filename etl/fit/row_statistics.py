@@ -12,11 +12,12 @@ from conf.types import Config
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
-from etl.ops.base import LISTS, Statistics
+from etl.ops.base import LISTS
 from etl.ops.categorify import Categorify
 from etl.ops.join_external import JoinExternal
 from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import text_column
 from etl.spark.read_log import read_attributes
 from etl.split.time_split import DAY

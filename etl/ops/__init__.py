@@ -1,4 +1,4 @@
-"""The operators of the sections `features` and `prepare`, one per file. This module lists all of them."""
+"""The operators of the sections `features` and `prepare`. Each has one file, which discovery.py finds."""
 
 from __future__ import annotations
 
@@ -11,106 +11,33 @@ from pydantic import Discriminator, Tag, TypeAdapter, create_model
 
 from conf.errors import ConfigError
 from conf.raw_types import Strict
-from etl.ops.base import Fitted, Moments, Operator, Pipeline, RowWise, Statistics, Step, Type
-from etl.ops.bucketize import Bucketize, FittedBucketize
-from etl.ops.categorify import Categorify, FittedCategorify
-from etl.ops.clip import Clip, FittedClip
-from etl.ops.data_stats import DataStats, FittedDataStats
-from etl.ops.difference_lag import DifferenceLag
-from etl.ops.drop_low_cardinality import DropLowCardinality, FittedDropLowCardinality
-from etl.ops.dropna import Dropna
-from etl.ops.expression import Expression, FittedExpression
-from etl.ops.fill import Fill, FittedFill
-from etl.ops.fill_median import FillMedian, FittedFillMedian
-from etl.ops.filter import Filter
+from etl.ops.base import Fitted, Operator, Pipeline, RowWise, Step, Type
+from etl.ops.discovery import find_operators
 from etl.ops.frames import FrameOperator, RowChanger, RowFilter
-from etl.ops.groupby import Groupby
-from etl.ops.hash_bucket import FittedHashBucket, HashBucket
-from etl.ops.hashed_cross import FittedHashedCross, HashedCross
-from etl.ops.join_external import FittedJoinExternal, JoinExternal
-from etl.ops.join_groupby import FittedJoinGroupby, JoinGroupby
-from etl.ops.list_similarity import FittedListSimilarity, ListSimilarity
-from etl.ops.list_slice import FittedListSlice, ListSlice
-from etl.ops.log1p import FittedLog1p, Log1p
-from etl.ops.normalize import FittedNormalize, Normalize
-from etl.ops.normalize_min_max import FittedNormalizeMinMax, NormalizeMinMax
 from etl.ops.parameters import Parameters
-from etl.ops.rename import FittedRename, Rename
-from etl.ops.split_list import FittedSplitList, SplitList
-from etl.ops.target_encoding import FittedTargetEncoding, TargetEncoding
-from etl.ops.value_count import FittedValueCount, ValueCount
+from etl.ops.training_statistics import MergeableStatistic, Moments, Statistics
 
+_FOUND = find_operators()
 # Operators for the section `features`, which transform columns.
-OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = {
-    operator.name: (operator, fitted)
-    for operator, fitted in (
-        (Fill, FittedFill),
-        (FillMedian, FittedFillMedian),
-        (Clip, FittedClip),
-        (Log1p, FittedLog1p),
-        (Normalize, FittedNormalize),
-        (NormalizeMinMax, FittedNormalizeMinMax),
-        (Bucketize, FittedBucketize),
-        (Categorify, FittedCategorify),
-        (HashBucket, FittedHashBucket),
-        (HashedCross, FittedHashedCross),
-        (TargetEncoding, FittedTargetEncoding),
-        (JoinGroupby, FittedJoinGroupby),
-        (JoinExternal, FittedJoinExternal),
-        (SplitList, FittedSplitList),
-        (ListSlice, FittedListSlice),
-        (ListSimilarity, FittedListSimilarity),
-        (Expression, FittedExpression),
-        (Rename, FittedRename),
-        (DataStats, FittedDataStats),
-        (ValueCount, FittedValueCount),
-        (DropLowCardinality, FittedDropLowCardinality),
-    )
-}
-
+OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = _FOUND.of_columns
 # Operators for the section `prepare`, which transform rows.
-FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = {
-    operator.name: operator for operator in (Filter, Dropna, DifferenceLag, Groupby)
-}
+FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = _FOUND.of_rows
 
 __all__ = [
     "FRAME_OPERATORS",
     "OPERATORS",
-    "Bucketize",
-    "Categorify",
-    "Clip",
-    "DataStats",
-    "DifferenceLag",
-    "DropLowCardinality",
-    "Dropna",
-    "Expression",
-    "Fill",
-    "FillMedian",
-    "Filter",
     "Fitted",
     "FrameOperator",
-    "Groupby",
-    "HashBucket",
-    "HashedCross",
-    "JoinExternal",
-    "JoinGroupby",
-    "ListSlice",
-    "Log1p",
+    "MergeableStatistic",
     "Moments",
-    "Normalize",
-    "NormalizeMinMax",
     "Operator",
     "Pipeline",
-    "Rename",
     "RowChanger",
     "RowFilter",
     "RowWise",
-    "SplitList",
     "Statistics",
     "Step",
-    "TargetEncoding",
     "Type",
-    "ValueCount",
     "frame_operator_from_config",
     "operator_from_config",
 ]

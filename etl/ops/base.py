@@ -9,8 +9,7 @@ A fitted step returns the same results in both engines. In the engine `sql`, the
 Spark column expressions and joins. In the engine `arrow`, the step's method `compute` processes Arrow arrays.
 Operators must not use a Spark session or a file path.
 
-To add an operator, add a file to this folder, an entry to `etl/ops/__init__.py`, and an example to
-tests/etl/ops.
+To add an operator, add a file to this folder (etl/ops/discovery.py finds it) and an example to tests/etl/ops.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -27,6 +25,7 @@ from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
 from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,46 +35,6 @@ Type = Literal["int", "float", "string", "ints", "strings"]
 NUMBERS: tuple[Type, ...] = ("int", "float")
 KEYS: tuple[Type, ...] = ("int", "string")
 LISTS: tuple[Type, ...] = ("ints", "strings")
-
-# Statistics that `fit` may need. moments: exact mean and standard deviation. aggregates: the result of
-# `Operator.aggregates`. median: the lower median. counts: a vocabulary. groups: a keyed table, computed by
-# `Operator.groups`. external: the rows of an external table.
-Need = Literal["nothing", "moments", "aggregates", "median", "counts", "groups", "external"]
-
-
-@dataclass(frozen=True)
-class Moments:
-    """The exact mean and standard deviation of a numeric column over the training rows, without nulls.
-
-    Attributes:
-        rows: number of values that are not null.
-        mean: the mean of these values.
-        std: the population standard deviation of these values. Its divisor is `rows`, not `rows` - 1.
-    """
-
-    rows: int
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """The statistics of the training rows that one step needs for its fit.
-
-    `Operator.needs` says which statistics these are. All other attributes have their default values.
-
-    Attributes:
-        table: name of the published table with the step's vocabulary or statistics by key.
-        cardinality: number of embedding rows for the ids of the step, including reserved ids.
-        facts: further JSON values, such as those that `Operator.facts` computes.
-    """
-
-    moments: Moments | None = None
-    aggregates: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    median: float | None = None
-    table: str | None = None
-    cardinality: int | None = None
-    facts: Mapping[str, Any] = dataclass_field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,6 +139,7 @@ class Operator(Parameters, ABC):
         keeps_ids: whether the outputs are ids if the inputs are ids.
         of_all_rows: whether `facts` needs statistics over all training rows, in addition to statistics by
             key.
+        page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
     """
 
     needs: ClassVar[Need] = "nothing"
@@ -187,6 +147,7 @@ class Operator(Parameters, ABC):
     makes_ids: ClassVar[bool] = False
     keeps_ids: ClassVar[bool] = False
     of_all_rows: ClassVar[bool] = False
+    page: ClassVar[str]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         """Returns one step for each column in `columns`. The output of a step replaces the column.
@@ -214,6 +175,14 @@ class Operator(Parameters, ABC):
         The results must not depend on the order of rows.
         """
         raise NotImplementedError(f"internal error, please report: {self.name} has no aggregates")
+
+    def probabilities(self) -> tuple[float, ...]:
+        """Returns the probabilities of the quantiles of the first input that `fit` needs."""
+        raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
+
+    def statistic(self, kind: Type) -> MergeableStatistic:
+        """Returns the statistic of the first input, which has the type `kind`, that `fit` needs."""
+        raise NotImplementedError(f"internal error, please report: {self.name} has no statistic")
 
     def groups(self, rows: DataFrame) -> DataFrame:
         """Computes the statistics by key of several steps of this operator in one aggregation.

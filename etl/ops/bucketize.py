@@ -12,9 +12,10 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Bucketize(Operator):
     """
 
     name: ClassVar[str] = "bucketize"
+    page: ClassVar[str] = "ids"
     makes_ids: ClassVar[bool] = True
     boundaries: tuple[float, ...] = Field(
         min_length=1,

@@ -13,10 +13,11 @@ from pydantic import Field, model_validator
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Fitted, Need, Operator, Statistics, Step, Type
+from etl.ops.base import LISTS, Fitted, Operator, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Count, Values
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 from etl.raw.value_text import SEPARATOR, over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 
@@ -124,6 +125,7 @@ class Categorify(Operator):
     """
 
     name: ClassVar[str] = "categorify"
+    page: ClassVar[str] = "ids"
     needs: ClassVar[Need] = "counts"
     takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
     makes_ids: ClassVar[bool] = True

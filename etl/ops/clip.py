@@ -12,10 +12,11 @@ from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -56,6 +57,7 @@ class Clip(Operator):
     """
 
     name: ClassVar[str] = "clip"
+    page: ClassVar[str] = "numbers"
     min: Number | None = Field(default=None, description="Lower limit of the range. Null: no lower limit.")
     max: Number | None = Field(default=None, description="Upper limit of the range. Null: no upper limit.")
 

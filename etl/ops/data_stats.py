@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -51,6 +52,7 @@ class DataStats(Operator):
     """
 
     name: ClassVar[str] = "data_stats"
+    page: ClassVar[str] = "columns"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)

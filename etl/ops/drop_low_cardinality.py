@@ -10,9 +10,10 @@ import pyarrow as pa
 from pydantic import Field
 
 from conf.lazy_pyspark import F
-from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Count
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -60,6 +61,7 @@ class DropLowCardinality(Operator):
     """
 
     name: ClassVar[str] = "drop_low_cardinality"
+    page: ClassVar[str] = "columns"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")

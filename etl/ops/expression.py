@@ -13,9 +13,10 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.formula import Formula, Kind, parse
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from storage.feature_spec import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Expression(Operator):
     """
 
     name: ClassVar[str] = "expression"
+    page: ClassVar[str] = "columns"
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
     output: str = Field(min_length=1, description="Name of the column that the formula computes.")
     formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')

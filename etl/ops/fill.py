@@ -13,9 +13,10 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import Fitted, Operator, Statistics, Step, Type
+from etl.ops.base import Fitted, Operator, Step, Type
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,6 +62,7 @@ class Fill(Operator):
     """
 
     name: ClassVar[str] = "fill"
+    page: ClassVar[str] = "numbers"
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
     value: Number | str = Field(
         default=0.0,

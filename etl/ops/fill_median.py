@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -48,13 +49,18 @@ class FillMedian(Operator):
     """
 
     name: ClassVar[str] = "fill_median"
-    needs: ClassVar[Need] = "median"
+    page: ClassVar[str] = "numbers"
+    needs: ClassVar[Need] = "quantiles"
+
+    def probabilities(self) -> tuple[float, ...]:
+        """Returns the probability of the median."""
+        return (0.5,)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFillMedian:
         """Returns the fitted step."""
-        if statistics.median is None:
+        if not statistics.quantiles:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
                 f"use `fill` with a value instead, or remove {step.inputs[0]} from features",
             )
-        return FittedFillMedian(step.inputs, step.outputs, statistics.median)
+        return FittedFillMedian(step.inputs, step.outputs, statistics.quantiles[0.5])

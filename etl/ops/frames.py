@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from etl.ops.base import Type
 from etl.ops.parameters import Parameters
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time."""
+    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time.
+
+    Attributes:
+        page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
+    """
+
+    page: ClassVar[str] = "rows"
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:

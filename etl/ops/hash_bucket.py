@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import LISTS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from etl.ops.xxhash64 import xxhash64
 from etl.raw.value_text import over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
@@ -84,6 +85,7 @@ class HashBucket(Operator):
     """
 
     name: ClassVar[str] = "hash_bucket"
+    page: ClassVar[str] = "ids"
     takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
     makes_ids: ClassVar[bool] = True
     buckets: Buckets = Field(description="Number of ids to which the values are hashed.")

@@ -12,10 +12,11 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, RowWise, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
@@ -66,6 +67,7 @@ class HashedCross(Operator):
     """
 
     name: ClassVar[str] = "hashed_cross"
+    page: ClassVar[str] = "ids"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     makes_ids: ClassVar[bool] = True
     buckets: Buckets = Field(description="Number of ids to which the combinations are hashed.")

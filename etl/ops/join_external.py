@@ -12,9 +12,10 @@ from pydantic import Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.types import JoinedTable
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -65,6 +66,7 @@ class JoinExternal(Operator):
     """
 
     name: ClassVar[str] = "join_external"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     path: str = Field(

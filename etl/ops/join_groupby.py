@@ -12,10 +12,11 @@ from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -77,6 +78,7 @@ class JoinGroupby(Operator):
     """
 
     name: ClassVar[str] = "join_groupby"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     statistics: tuple[Statistic, ...] = Field(

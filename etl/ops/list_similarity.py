@@ -14,8 +14,9 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import LISTS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -79,6 +80,7 @@ class ListSimilarity(Operator):
     """
 
     name: ClassVar[str] = "list_similarity"
+    page: ClassVar[str] = "lists"
     takes: ClassVar[tuple[Type, ...]] = LISTS
     output: str | None = Field(
         default=None, description="Name of the new column. Null: both columns' names, joined by `_sim_`."

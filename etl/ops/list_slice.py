@@ -13,9 +13,10 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
+from etl.ops.base import LISTS, Fitted, Operator, Step, Type
 from etl.ops.parameters import Integer
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import over_elements
 from storage.feature_spec import PAD_ID
 
@@ -102,6 +103,7 @@ class ListSlice(Operator):
     """
 
     name: ClassVar[str] = "list_slice"
+    page: ClassVar[str] = "lists"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS
     length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements to take.")

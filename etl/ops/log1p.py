@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -49,6 +50,7 @@ class Log1p(Operator):
     """
 
     name: ClassVar[str] = "log1p"
+    page: ClassVar[str] = "numbers"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedLog1p:
         """Returns the fitted step."""

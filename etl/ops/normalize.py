@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step
+from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -54,6 +55,7 @@ class Normalize(Operator):
     """
 
     name: ClassVar[str] = "normalize"
+    page: ClassVar[str] = "numbers"
     needs: ClassVar[Need] = "moments"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalize:

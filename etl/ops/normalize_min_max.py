@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -55,6 +56,7 @@ class NormalizeMinMax(Operator):
     """
 
     name: ClassVar[str] = "normalize_min_max"
+    page: ClassVar[str] = "numbers"
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:

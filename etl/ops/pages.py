@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.reference import field_table
@@ -13,48 +13,49 @@ from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
 from etl.ops.frames import FrameOperator
 
-# Family → (title of its page, first sentence, operators). Every operator must be in exactly one family.
-FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+# Page → (its title, its first sentence). `page` of an operator names the operator's page.
+PAGES: Mapping[str, tuple[str, str]] = {
     "numbers": (
         "Numbers",
         "Fill missing values, limit numbers to a range, and scale them.",
-        ("fill", "fill_median", "clip", "log1p", "normalize", "normalize_min_max"),
     ),
     "ids": (
         "Ids",
         "Replace values by ids, which are row numbers of an embedding table. Categorical features must be "
         "ids.",
-        ("categorify", "hash_bucket", "hashed_cross", "bucketize"),
     ),
     "keys": (
         "Statistics by key",
         "Look up a key in a table of statistics of the training rows, or in an external table.",
-        ("target_encoding", "join_groupby", "join_external"),
     ),
     "lists": (
         "Lists",
         "Convert fields with several values to multi-hot features or to a fixed number of columns, and "
         "compare them.",
-        ("split_list", "list_slice", "list_similarity", "value_count"),
     ),
     "columns": (
         "Columns",
         "Compute, rename and remove columns, or store their statistics.",
-        ("expression", "rename", "data_stats", "drop_low_cardinality"),
     ),
     "rows": (
         "Rows",
         "Drop rows, compare rows with earlier rows, and combine rows. These operators are for the section "
         "`prepare`.",
-        ("filter", "dropna", "difference_lag", "groupby"),
     ),
+}
+_OPERATORS: Mapping[str, type[Operator] | type[FrameOperator]] = {
+    **{name: operator for name, (operator, _) in OPERATORS.items()},
+    **FRAME_OPERATORS,
 }
 _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here are lost. -->\n"
 
 
 def pages() -> dict[str, str]:
     """Returns a mapping from the file name of each page to the text of the page."""
-    texts = {f"{family}.md": _page(title, intro, names) for family, (title, intro, names) in FAMILIES.items()}
+    names = {
+        page: sorted(name for name, operator in _OPERATORS.items() if operator.page == page) for page in PAGES
+    }
+    texts = {f"{page}.md": _page(title, intro, names[page]) for page, (title, intro) in PAGES.items()}
     index = [_HEAD, "# Operators\n"]
     index.append(
         "These pages are for everyone who writes the sections `features` and `prepare` of a configuration. "
@@ -72,16 +73,16 @@ def pages() -> dict[str, str]:
     )
     index.append("| Page | Operators |\n|---|---|")
     index += [
-        f"| [{title}]({family}.md) | {', '.join(f'`{name}`' for name in names)} |"
-        for family, (title, _, names) in FAMILIES.items()
+        f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names[page])} |"
+        for page, (title, _) in PAGES.items()
     ]
     return texts | {"README.md": "\n".join(index) + "\n"}
 
 
-def _page(title: str, intro: str, names: tuple[str, ...]) -> str:
+def _page(title: str, intro: str, names: Sequence[str]) -> str:
     parts = [_HEAD, f"# {title}\n", intro + "\n"]
     for name in names:
-        operator = OPERATORS[name][0] if name in OPERATORS else FRAME_OPERATORS[name]
+        operator = _OPERATORS[name]
         parts += [f"## {name}\n", inspect.cleandoc(operator.__doc__ or "") + "\n", _facts(operator)]
         if name == "expression":
             parts.append(

@@ -10,8 +10,9 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -51,6 +52,7 @@ class Rename(Operator):
     """
 
     name: ClassVar[str] = "rename"
+    page: ClassVar[str] = "columns"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
     names: Mapping[str, str] | None = Field(

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import literal_pattern, over_elements
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class SplitList(Operator):
     """
 
     name: ClassVar[str] = "split_list"
+    page: ClassVar[str] = "lists"
     takes: ClassVar[tuple[Type, ...]] = ("string",)
     separator: str = Field(default="|", min_length=1, description="Text between two elements of a list.")
 

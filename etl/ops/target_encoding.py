@@ -12,10 +12,11 @@ from pydantic import Field
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Need, Statistics
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
 
@@ -115,6 +116,7 @@ class TargetEncoding(Operator):
     """
 
     name: ClassVar[str] = "target_encoding"
+    page: ClassVar[str] = "keys"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     of_all_rows: ClassVar[bool] = True

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import LISTS, Operator, Step, Type
 from etl.ops.data_stats import FittedDataStats
+from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -32,6 +33,7 @@ class ValueCount(Operator):
     """
 
     name: ClassVar[str] = "value_count"
+    page: ClassVar[str] = "lists"
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS

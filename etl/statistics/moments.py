@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.ops.base import Moments
+from etl.ops.training_statistics import Moments
 
 _UNITS = 2**24
 _LIMIT = 2.0**69  # below it, the upper part fits in 31 bits; all 64-bit integers are below it

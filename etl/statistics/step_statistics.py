@@ -13,9 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import EPOCH
-from etl.ops.base import Statistics, Step, Type
-from etl.statistics.medians import measure_medians
+from etl.ops.base import Step, Type
+from etl.ops.training_statistics import Statistics
+from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
 from etl.statistics.moments import measure_moments
+from etl.statistics.quantiles import measure_quantiles
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,30 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Computes the moments, medians and aggregates that steps need. Returns the statistics by step key.
+    """Computes all statistics that are no tables, and returns them by step key.
 
     Raises:
-        DataError: a value is too large to compute exact moments.
+        DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
     """
     by_need: dict[str, list[StepInputs]] = {}
     for inputs in steps:
         by_need.setdefault(inputs.step.operator.needs, []).append(inputs)
     moments = measure_moments(rows, _first_values(by_need.get("moments", [])))
-    medians = measure_medians(rows, _first_values(by_need.get("median", [])))
+    probabilities = {
+        inputs.key: (inputs.values[0], inputs.step.operator.probabilities())
+        for inputs in by_need.get("quantiles", [])
+    }
+    quantiles = measure_quantiles(rows, probabilities)
+    merged = measure_mergeable(
+        rows, {inputs.key: _measured(inputs) for inputs in by_need.get("mergeable", [])}
+    )
     aggregates = _aggregates(rows, by_need.get("aggregates", []))
     return {
         inputs.key: Statistics(
             moments=moments.get(inputs.key),
-            median=medians.get(inputs.key),
             aggregates=aggregates.get(inputs.key, {}),
+            quantiles=quantiles.get(inputs.key, {}),
+            merged=merged.get(inputs.key),
             cardinality=inputs.cardinality,
         )
         for inputs in steps
@@ -62,6 +72,12 @@ def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Sta
 
 def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
     return {inputs.key: inputs.values[0] for inputs in steps}
+
+
+def _measured(inputs: StepInputs) -> tuple[Column, MeasuredStatistic]:
+    """Returns the first input of a step, and the statistic of it that the step's operator defines."""
+    kind = inputs.types[0]
+    return inputs.values[0], MeasuredStatistic(inputs.key, inputs.step.operator.statistic(kind), kind)
 
 
 def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from etl.ops.base import Moments
+from etl.ops.training_statistics import Moments
 from etl.statistics.moments import ExactSums, sums_of_counts
+from etl.statistics.quantiles import quantile_position
 from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
 from etl.value_counts.requests import CountRequest, Counts, derived_values
@@ -42,11 +43,13 @@ def compute_statistics(
 ) -> dict[str, dict[str, Any]]:
     """Returns a dictionary that maps the key of each request to its result.
 
-    The result is {rows, mean, std} for moments, {median} for a median, and {facts, files} for a vocabulary.
-    The files of vocabularies are written to `folders`. The caller must publish these files.
+    The result is {rows, mean, std} for moments, {quantiles} for quantiles, {merged} for a statistic that an
+    operator defines itself, and {facts, files} for a vocabulary. The list of quantiles has one value for each
+    probability; it is empty if there are no values. The files of vocabularies are written to `folders`. The
+    caller must publish these files.
 
     Raises:
-        DataError: a value is too large to compute exact moments.
+        DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
     """
     all_requests = tuple(requests)
     values = {index: _max_values(request, counts) for index, request in enumerate(all_requests)}
@@ -137,32 +140,36 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
     if request.statistic == "vocabulary":
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]
-    if request.statistic == "median":
-        return {"median": _median(derived_values(column, path) for path, _ in counts.files)}
+    files = (derived_values(column, path) for path, _ in counts.files)
+    if request.mergeable is not None:
+        state = request.mergeable.merge(request.mergeable.measure(*file) for file in files)
+        return {"merged": request.mergeable.result(state)}
+    if request.statistic == "quantiles":
+        return {"quantiles": _quantiles(files, request.probabilities)}
     sums = ExactSums()
-    for path, _ in counts.files:
-        values, times = derived_values(column, path)
+    for values, times in files:
         numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         sums += sums_of_counts(column.column, numbers, times)
     moments = sums.moments()
     return {"rows": moments.rows, "mean": moments.mean, "std": moments.std}
 
 
-def _median(files: Iterable[tuple[pa.Array, np.ndarray]]) -> float | None:
-    """Returns the lower median of the (values, counts) in several files; None if there are no values.
+def _quantiles(files: Iterable[tuple[pa.Array, np.ndarray]], probabilities: Sequence[float]) -> list[float]:
+    """Returns the quantiles of the (values, counts) in several files; an empty list if there are no values.
 
-    The lower median is the smallest value v such that at least half of the values are <= v.
+    The quantile of the probability p is the smallest value v such that at least p of the values are <= v.
     """
     values, weights = np.zeros(0), np.zeros(0, np.int64)
     for new_values, counts in files:
-        numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) + 0.0  # no -0.0
         values, position = np.unique(np.concatenate([values, numbers]), return_inverse=True)
         # Weights are doubles, exact for counts up to 2**53.
         weights = np.bincount(position, np.concatenate([weights, counts]), len(values)).astype(np.int64)
     if not len(values):
-        return None
+        return []
     until = np.cumsum(weights)
-    return float(values[np.searchsorted(until, -(-until[-1] // 2))])
+    positions = [quantile_position(probability, int(until[-1])) for probability in probabilities]
+    return [float(value) for value in values[np.searchsorted(until, positions)]]
 
 
 def _result_batch(index: int, result: Mapping[str, Any]) -> pa.RecordBatch:

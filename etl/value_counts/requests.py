@@ -19,6 +19,7 @@ from etl.ops.base import Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import text_array
 from etl.statistics.id_rule import IdRule
+from etl.statistics.mergeable import MeasuredStatistic
 from etl.value_counts.count_file_format import ALL, Bucket, read_counts
 from etl.workflow.fitted_chains import FittedChain
 
@@ -43,10 +44,12 @@ class DerivedColumn:
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A request for the moments or the median of one column, or for the vocabulary of one or several columns.
+    """A request for a statistic of one column, or for the vocabulary of one or several columns.
 
     Attributes:
         key: the name of the vocabulary, or another unique name of the request.
+        probabilities: the probabilities of the requested quantiles.
+        mergeable: the requested statistic, if an operator defines it itself.
         rule: the rule that decides which values of a vocabulary get an id.
         fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
         parent: if an earlier workflow version is extended, its files: (files of vocabularies, files of rare
@@ -54,8 +57,10 @@ class CountRequest:
     """
 
     key: str
-    statistic: Literal["moments", "median", "vocabulary"]
+    statistic: Literal["moments", "quantiles", "mergeable", "vocabulary"]
     columns: tuple[DerivedColumn, ...]
+    probabilities: tuple[float, ...] = ()
+    mergeable: MeasuredStatistic | None = None
     rule: IdRule | None = None
     fixed_values: tuple[str, ...] | None = None
     parent: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

@@ -18,6 +18,7 @@ OPERATORS: list[str | dict[str, Any]] = [
     "fill_median",
     "normalize",
     "normalize_min_max",
+    "winsorize",
     "log1p",
     "data_stats",
     "drop_low_cardinality",

@@ -1,7 +1,11 @@
-"""One example of every operator, for the checks of its plans. A new operator needs its line here."""
+"""One example of every operator, for the checks of its plans.
+
+An operator without an entry here gets one from its first example in tests/etl/ops/examples.py.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from conf.types import FeatureGroup
 from etl.workflow.fitted_workflow import FittedWorkflow
+from etl.workflow.unfitted_chains import bind_group
+from tests.etl.ops import examples as operator_examples
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Example:
 
 
 EXTERNAL = "{data}/external.parquet"  # where join_external's example finds its table
-EXAMPLES: Mapping[str, Example] = {
+_WRITTEN: Mapping[str, Example] = {
     "fill": Example(["int"], "dense", [{"fill": {"value": 0}}]),
     "clip": Example(["float"], "dense", [{"clip": {"min": 0, "max": 10}}, {"fill": {"value": 0}}]),
     "log1p": Example(["int"], "dense", [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "log1p"]),
@@ -90,6 +97,38 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "data_stats": Example(["int"], "dense", ["data_stats", "fill"]),
     "drop_low_cardinality": Example(["int"], "dense", ["drop_low_cardinality", "fill"]),
+}
+
+
+def derived(operator: str, example: operator_examples.Example) -> Example:
+    """The first example of an operator, over columns of its own, and without nulls in dense features."""
+    kinds = [operator_examples.COLUMNS[name] for name in example.columns]
+    columns = {f"{operator}_{place}": kind for place, kind in enumerate(kinds, start=1)}
+    renamed = dict(zip(example.columns, columns, strict=True))
+    ops = [_renamed(entry, renamed) for entry in example.ops]
+    ops += ["fill"] if example.kind == "dense" else []
+    group = FeatureGroup.model_validate({"columns": list(columns), "kind": example.kind, "ops": ops})
+    return Example(kinds, example.kind, ops, list(bind_group(group, columns).outputs))
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """An entry of `ops` in which the columns have other names, also inside formulas."""
+    if isinstance(value, dict):
+        return {_renamed(key, names): _renamed(part, names) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_renamed(part, names) for part in value]
+    return (
+        re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value) if isinstance(value, str) else value
+    )
+
+
+EXAMPLES: Mapping[str, Example] = {
+    **_WRITTEN,
+    **{
+        name: derived(name, examples[0])
+        for name, examples in operator_examples.EXAMPLES.items()
+        if name not in _WRITTEN
+    },
 }
 
 # Raw values in turn, so that every chain can be fitted: some occur often, some once, some are missing.

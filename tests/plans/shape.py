@@ -2,8 +2,8 @@
 run.
 
 The shape keeps every node, the keys of exchanges, sorts, windows, aggregates and joins, and the kind of join.
-It leaves out expression ids, paths, sizes, computed expressions, and everything below a frame in memory,
-which is recorded separately.
+It leaves out expression ids, the numbers of chains, paths, sizes, computed expressions, and everything below a
+frame in memory, which is recorded separately. So the chains of a new operator do not renumber other plans.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _TREE = re.compile(r"^(?P<prefix>[ :+\-]*)(?:\*\(\d+\) |\* )?(?P<text>\S.*)$")
 _HIDDEN = re.compile(r"#\d+L?|, \[(?:plan_)?id=#?\d+\]|\[(?:plan_)?id=#?\d+\], |file:[^\s,\]]*")
 _DAY = re.compile(r"Location: InMemoryFileIndex[^\]]*?dt=(\d{4}-\d\d-\d\d)")
 _BROADCAST_KEY = re.compile(r"(BroadcastExchange \w+)\(.*")
+# Prefix of the columns that the chain with this number looks up. Chains of other operators change the number.
+_CHAIN = re.compile(r"\b_([qc])\d+_")
 _FUNCTIONS = re.compile(r"functions=\[(?P<calls>.*?)\](?:, output=.*)?\)$")
 
 
@@ -75,6 +77,7 @@ def _node(text: str) -> str:
         return " ".join(re.split(r"[ \[]", text)[:2])
     if name not in _DETAILED:
         return name
-    clean = _BROADCAST_KEY.sub(r"\1", _HIDDEN.sub("", text))  # the join above names the key
+    clean = _CHAIN.sub(r"_\1*_", _HIDDEN.sub("", text))
+    clean = _BROADCAST_KEY.sub(r"\1", clean)  # the join above names the key
     # An aggregate's calls are expressions; its keys say how rows are grouped.
     return _FUNCTIONS.sub(")", clean).replace(", )", ")")

@@ -140,3 +140,15 @@ def test_a_shape_shows_what_moves_and_orders_rows(rows: DataFrame) -> None:
     ):
         assert shape(other) != shape(counted)
     assert "#" not in shape(rows.join(counted, "key"))
+
+
+@pytest.mark.parametrize("tag", ["_q{}_0_", "_c{}_0_"])
+def test_a_shape_does_not_number_chains(rows: DataFrame, tag: str) -> None:
+    def shape(chain: int, column: str) -> str:
+        key = f"{tag.format(chain)}{column}"
+        looked_up = rows.select(F.col("key").alias(key)).groupBy(key).count()
+        joined = rows.join(looked_up, F.col("key") == F.col(key), "left")
+        return shape_of(joined._jdf.queryExecution().executedPlan().toString())
+
+    assert shape(3, "value") == shape(12, "value") != shape(12, "other")
+    assert f"[{tag.format('*')}value]" in shape(3, "value")

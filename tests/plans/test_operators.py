@@ -19,7 +19,7 @@ from tests.plans.recorder import Frame, Recorded
 
 
 def test_every_operator_has_an_example() -> None:
-    assert set(examples.EXAMPLES) == set(OPERATORS), "an operator needs its line in tests/plans/examples.py"
+    assert set(examples.EXAMPLES) == set(OPERATORS), "add an entry to EXAMPLES in tests/etl/ops/examples.py"
 
 
 @pytest.fixture(scope="module")

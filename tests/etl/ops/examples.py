@@ -1,13 +1,17 @@
-"""Example configurations of every operator, over one small log, for the parity, plan and round-trip tests.
+"""Example configurations of every operator, over one small log, for all tests that hold for every operator.
 
-All groups fit into one configuration: each gives its features names of their own.
+A new operator needs one entry here. The tests of engines, order of rows, JSON, parameters, plans and pages find
+it; `pytest tests/etl/ops --op NAME` runs those of one operator. All groups fit into one configuration: each
+gives its features names of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from etl.ops.base import Type
 
@@ -39,13 +43,25 @@ EXTERNAL: tuple[tuple[str, float | None, int | None, str | None, str | None], ..
 )
 
 
+# (parameters, values of a column in the training rows without null) -> the function that the operator applies
+# to each value that is not null.
+Learn = Callable[[Mapping[str, Any], Sequence[Any]], Callable[[Any], Any]]
+
+
 @dataclass(frozen=True)
 class Example:
-    """One group of the section `features` that the operator takes part in."""
+    """One group of the section `features` that the operator takes part in.
+
+    Attributes:
+        learn: computes in plain Python or NumPy what the operator must give, if it maps each value of a column
+            by itself, and null to null. The first example of an operator has it, or tests.etl.ops.oracle has
+            an entry for the operator.
+    """
 
     columns: tuple[str, ...]
     kind: str
     ops: tuple[Any, ...]
+    learn: Learn | None = None
 
     def group(self) -> dict[str, Any]:
         return {"columns": list(self.columns), "kind": self.kind, "ops": list(self.ops)}
@@ -67,6 +83,12 @@ def _as(suffix: str) -> dict[str, Any]:
     return {"rename": {"suffix": f"_{suffix}"}}
 
 
+def _winsorize(parameters: Mapping[str, Any], present: Sequence[Any]) -> Callable[[Any], float]:
+    shares = [parameters.get("lower", 0.01), parameters.get("upper", 0.99)]
+    low, high = np.quantile(np.asarray(present, np.float64), shares, method="inverted_cdf").tolist()
+    return lambda value: float(min(max(float(value), low), high))
+
+
 _EXTERNAL = {"path": EXTERNAL_PATH, "format": "csv"}
 _ALL_STATISTICS = ["count", "sum", "mean", "var", "std", "min", "max"]
 
@@ -78,6 +100,13 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         _dense("I2", "fill", _as("fill")),
     ),
     "fill_median": (_dense("I1 I2 I3 I4 X", "fill_median", _as("median")),),
+    "winsorize": (
+        replace(
+            _dense("I1 I2 I3 I4 X", {"winsorize": {"lower": 0.1, "upper": 0.75}}, _as("winsorized")),
+            learn=_winsorize,
+        ),
+        _dense("I1", {"expression": {"output": "half", "formula": "I1 / 2"}}, "winsorize"),
+    ),
     "clip": (
         _dense("I1 I3 X I5", {"clip": {"min": -10, "max": 10.5}}, _as("clip")),
         _dense("I1 I3", {"clip": {"min": 0}}, _as("clip0")),

@@ -36,7 +36,7 @@ class Table:
 Apply = Callable[[Table], Columns]
 
 
-def _by_column(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
+def by_column(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
     """Each column by itself: what is learned from its training values maps its values, null to null."""
     learned = {
         name: learn([element for element in values if element is not None])
@@ -55,7 +55,7 @@ def normalize(parameters: Parameters, train: Table) -> Apply:
         divisor = 1.0 if len(set(present)) == 1 else std
         return lambda value: (float(value) - mean) / divisor
 
-    return _by_column(train, learn)
+    return by_column(train, learn)
 
 
 def normalize_min_max(parameters: Parameters, train: Table) -> Apply:
@@ -63,7 +63,7 @@ def normalize_min_max(parameters: Parameters, train: Table) -> Apply:
         least, most = float(min(present)), float(max(present))
         return lambda value: (float(value) - least) / ((most - least) or 1.0)
 
-    return _by_column(train, learn)
+    return by_column(train, learn)
 
 
 def fill_median(parameters: Parameters, train: Table) -> Apply:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.etl.ops import formulas, learned
+from tests.etl.ops.examples import EXAMPLES
 from tests.etl.ops.hashing import of_text
 from tests.etl.ops.learned import Apply, Columns, Parameters, Table
 
@@ -27,9 +28,18 @@ def run(group: Mapping[str, Any], train: Table, rows: Table) -> Columns:
     )
     for entry in group["ops"]:
         name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-        apply = ORACLES[name](parameters or {}, train)
+        apply = oracle_of(name)(parameters or {}, train)
         train, rows = (replace(table, values=apply(table)) for table in (train, rows))
     return rows.values
+
+
+def oracle_of(name: str) -> Callable[[Parameters, Table], Apply]:
+    """The oracle of an operator: that of its first example, or the one below."""
+    examples = EXAMPLES.get(name, ())
+    learn = examples[0].learn if examples else None
+    if learn is not None:
+        return lambda parameters, train: learned.by_column(train, lambda values: learn(parameters, values))
+    return ORACLES[name]
 
 
 def _one_by_one(function: Callable[[Parameters, Any], Any]) -> Callable[[Parameters, Table], Apply]:

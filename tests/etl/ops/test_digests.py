@@ -27,10 +27,12 @@ DATASETS: dict[str, str] = {
     "outbrain": "79ca25adee8ce8cd",
 }
 
-# Operator -> digest of the canonical entries of all its examples, as JSON and as Python writes them.
+# Operator -> digest of the canonical entries of all its examples, as JSON and as Python writes them. An operator
+# gets its line when a release contains it: from then on, its parameters and examples stay.
 OPERATORS: dict[str, str] = {
     "fill": "a88cb308ddbaeaee",
     "fill_median": "d124b31f2a6e24a4",
+    "winsorize": "9bdfb3ad54cd2f00",
     "clip": "c0e31f2d4ca31ce5",
     "log1p": "8705447cdab231ba",
     "normalize": "e9fb38d353a935dc",
@@ -104,7 +106,7 @@ def operator_digest(name: str) -> str:
 
 def test_every_shipped_dataset_is_pinned() -> None:
     assert set(DATASETS) == {path.stem for path in (ROOT / "conf/datasets").glob("*.yaml")}
-    assert set(OPERATORS) == set(EXAMPLES)
+    assert set(OPERATORS) <= set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS))

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from etl.ops import HashBucket, Statistics, frame_operator_from_config, operator_from_config
+from etl.ops import Statistics, frame_operator_from_config, operator_from_config
+from etl.ops.hash_bucket import HashBucket
 from etl.workflow.feature_plan import plan
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
@@ -91,6 +92,9 @@ NAN, INF = float("nan"), float("inf")
         ("log1p", {1: 2}, "parameters must be a mapping of names to values"),
         ("log1p", 3, "parameters must be a mapping of names to values"),
         ("drop_low_cardinality", {"min_cardinality": 0}, "min_cardinality=0"),
+        ("winsorize", {"lower": -0.1}, "lower=-0.1"),
+        ("winsorize", {"upper": 1.5}, "upper=1.5"),
+        ("winsorize", {"lower": 0.5, "upper": 0.5}, "lower=0.5 is not below upper=0.5"),
         ("log1p", {"base": 2}, "does not take"),
         ("log", None, "unknown operator 'log'"),
     ],
@@ -282,6 +286,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
     [
         (["I5"], ["normalize"], "normalize cannot be fitted on I5: the column is null"),
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: the column is null"),
+        (["I5"], ["winsorize"], "winsorize cannot be fitted on I5: the column is null"),
         (["I5"], ["fill_median"], "fill_median cannot be fitted on I5: the column is null"),
         (["X"], ["normalize"], "the mean of X (chain 0 of features) cannot be computed"),
         (["K"], [{"target_encoding": {"target": "X"}}], "X has values of 5e30 or more"),

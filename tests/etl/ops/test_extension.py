@@ -52,6 +52,7 @@ GROUPS: list[dict[str, Any]] = [
         ],
     },
     {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    {"columns": ["X"], "kind": "dense", "ops": ["fill", {"winsorize": {"lower": 0.2, "upper": 0.8}}]},
     {"columns": ["C1"], "kind": "dense", "ops": [{"join_groupby": {"statistics": ["mean"], "of": ["I1"]}}]},
     {"columns": ["K"], "kind": "dense", "ops": [{"target_encoding": {"folds": 2}}]},
     {
@@ -148,7 +149,7 @@ def test_fitted_numbers_stay_and_sizes_grow(spark: SparkSession, fitted: tuple) 
 def test_numbers_of_the_parent_encode_its_rows_as_before(spark: SparkSession, fitted: tuple) -> None:
     _, first, extended, _ = fitted
     dense = [feature.name for feature in first.spec.dense]
-    assert dense == ["I1", "C1_I1_mean", "K_te", "I2_kept"]
+    assert dense == ["I1", "X", "C1_I1_mean", "K_te", "I2_kept"]
     frame = to_spark(spark, OLD)
     before, after = features_of(first, frame), features_of(replace(extended, engine="sql"), frame)
     assert_same({name: after[name] for name in dense}, {name: before[name] for name in dense})
@@ -222,7 +223,7 @@ def test_a_changed_parameter_is_refused_where_the_parents_number_would_silently_
 def test_days_without_rows_are_fitted_where_nothing_must_be_measured(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    groups = [group for group in GROUPS if group["columns"] != ["I1"] and group["columns"] != ["I4", "I2"]]
+    groups = [group for group in GROUPS if group["columns"] not in (["I1"], ["X"], ["I4", "I2"])]
     empty = {DAYS[0]: to_spark(spark, OLD).limit(0)}
     workflow = fit_rows(spark, make_config(tmp_path, groups), empty)
     features = {}

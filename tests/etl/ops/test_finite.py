@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from etl.ops import frame_operator_from_config, operator_from_config
-from etl.ops.base import Fitted, Moments, Statistics
+from etl.ops.base import Fitted
 from etl.ops.normalize import FittedNormalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax
 from etl.ops.tables import LocalTables, Tables
+from etl.ops.training_statistics import Moments, Statistics
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import FileEntry
@@ -37,7 +38,7 @@ def _bound(entry: Any, statistics: Statistics, *names: str) -> list[Fitted]:
 
 def _chains(mean: float, std: float, least: float, span: float) -> list[FittedChain]:
     """One chain an operator that calculates with numbers, its outputs named apart."""
-    moments = Statistics(moments=Moments(9, mean, std), median=least)
+    moments = Statistics(moments=Moments(9, mean, std), quantiles={0.5: least})
     bound = [
         [FittedNormalize(("a",), ("a",), mean, std)],
         [FittedNormalizeMinMax(("a",), ("a",), least, span)],

@@ -9,24 +9,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import FeatureGroup
-from etl.ops import (
-    OPERATORS,
-    Bucketize,
-    Categorify,
-    Clip,
-    DropLowCardinality,
-    Fill,
-    HashBucket,
-    JoinExternal,
-    JoinGroupby,
-    ListSlice,
-    Log1p,
-    Normalize,
-    Pipeline,
-    Rename,
-    SplitList,
-    operator_from_config,
-)
+from etl.ops import OPERATORS, Pipeline, operator_from_config
+from etl.ops.bucketize import Bucketize
+from etl.ops.categorify import Categorify
+from etl.ops.clip import Clip
+from etl.ops.drop_low_cardinality import DropLowCardinality
+from etl.ops.fill import Fill
+from etl.ops.hash_bucket import HashBucket
+from etl.ops.join_external import JoinExternal
+from etl.ops.join_groupby import JoinGroupby
+from etl.ops.list_slice import ListSlice
+from etl.ops.log1p import Log1p
+from etl.ops.normalize import Normalize
+from etl.ops.rename import Rename
+from etl.ops.split_list import SplitList
 from tests.etl.ops.examples import EXAMPLES, EXTERNAL_PATH
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 

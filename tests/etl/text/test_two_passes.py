@@ -26,7 +26,7 @@ from tests.etl import cases
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 GROUPS = {
     "features": [
-        {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+        {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "winsorize", "normalize"]},
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 3}}]},
         {"columns": ["user"], "kind": "categorical", "ops": [{"categorify": {"max_size": 5}}]},
         {

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 GROUPS: dict[str, Any] = {
     "features": [
-        {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+        {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "winsorize", "normalize"]},
         {"columns": ["C1", "item"], "kind": "categorical", "ops": ["categorify"]},
     ],
     "scopes": {"user": [], "item": ["item"]},

@@ -1,0 +1,109 @@
+"""The statistics of the training rows that operators declare, and the contract of statistics of your own.
+
+An operator names in `needs` which statistics its method `fit` gets. The fit computes them in rounds
+(etl/fit/rounds.py): from the value counts of the training days if these suffice, otherwise from the training
+rows, with one pass per kind of statistic. An operator never reads rows itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+
+# moments: exact mean and standard deviation. aggregates: the result of `Operator.aggregates`. quantiles: the
+# exact quantiles of `Operator.probabilities`. mergeable: the result of `Operator.statistic`. counts: a
+# vocabulary. groups: a keyed table, computed by `Operator.groups`. external: the rows of an external table.
+Need = Literal["nothing", "moments", "aggregates", "quantiles", "mergeable", "counts", "groups", "external"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The exact mean and standard deviation of a numeric column over the training rows, without nulls.
+
+    Attributes:
+        rows: number of values that are not null.
+        mean: the mean of these values.
+        std: the population standard deviation of these values. Its divisor is `rows`, not `rows` - 1.
+    """
+
+    rows: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of the training rows that one step needs for its fit.
+
+    `Operator.needs` says which statistics these are. All other attributes have their default values.
+
+    Attributes:
+        quantiles: maps each probability to its quantile: the smallest value v such that at least this share
+            of the values is <= v. Empty if all values are null.
+        merged: the result of the operator's MergeableStatistic.
+        table: name of the published table with the step's vocabulary or statistics by key.
+        cardinality: number of embedding rows for the ids of the step, including reserved ids.
+        facts: further JSON values, such as those that `Operator.facts` computes.
+    """
+
+    moments: Moments | None = None
+    aggregates: Mapping[str, Any] = field(default_factory=dict)
+    quantiles: Mapping[float, float] = field(default_factory=dict)
+    merged: Any = None
+    table: str | None = None
+    cardinality: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class MergeableStatistic(ABC):
+    """A statistic of one column that an operator defines itself, computed in parts that are merged.
+
+    The operator sets `needs = "mergeable"` and returns an object of this class from `Operator.statistic`.
+    Its method `fit` reads the result from `Statistics.merged`. Nothing else has to be registered.
+
+    How it is computed. From value counts, one task measures each file of counts and merges the states; no row
+    is read, and no JVM is needed. From rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All
+    mergeable statistics of a round share this pass. Each task merges the states of its batches, then one task
+    per statistic merges the states of all tasks. So the driver receives one state for each statistic. On a
+    GPU cluster, the columns are copied to Python workers.
+
+    Rules for a subclass:
+
+    * Objects are pickled. Use a frozen dataclass whose fields can be pickled.
+    * A state is `bytes`, with at most `max_bytes` bytes however many values it was measured from. A larger
+      state stops the job with a DataError.
+    * `merge` must be associative and commutative, and `measure` must agree with it: the state of two batches
+      together must be the same bytes as the merged states of both. A value with the count n must count like
+      n equal values. So the result depends neither on the order of values nor on batches, partitions,
+      machines or the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets.
+      Do not add floating-point numbers, because the sum depends on their order.
+    * Nothing of the state may depend on a clock, on random numbers or on Python's `hash`.
+
+    Attributes:
+        max_bytes: maximum number of bytes of a state.
+    """
+
+    max_bytes: ClassVar[int] = 2**16
+
+    @abstractmethod
+    def measure(self, values: pa.Array, counts: np.ndarray) -> bytes:
+        """Returns the state of n values, which may be 0.
+
+        Args:
+            values: (n,) values without null, as int64, double or string. For a column of lists, these are the
+                elements of the lists. A value may occur more than once.
+            counts: (n,) int64, how often each value occurs, at least 1.
+        """
+
+    @abstractmethod
+    def merge(self, first: bytes, second: bytes) -> bytes:
+        """Returns the state of the values of two states together."""
+
+    @abstractmethod
+    def result(self, state: bytes) -> Any:
+        """Returns the statistic as a JSON value: numbers, texts, lists, dictionaries with texts as keys."""
