@@ -54,6 +54,7 @@ models = ["torch>=2.11", "safetensors>=0.4"]
 pandas = ["pandas>=2.1"]
 polars = ["polars>=1"]
 online = ["redis>=5"]
+export = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
 
 [project.scripts]
 nightrank = "nightrank.command:main"
