@@ -67,7 +67,7 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     entries = {"value": ["a", "b", "c"], "id": [3, 4, None], "count": [5, 5, 1], "last_seen": [1, 1, 1]}
     types = [pa.string(), pa.int32(), pa.int64(), pa.int32()]
     table = pa.table([pa.array(v, t) for v, t in zip(entries.values(), types, strict=True)], [*entries])
-    request_for_ids = CountRequest("C1", "vocabulary", (), IdRule(2, 3, None))
+    request_for_ids = CountRequest("C1", "vocabulary", (), rule=IdRule(2, 3, None))
     return partial(
         _complete, request_for_ids, table, vocabularies.VocabularyFolders(f"{out}/known", f"{out}/rare", 64)
     )
