@@ -116,6 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows")
     parser.add_argument("--rows", type=int, help=f"rows of the five days of the log (default {ROWS:,})")
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="configuration of the job (default etl_criteo.yaml)"
+    )
     options = parser.parse_args(arguments)
     log = make_log(CACHE, options.rows or (QUICK_ROWS if options.quick else ROWS), DAYS)
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -126,14 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for engine, lake in lakes.items():
             for number, day in enumerate(log[-2:]):
                 events = Path(scratch) / f"events-{engine}-{number}"
-                run_job(engine, lake, events, log, day.dt)
+                run_job(engine, lake, events, log, day.dt, options.config)
                 if engine == "sql":
                     scanned.append(by_table(scans_of(events), log))
                 sizes.setdefault(engine, table_sizes(lake))  # of the first run
     return report(log, scanned, sizes)
 
 
-def run_job(engine: str, lake: Path, events: Path, log: Sequence[DayFile], run_date: str) -> None:
+def run_job(
+    engine: str, lake: Path, events: Path, log: Sequence[DayFile], run_date: str, config: Path = CONFIG
+) -> None:
     """Runs build_features for a date: `sql` in Spark with an event log, `arrow` without Spark."""
     runner = [sys.executable]
     if engine == "sql":
@@ -147,14 +152,19 @@ def run_job(engine: str, lake: Path, events: Path, log: Sequence[DayFile], run_d
         }
         runner = [str(Path(sys.executable).with_name("spark-submit")), "--properties-file", str(PROFILE)]
         runner += [f"--conf={key}={value}" for key, value in settings.items()]
-    command = [*runner, str(ROOT / "jobs/build_features.py"), "--config", str(CONFIG), "--run-date", run_date]
+    command = [*runner, str(ROOT / "jobs/build_features.py"), "--config", str(config)]
+    command += ["--run-date", run_date]
     overrides = [f"data={Path(log[0].path).parent.parent}", f"lake={lake}", f"workflow.engine={engine}"]
     overrides += ["split.by=day", f"split.train_days={TRAIN_DAYS}", f"split.min_train_days={TRAIN_DAYS}"]
     overrides += ["split.validation_days=1", "split.test_days=1"]
     for override in overrides:
         command += ["--set", override]
     home = java_home.find()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **({"JAVA_HOME": str(home)} if home else {})}
+    # spark-submit uses the first python on PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "PYSPARK_PYTHON": sys.executable}
+    env.pop("SPARK_HOME", None)
+    env |= {"JAVA_HOME": str(home)} if home else {}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
