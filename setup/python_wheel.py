@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -31,8 +30,24 @@ INNER = "nightrank._internal"
 # The folders that nightrank imports. The others are for jobs.
 INNER_PACKAGES = tuple(name for name in PACKAGES if name not in ("nightrank", "reporting", "jobs"))
 PROJECT = "_project.tar"
-# Files that a run of the project does not use.
-LEFT_OUT = ("tests", "benchmarks", "docs/pictures", "docs/decisions", ".ci")
+# What `nightrank setup` installs: everything but tests, benchmarks and files of this checkout alone.
+PROJECT_CONTENTS = (
+    *PACKAGES,
+    "airflow_dags",
+    "container",
+    "docs",
+    "local_airflow",
+    "requirements",
+    "setup",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "build.gradle",
+    "pyproject.toml",
+)
 
 _METADATA = """\
 [build-system]
@@ -136,24 +151,20 @@ def stage(folder: Path) -> None:
 
 
 def _pack_project(archive: Path) -> None:
-    """Writes the files of the checkout that git knows, except LEFT_OUT, to an archive.
+    """Writes the files of PROJECT_CONTENTS to an archive.
 
     Raises:
-        SetupError: this is not a checkout of git.
+        SetupError: one of PROJECT_CONTENTS is missing.
     """
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    if listed.returncode != 0:
-        raise SetupError("make wheel needs a checkout of git, which says which files belong to the project")
-    names = sorted(name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file())
     with tarfile.open(archive, "w") as packed:
-        for name in names:
-            if not any(name == left or name.startswith(f"{left}/") for left in LEFT_OUT):
-                packed.add(ROOT / name, name, filter=_without_owner_and_time)
+        for name in PROJECT_CONTENTS:
+            path = ROOT / name
+            if not path.exists():
+                raise SetupError(f"{path} is missing, and the wheel needs it")
+            files = sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
+            for file in files:
+                if "__pycache__" not in file.parts:
+                    packed.add(file, str(file.relative_to(ROOT)), filter=_without_owner_and_time)
 
 
 def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
