@@ -162,9 +162,9 @@ class OnlineReader:
             of_bucket: dict[str, list[str]] = {}
             for key in wanted:
                 of_bucket.setdefault(buckets[bucket_of(key, len(buckets))], []).append(key)
-            found = self._read(of_bucket)
-            if found is not None:
-                return pointer, {key: found[key] for key in wanted if key in found}
+            values_by_key = self._read(of_bucket)
+            if values_by_key is not None:
+                return pointer, {key: values_by_key[key] for key in wanted if key in values_by_key}
         raise InfrastructureError(
             f"{self._address.url}: buckets of the table {name} are missing",
             "run deliver_recommendations again; the server must not evict keys (maxmemory-policy)",
@@ -177,9 +177,11 @@ class OnlineReader:
             for bucket, keys in of_bucket.items():
                 pipe.hmget(bucket, [MARKER, *keys])
             answers = pipe.execute()
-        found: dict[str, bytes] = {}
+        values_by_key: dict[str, bytes] = {}
         for keys, (marker, *values) in zip(of_bucket.values(), answers, strict=True):
             if marker is None:
                 return None
-            found |= {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        return found
+            values_by_key |= {
+                key: value for key, value in zip(keys, values, strict=True) if value is not None
+            }
+        return values_by_key

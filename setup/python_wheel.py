@@ -99,7 +99,7 @@ def rewritten(source: str, packages: tuple[str, ...] = INNER_PACKAGES) -> str:
 
 def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, str]]:
     """Returns line, lowest column and text of each module name that gets the prefix."""
-    found = []
+    places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -109,14 +109,14 @@ def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, 
                     )
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             if node.module.split(".")[0] in packages:
-                found.append((node.lineno, node.col_offset + len("from "), node.module))
+                places.append((node.lineno, node.col_offset + len("from "), node.module))
         elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and _is_module(node.value, packages)
         ):
-            found.append((node.lineno, node.col_offset, node.value))
-    return found
+            places.append((node.lineno, node.col_offset, node.value))
+    return places
 
 
 def _is_module(text: str, packages: tuple[str, ...]) -> bool:
@@ -161,7 +161,7 @@ def _pack_project(archive: Path) -> None:
             path = ROOT / name
             if not path.exists():
                 raise SetupError(f"{path} is missing, and the wheel needs it")
-            files = sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
+            files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
             for file in files:
                 if "__pycache__" not in file.parts:
                     packed.add(file, str(file.relative_to(ROOT)), filter=_without_owner_and_time)

@@ -117,8 +117,8 @@ def test_a_look_up_equals_the_table_of_the_lake(
 ) -> None:
     lists = published(runs)
     partition = runs.lake.recommendations.partition(RUN_DATE)
-    given = replace(lists, rows=read_published(runs.spark, partition)) if by_spark else lists
-    done = redis.deliver(sink, given)
+    delivered = replace(lists, rows=read_published(runs.spark, partition)) if by_spark else lists
+    done = redis.deliver(sink, delivered)
     assert (done.rows, done.written) == (len(runs.lists), len(runs.lists))
     pd.testing.assert_frame_equal(lists_in(reader, users_of(lists)), expected(lists), check_exact=True)
     assert set(lists_in(reader, ["u007", "nobody", "u003"])["user_id"]) == {"u007", "u003"}

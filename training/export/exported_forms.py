@@ -34,14 +34,14 @@ class Ranker(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Returns probabilities (B,) float32 from `dense` (B, D) float32 and `categorical` (B, W) int64."""
-        return torch.sigmoid(self.model(*self.both(inputs)).float())
+        return torch.sigmoid(self.model(*self.dense_and_categorical(inputs)).float())
 
-    def both(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def dense_and_categorical(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Returns `dense` and `categorical`; an input without columns is (B, 0)."""
-        named = dict(zip(self.inputs, inputs, strict=True))
+        by_name = dict(zip(self.inputs, inputs, strict=True))
         rows = inputs[0].shape[0]
-        dense = named.get(DENSE)
-        categorical = named.get(CATEGORICAL)
+        dense = by_name.get(DENSE)
+        categorical = by_name.get(CATEGORICAL)
         return (
             inputs[0].new_zeros(rows, 0, dtype=torch.float32) if dense is None else dense,
             inputs[0].new_zeros(rows, 0, dtype=torch.int64) if categorical is None else categorical,
@@ -66,7 +66,7 @@ class SideVectors(Ranker):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Returns vectors (B, E) float32. Columns of features of the other side have no effect."""
         model: Any = self.model
-        vectors: Tensor = getattr(model, f"{self._side}_vectors")(*self.both(inputs))
+        vectors: Tensor = getattr(model, f"{self._side}_vectors")(*self.dense_and_categorical(inputs))
         return vectors.float()
 
 

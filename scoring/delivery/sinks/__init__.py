@@ -124,18 +124,18 @@ def sink_section(kind: str) -> type[SinkSettings]:
 
 def _plug_ins() -> dict[str, EntryPoint]:
     """Returns the entry points of sinks of other packages, by kind."""
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     built_in = built_in_sinks()
     for point in entry_points(group=GROUP):
-        other = found.get(point.name)
+        other = points.get(point.name)
         if point.name in built_in or (other is not None and other.value != point.value):
             first = f"{__name__}.{point.name}" if other is None else _origin(other)
             raise ConfigError(
                 f"two sinks are named {point.name!r}: {first} and {_origin(point)}",
                 "remove one of the two packages, or rename the entry point in one of them",
             )
-        found[point.name] = point
-    return found
+        points[point.name] = point
+    return points
 
 
 def _load(point: EntryPoint) -> ModuleType:

@@ -52,7 +52,7 @@ def expanded(text, variables):
     """A text as a kubelet passes it on: $(NAME) is a variable, $$ is $."""
     return re.sub(
         r"\$\$|\$\((\w+)\)",
-        lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
+        lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]),
         text,
     )
 
@@ -183,10 +183,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         try:
-            found = _PATH.match(url.path)
-            if not found or found[1] != NAMESPACE:
+            match = _PATH.match(url.path)
+            if not match or match[1] != NAMESPACE:
                 raise Answer(404, f"{method} {url.path}")
-            _, kind, name, log = found.groups()
+            _, kind, name, log = match.groups()
             if kind == "events":
                 return self._send(200, {"apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": []})
             if name is None:

@@ -18,7 +18,7 @@ from airflow.providers.apache.livy.hooks.livy import LivyHook
 _PATH = re.compile(r"^/batches(?:/(\d+))?(/state|/log)?$")
 # The fields of POST /batches that the provider can send, by the names of the REST API.
 _FIELDS = {
-    re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+    re.sub(r"_(\w)", lambda match: match[1].upper(), name)
     for name in inspect.signature(LivyHook.build_post_batch_body).parameters
 }
 _KEPT_LINES = 200
@@ -102,22 +102,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method):
         url = urlsplit(self.path)
-        found = _PATH.match(url.path)
+        match = _PATH.match(url.path)
         if method == "POST":
             posted = self.livy.post(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             if isinstance(posted, str):
                 return self._send(400, {"msg": posted})
             return self._send(201, posted.described())
-        batch = self.livy.batches.get(int(found[1])) if found and found[1] else None
+        batch = self.livy.batches.get(int(match[1])) if match and match[1] else None
         if batch is None:
-            return self._send(404, {"msg": f"Session '{found and found[1]}' not found."})
+            return self._send(404, {"msg": f"Session '{match and match[1]}' not found."})
         if method == "DELETE":
             del self.livy.batches[batch.number]
             batch.end()
             return self._send(200, {"msg": "deleted"})
-        if found[2] == "/state":
+        if match[2] == "/state":
             return self._send(200, {"id": batch.number, "state": batch.state})
-        if found[2] == "/log":
+        if match[2] == "/log":
             query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
             log, start = batch.log(), query["from"]
             page = log[start : start + query["size"]]

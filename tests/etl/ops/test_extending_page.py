@@ -25,11 +25,11 @@ NAMES = ["reciprocal", "subtract_maximum"]
 @pytest.fixture
 def modules() -> Iterator[dict[str, ModuleType]]:
     assert len(BLOCKS) == len(NAMES)
-    made = {}
+    examples = {}
     for name, text in zip(NAMES, BLOCKS, strict=True):
-        made[name] = sys.modules[f"page_{name}"] = ModuleType(f"page_{name}")
-        exec(compile(text, f"docs/extending.md {name}", "exec"), made[name].__dict__)
-    yield made
+        examples[name] = sys.modules[f"page_{name}"] = ModuleType(f"page_{name}")
+        exec(compile(text, f"docs/extending.md {name}", "exec"), examples[name].__dict__)
+    yield examples
     for name in NAMES:
         del sys.modules[f"page_{name}"]
 
