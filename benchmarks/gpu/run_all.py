@@ -20,6 +20,7 @@ Exit codes: 0 all parts that can run here have results, 1 a part failed or took 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -119,17 +120,23 @@ def missing_packages(names: Sequence[str]) -> list[str]:
 
     A package whose libraries were built for another torch raises OSError.
     """
+    return [name for name in names if not _can_be_imported(name)]
+
+
+@functools.cache
+def _can_be_imported(name: str) -> bool:
+    """Imports a package in a process of its own, so that a library that crashes ends no other part."""
     program = (
         "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    try:\n"
-        "        importlib.import_module(name)\n"
-        "    except (ImportError, OSError):\n"
-        "        print(name)\n"
+        "try:\n"
+        "    importlib.import_module(sys.argv[1])\n"
+        "except (ImportError, OSError):\n"
+        "    sys.exit(1)\n"
     )
-    command = [sys.executable, "-c", program, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return (
+        subprocess.run([sys.executable, "-c", program, name], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def _summary(output: str) -> dict[str, Any] | None:

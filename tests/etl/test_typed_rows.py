@@ -101,12 +101,33 @@ def test_other_rules_parse_the_day_again(spark: SparkSession, config: Config, tm
     assert not [row for row in lines.collect() if row["_reason"] in dropped and row["_line"] is not None]
 
 
-@pytest.mark.parametrize("name", ["file", "block", "index", "path", "line", "is_utf8"])
 def test_columns_may_have_the_names_of_what_is_read_with_a_line(
-    spark: SparkSession, config: Config, tmp_path: Path, name: str
+    spark: SparkSession, config: Config, tmp_path: Path
 ) -> None:
-    columns = [*cases.LOG["log"]["columns"][:-1], {"name": name, "type": "int"}]
-    features = [*cases.LOG["features"][:-1], {**cases.LOG["features"][-1], "columns": ["C{1..3}", name]}]
+    label, _, _, user, item, _, _ = cases.LOG["log"]["columns"]
+    columns = [
+        label,
+        {"name": "I{1..2}", "type": "int"},
+        *({"name": name, "type": "int"} for name in ("is_utf8", "file", "block")),
+        {"name": "path", "type": "float"},
+        user,
+        item,
+        {"name": "C{1..2}", "type": "string"},
+        {"name": "line", "type": "string"},
+        {"name": "index", "type": "int"},
+    ]
+    names = [
+        ["I{1..2}"],
+        ["is_utf8"],
+        ["file", "block"],
+        ["path"],
+        ["user", "item"],
+        ["C{1..2}", "line", "index"],
+    ]
+    features = [
+        {**feature, "columns": of_feature}
+        for feature, of_feature in zip(cases.LOG["features"], names, strict=True)
+    ]
     log = {"log": {**cases.LOG["log"], "columns": columns}, "features": features}
     named = cases.write_config(tmp_path, {"split": SPLIT}, ENGINE, log)
     assert read(spark, named) == from_text(spark, named)
