@@ -33,12 +33,13 @@ from storage.paths import Lake
 from training.checkpoints import load_model
 from training.data.loader import Loader
 from training.data.sharding import plan_shards, row_groups
-from training.device.precision import mixed_precision
+from training.device.precision import Precision, mixed_precision
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 
 CPU = torch.device("cpu")
-HALVES = ("bf16", "fp16")
+HALVES: tuple[Precision, ...] = ("bf16", "fp16")
+PRECISIONS: tuple[Precision, ...] = ("fp32", *HALVES)
 BAR = 2e-4
 BATCH_ROWS = 8_192
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plans = [plan_of(lake, seed, "fp32") for seed in range(options.seeds)]
     aucs = [trained_auc(plan) for plan in plans]
     deviation = statistics.stdev(aucs)
-    scored = {precision: scores(plans[0], precision) for precision in ("fp32", *HALVES)}
+    scored = {precision: scores(plans[0], precision) for precision in PRECISIONS}
     labels, full = scored["fp32"]
     changes: dict[str, dict[str, float]] = {}
     for half in HALVES:
@@ -111,7 +112,7 @@ def trained_auc(plan: TrainPlan) -> float:
 
 
 @torch.no_grad()
-def scores(plan: TrainPlan, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+def scores(plan: TrainPlan, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores the test split with a model in a precision.
 
     Returns:

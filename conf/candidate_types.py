@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, model_validator
 
@@ -166,7 +166,11 @@ class Candidates(Strict):
 
 
 def _window_days(source: Source) -> int | None:
-    return source.window_days if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als) else None
+    if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als):
+        return source.window_days
+    if isinstance(source, AllItems | Retrieval):
+        return None
+    assert_never(source)
 
 
 def _require_columns(table: RawTable, names: list[str]) -> None:

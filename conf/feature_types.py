@@ -10,6 +10,7 @@ from conf.raw_types import Names, Strict
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
+FeatureKind = Literal["dense", "categorical", "multi_hot"]
 
 
 class FeatureGroup(Strict):
@@ -18,7 +19,7 @@ class FeatureGroup(Strict):
     columns: Annotated[Names, Field(min_length=1)] = Field(
         description="Raw columns, by name. Ranges such as `I{1..13}` are expanded."
     )
-    kind: Literal["dense", "categorical", "multi_hot"] = Field(
+    kind: FeatureKind = Field(
         description="`dense`: a number. `categorical`: one id. `multi_hot`: a list of ids."
     )
     ops: list[OperatorEntry] = Field(

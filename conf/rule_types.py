@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, model_validator
 
@@ -45,12 +45,16 @@ class Boost(Strict):
 
     @model_validator(mode="after")
     def _amounts_are_usable(self) -> Boost:
-        wrong = {name: value for name, value in self.values.items() if value <= 0}
-        if self.by == "factor" and wrong:
-            raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
-        wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
-        if self.by == "log_odds" and wrong:
-            raise ValueError(f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}: {wrong}")
+        if self.by == "factor":
+            wrong = {name: value for name, value in self.values.items() if value <= 0}
+            if wrong:
+                raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
+        elif self.by == "log_odds":
+            wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
+            if wrong:
+                raise ValueError(f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}: {wrong}")
+        else:
+            assert_never(self.by)
         return self
 
 

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
@@ -167,16 +168,7 @@ def _workflow(
     The mode `fit` fits a new workflow, `extend` adds new training days to the workflow `parent_version`, and
     `apply` uses the workflow `parent_version` unchanged.
     """
-    mode = config.workflow.mode
-    if mode in ("extend", "apply") and parent_version is None:
-        raise ConfigError(
-            f"workflow.mode={mode} uses the champion's workflow, but there is no champion",
-            "set workflow.mode=fit to fit a new workflow",
-        )
-    if mode == "auto":
-        mode = "apply" if parent_version else "fit"
-    if mode == "retrain":
-        mode = "extend" if parent_version else "fit"
+    mode = _mode_of_run(config.workflow, parent_version)
     parent = None
     if parent_version and mode != "fit":
         parent = load_workflow(
@@ -192,6 +184,25 @@ def _workflow(
     workflow = fit_workflow(workers, config, lake, train, checked.rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
+
+
+def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
+    """Returns `workflow.mode` of the configuration, with `auto` and `retrain` replaced by their meaning."""
+    mode = workflow.mode
+    if mode == "fit":
+        return mode
+    if mode == "auto":
+        return "apply" if parent_version else "fit"
+    if mode == "retrain":
+        return "extend" if parent_version else "fit"
+    if mode == "extend" or mode == "apply":
+        if parent_version is None:
+            raise ConfigError(
+                f"workflow.mode={mode} uses the champion's workflow, but there is no champion",
+                "set workflow.mode=fit to fit a new workflow",
+            )
+        return mode
+    assert_never(mode)
 
 
 def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:

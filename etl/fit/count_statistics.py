@@ -95,7 +95,9 @@ def _request_of(key: str, operator: Operator, column: DerivedColumn, kind: Type)
     if operator.needs == "mergeable":
         measured = MeasuredStatistic(key, operator.statistic(kind), kind)
         return CountRequest(key, "mergeable", (column,), mergeable=measured)
-    return CountRequest(key, "moments", (column,))
+    if operator.needs == "moments":
+        return CountRequest(key, "moments", (column,))
+    raise ValueError(f"internal error, please report: value counts have no statistic {operator.needs}")
 
 
 def _statistics(step: Step, result: Mapping[str, Any], cardinality: int | None) -> Statistics:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from typing import assert_never
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
 from conf.errors import ConfigError
+from conf.feature_types import FeatureKind
 from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
 from etl.fit.fit_inputs import TrainingDays
@@ -127,9 +129,11 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
     return FeatureSpec(features, tuple(keys), version)
 
 
-def _feature(name: str, kind: str, scope: Scope, cardinality: int | None) -> Feature:
+def _feature(name: str, kind: FeatureKind, scope: Scope, cardinality: int | None) -> Feature:
     if kind == "dense":
         return Feature(name, "dense", "float32", scope)
     if kind == "multi_hot":
         return Feature(name, "multi_hot", "list<int32>", scope, cardinality)
-    return Feature(name, "categorical", "int32", scope, cardinality)
+    if kind == "categorical":
+        return Feature(name, "categorical", "int32", scope, cardinality)
+    assert_never(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Literal
+from typing import Literal, assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,7 +74,8 @@ def latest_published_rows(
         An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, and
         otherwise if Spark's workers have reduced more than ROWS_IN_DRIVER rows.
     """
-    if choose_engine(engine) == "sql":
+    chosen = choose_engine(engine)
+    if chosen == "sql":
         return latest_rows(
             [
                 (day.partition.dt, rows_of(workers.spark, day.partition, day.manifest, day.label))
@@ -83,6 +84,8 @@ def latest_published_rows(
             key,
             columns,
         )
+    if chosen != "arrow":
+        assert_never(chosen)
     schema = latest_schema(key, columns, spec)
     files: dict[str, list[str]] = {}
     for day in published:

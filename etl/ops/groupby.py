@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field
 
@@ -103,15 +103,20 @@ class Groupby(RowChanger):
         return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
 
 
-def _gives(aggregate: str, kind: Type) -> Type:
-    if aggregate == "list":
-        return _LISTS[kind]
-    if aggregate in ("first", "last", "min", "max"):
-        return kind
-    return "int" if aggregate == "count" else "float"
+def _gives(aggregate: Aggregate, kind: Type) -> Type:
+    match aggregate:
+        case "list":
+            return _LISTS[kind]
+        case "first" | "last" | "min" | "max":
+            return kind
+        case "count":
+            return "int"
+        case "sum" | "mean":
+            return "float"
+    assert_never(aggregate)
 
 
-def _aggregate(name: str, value: Column, place: Column) -> Column:
+def _aggregate(name: Aggregate, value: Column, place: Column) -> Column:
     match name:
         case "sum":
             return F.when(F.count(value) > 0, exact_sum(value))
@@ -127,7 +132,9 @@ def _aggregate(name: str, value: Column, place: Column) -> Column:
             return F.min_by(value, place)
         case "last":
             return F.max_by(value, place)
-    pairs: Any = F.collect_list(
-        F.when(value.isNotNull(), F.struct(place.alias("place"), value.alias("value")))
-    )
-    return F.transform(F.sort_array(pairs), lambda pair: pair.getField("value"))
+        case "list":
+            pairs: Any = F.collect_list(
+                F.when(value.isNotNull(), F.struct(place.alias("place"), value.alias("value")))
+            )
+            return F.transform(F.sort_array(pairs), lambda pair: pair.getField("value"))
+    assert_never(name)

@@ -109,7 +109,7 @@ class JoinExternal(Operator):
         """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
-        columns += [{"name": name, "type": _raw_type(kind)} for name, kind in self.columns.items()]
+        columns += [{"name": name, "type": kind} for name, kind in self.columns.items()]
         values = {"path": self.path, "format": self.format, "separator": self.separator, "columns": columns}
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
@@ -123,7 +123,3 @@ class JoinExternal(Operator):
         entry = super().config()
         parameters = entry.get(self.name) if isinstance(entry, dict) else None
         return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}
-
-
-def _raw_type(kind: Type) -> Literal["int", "float", "string"]:
-    return "int" if kind == "int" else "float" if kind == "float" else "string"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from operator import mul
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -135,8 +136,10 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
     bins = dict(zip(keys.tolist(), in_bin.tolist(), strict=True))
     if kind == "int":
         total = sum(map(mul, numbers, times)) * _UNIT
-    else:
+    elif kind == "float":
         total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
+    else:
+        assert_never(kind)
     return Summary(0, cells, distinct, top, min(numbers), max(numbers), total, bins)
 
 

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Config
-from etl.ops.base import Type
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import LABEL
 
@@ -51,12 +50,8 @@ def feature_columns(config: Config) -> list[Column]:
         for name in group.columns:
             kind = types[name]
             if kind in ("int", "float", "string"):  # lists, which `prepare` may add, have no profile
-                columns.setdefault(name, Column(name, _kind(kind) if group.kind == "dense" else "string"))
+                columns.setdefault(name, Column(name, kind if group.kind == "dense" else "string"))
     return list(columns.values())
-
-
-def _kind(of_column: Type) -> Kind:
-    return "int" if of_column == "int" else "float" if of_column == "float" else "string"
 
 
 def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataFrame:

@@ -6,6 +6,7 @@ The `sql` engine (etl/raw/parse.py) returns the same rows, and rejects the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -103,9 +104,13 @@ def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
     text = pc.if_else(pc.equal(raw, ""), null, raw)
     if column.type == "string":
         return text, None
-    values = integers(text) if column.type == "int" else numbers(text)
+    if column.type == "int":
+        values, kind = integers(text), "integer"
+    elif column.type == "float":
+        values, kind = numbers(text), "number"
+    else:
+        assert_never(column.type)
     bad = pc.and_(pc.is_valid(text), pc.is_null(values))
     if not pc.any(bad).as_py():
         return values, None
-    kind = "integer" if column.type == "int" else "number"
     return values, pc.if_else(bad, f"{kind}:{column.name}", null)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -93,7 +93,9 @@ def _fields_of(table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
     """Returns the index of the field of each column of the table, and the number of fields of a line."""
     if table.format == "csv":
         return positions_in(common_header(paths, table), table, paths)
-    return list(range(len(table.columns))), len(table.columns)
+    if table.format == "tsv":
+        return list(range(len(table.columns))), len(table.columns)
+    raise ValueError(f"internal error, please report: {table.format} files have no lines")
 
 
 def _not_utf8() -> Column:
@@ -201,18 +203,17 @@ def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFra
     columns: dict[str, Column] = {}
     for column in table.columns:
         raw = values[column.name]
-        if column.type == "int":
-            columns[column.name] = integer_of(raw)
-            reasons.append(
-                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
-            )
-        elif column.type == "float":
-            columns[column.name] = number_of(raw)
-            reasons.append(
-                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}"))
-            )
-        else:
+        if column.type == "string":
             columns[column.name] = raw
+            continue
+        if column.type == "int":
+            value, kind = integer_of(raw), "integer"
+        elif column.type == "float":
+            value, kind = number_of(raw), "number"
+        else:
+            assert_never(column.type)
+        columns[column.name] = value
+        reasons.append(F.when(raw.isNotNull() & value.isNull(), F.lit(f"{kind}:{column.name}")))
     return _evaluated_once(fields, columns, reasons, source)
 
 

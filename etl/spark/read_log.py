@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
+from typing import assert_never
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -167,4 +168,6 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
                 first_rows.append(first)
                 first += pq.read_metadata(source).num_rows
         return read_parquet_rows(spark, table, raw.paths, first_rows)
-    return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
+    if table.format == "tsv" or table.format == "csv":
+        return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
+    assert_never(table.format)

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F, Window
@@ -26,8 +26,19 @@ _BLOCK_BITS = 16
 
 
 def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """Adds a string column `split` to the rows of one partition, by the method `config.by`."""
-    return _by_fraction(rows, config) if config.by == "fraction" else _leave_last_out(rows)
+    """Adds a string column `split` to the rows of one partition, by the method `config.by`.
+
+    Raises:
+        DataError: there are no rows.
+        ValueError: `config.by` is `day`, so that whole partitions are splits.
+    """
+    if config.by == "fraction":
+        return _by_fraction(rows, config)
+    if config.by == "leave_last_out":
+        return _leave_last_out(rows)
+    if config.by == "day":
+        raise ValueError("internal error, please report: rows of one day are all in the same split")
+    assert_never(config.by)
 
 
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import uuid
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal, assert_never
 
 from conf.errors import InfrastructureError
 from conf.types import Generate
@@ -54,7 +55,7 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
         InfrastructureError: the file could not be written completely.
     """
     kind = kind_of(config)
-    ending = ".gz" if config.compression == "gzip" else ""
+    compress, ending = _compression(config.compression)
     name = f"{PREFIX}{file:05d}-{uuid.uuid4().hex[:12]}.{kind.layout.format}{ending}"
     digest, size, summaries = sha256(), 0, []
     files, inner = file_io.filesystem(partition.file(name))
@@ -63,7 +64,7 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
         # compression=None, because the default would compress a .gz file again.
         with files.open_output_stream(inner, compression=None) as stream:
             for data, summary in kind.blocks(config, date.fromisoformat(partition.dt), file):
-                written = _gzip(data) if config.compression == "gzip" else data
+                written = compress(data)
                 digest.update(written)
                 size += stream.write(written)
                 summaries.append(summary)
@@ -78,6 +79,15 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
             "check the disk, then rerun",
         )
     return WrittenFile(name, size, digest.hexdigest(), total(summaries))
+
+
+def _compression(setting: Literal["none", "gzip"]) -> tuple[Callable[[bytes], bytes], str]:
+    """Returns the function that compresses a part of a file, and the ending of the file's name."""
+    if setting == "none":
+        return bytes, ""
+    if setting == "gzip":
+        return _gzip, ".gz"
+    assert_never(setting)
 
 
 def _gzip(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -141,17 +141,20 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]
     files = (derived_values(column, path) for path, _ in counts.files)
-    if request.mergeable is not None:
+    if request.statistic == "mergeable":
+        assert request.mergeable is not None
         state = request.mergeable.merge(request.mergeable.measure(*file) for file in files)
         return {"merged": request.mergeable.result(state)}
     if request.statistic == "quantiles":
         return {"quantiles": _quantiles(files, request.probabilities)}
-    sums = ExactSums()
-    for values, times in files:
-        numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        sums += sums_of_counts(column.column, numbers, times)
-    moments = sums.moments()
-    return {"rows": moments.rows, "mean": moments.mean, "std": moments.std}
+    if request.statistic == "moments":
+        sums = ExactSums()
+        for values, times in files:
+            numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            sums += sums_of_counts(column.column, numbers, times)
+        moments = sums.moments()
+        return {"rows": moments.rows, "mean": moments.mean, "std": moments.std}
+    assert_never(request.statistic)
 
 
 def _quantiles(files: Iterable[tuple[pa.Array, np.ndarray]], probabilities: Sequence[float]) -> list[float]:

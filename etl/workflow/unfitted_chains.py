@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from conf.errors import ConfigError
+from conf.feature_types import FeatureKind
 from conf.types import FeatureGroup
 from etl.ops import Operator, Step, Type, operator_from_config
 from etl.ops.base import LISTS, NUMBERS
@@ -25,7 +27,7 @@ class Chain:
 
     inputs: tuple[str, ...]
     types: tuple[Type, ...]
-    kind: str
+    kind: FeatureKind
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
 
@@ -166,8 +168,14 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
                 "set kind: categorical, or add an operator that returns numbers",
             )
         return
-    allowed = ("ints",) if group.kind == "multi_hot" else ("int",)
-    wrong = [name for name, kind in bound.outputs.items() if kind not in allowed or not bound.ids[name]]
+    allowed: Type
+    if group.kind == "multi_hot":
+        allowed = "ints"
+    elif group.kind == "categorical":
+        allowed = "int"
+    else:
+        assert_never(group.kind)
+    wrong = [name for name, kind in bound.outputs.items() if kind != allowed or not bound.ids[name]]
     if wrong:
         lists = [name for name in wrong if bound.outputs[name] in LISTS]
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from typing import assert_never
 
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -111,8 +112,10 @@ class RunPlan:
         """Returns whether score.blend=auto is set, but the champion has no blend for these sources."""
         if self.config.score.blend == "none":
             return False
-        key = blend_key(self.lake, self.config, self.run_date)
-        return key is None or blend_as_of(self.lake, self.config.name, self.run_date, key) is None
+        if self.config.score.blend == "auto":
+            key = blend_key(self.lake, self.config, self.run_date)
+            return key is None or blend_as_of(self.lake, self.config.name, self.run_date, key) is None
+        assert_never(self.config.score.blend)
 
     def _days_to_measure(self) -> list[str]:
         """Returns the days whose lists this run measures: one day or none."""
@@ -120,5 +123,7 @@ class RunPlan:
             return []
         if self.config.measure.against == "test_split":
             return [self.run_date]
-        day_before = (date.fromisoformat(self.run_date) - timedelta(days=1)).isoformat()
-        return [day_before] if is_published(self.lake.recommendations.partition(day_before)) else []
+        if self.config.measure.against == "next_day":
+            day_before = (date.fromisoformat(self.run_date) - timedelta(days=1)).isoformat()
+            return [day_before] if is_published(self.lake.recommendations.partition(day_before)) else []
+        assert_never(self.config.measure.against)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, replace
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, assert_never
 
 from conf.errors import DataError
 from conf.load import config_digest
@@ -138,8 +138,10 @@ def measured_days(context: RunContext, dataset: Dataset) -> list[str]:
     """
     if context.config.measure.against == "next_day":
         return [_day_after(context.run_date)]
-    whole = context.config.split.by == "day"
-    return [member.dt for member in dataset.splits["test"]] if whole else []
+    if context.config.measure.against == "test_split":
+        whole = context.config.split.by == "day"
+        return [member.dt for member in dataset.splits["test"]] if whole else []
+    assert_never(context.config.measure.against)
 
 
 def _day_after(day: str) -> str:
@@ -156,8 +158,10 @@ def positives(context: RunContext, dataset: Dataset) -> Rows:
     """
     if context.config.measure.against == "test_split":
         rows = read_split(context, dataset, ["test"], CLICK_COLUMNS)
-    else:
+    elif context.config.measure.against == "next_day":
         rows = rows_of_day(context, _day_after(context.run_date))
+    else:
+        assert_never(context.config.measure.against)
     return query("SELECT DISTINCT user_key, item_key FROM {rows} WHERE label = 1", rows=rows)
 
 

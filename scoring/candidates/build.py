@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from pyspark.sql import DataFrame
 
@@ -78,16 +79,27 @@ def _candidates_of(
         return tables.retrieved
     rows = within(tables.rows, source.window_days, tables.run_date)
     if isinstance(source, Covisitation | ItemKnn | Ease | Als):
-        if tables.store is None:
-            raise ValueError(f"internal error, please report: the source `{source.name}` has no store")
-        if isinstance(source, Covisitation):
-            return covisited_items(source, tables.exclusions, rows, tables.items, tables.store)
-        if isinstance(source, ItemKnn):
-            return item_knn_items(source, tables.exclusions, rows, tables.items, tables.store)
-        if isinstance(source, Ease):
-            return ease_items(source, tables.exclusions, rows, tables.items, tables.store)
+        return _stored_candidates_of(source, tables, rows)
+    if isinstance(source, Popular):
+        if source.segment is not None:
+            segments = tables.segments[source.segment]
+            return popular_in_segment(tables.exclusions, rows, tables.items, segments, source.n)
+        return popular_items(tables.exclusions, popularity(rows, tables.items), source.n)
+    assert_never(source)
+
+
+def _stored_candidates_of(
+    source: Covisitation | ItemKnn | Ease | Als, tables: SourceTables, rows: DataFrame
+) -> DataFrame:
+    """Returns the candidates of a source that publishes what it computes for each item."""
+    if tables.store is None:
+        raise ValueError(f"internal error, please report: the source `{source.name}` has no store")
+    if isinstance(source, Covisitation):
+        return covisited_items(source, tables.exclusions, rows, tables.items, tables.store)
+    if isinstance(source, ItemKnn):
+        return item_knn_items(source, tables.exclusions, rows, tables.items, tables.store)
+    if isinstance(source, Ease):
+        return ease_items(source, tables.exclusions, rows, tables.items, tables.store)
+    if isinstance(source, Als):
         return als_items(source, tables.exclusions, rows, tables.items, tables.store)
-    if source.segment is not None:
-        segments = tables.segments[source.segment]
-        return popular_in_segment(tables.exclusions, rows, tables.items, segments, source.n)
-    return popular_items(tables.exclusions, popularity(rows, tables.items), source.n)
+    assert_never(source)

@@ -6,13 +6,14 @@ The inputs are feature rows, users, and the tables of the section `candidates`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.types import AllItems, Candidates, NotAllowed, Popular, RawTable, Split
+from conf.types import AllItems, Candidates, NotAllowed, OutOfStock, Popular, RawTable, Split
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
@@ -112,7 +113,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     for number, table in enumerate(config.filters):
         if isinstance(table, NotAllowed):
             filters.append(_attribute_filter(context, number, table))
-        else:
+        elif isinstance(table, OutOfStock):
             rows = read_attributes(
                 context.spark,
                 context.config,
@@ -124,6 +125,8 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
                 context.recorder,
             )
             out_of_stock = rows.select(F.col(table.item).cast("string").alias(ITEM_KEY))
+        else:
+            assert_never(table)
     segments = _segments(context, version, users, attributes)
     return CandidateTables(users, filters, out_of_stock, segments, attributes, _retriever(context, version))
 

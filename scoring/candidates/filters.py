@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -85,10 +85,12 @@ def known_items(
     rows = read_split(context, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
     if repeats == "unclicked":
         return clicked_items(rows, items), CLICKED
-    if context.config.negatives is not None:  # the user did not see the items that `negatives` added
-        is_drawn = drawn_rows(context.config.negatives)
-        rows = query(f"SELECT user_key, item_key FROM {{rows}} WHERE NOT ({is_drawn})", rows=rows)
-    return observed_items(rows, items), OBSERVED
+    if repeats == "none":
+        if context.config.negatives is not None:  # the user did not see the items that `negatives` added
+            is_drawn = drawn_rows(context.config.negatives)
+            rows = query(f"SELECT user_key, item_key FROM {{rows}} WHERE NOT ({is_drawn})", rows=rows)
+        return observed_items(rows, items), OBSERVED
+    assert_never(repeats)
 
 
 def exclude(
@@ -186,16 +188,22 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
         pairs = values.join(numbered, F.col(_VALUE) == needed)
     elif rule.kind == "at_least":
         pairs = values.join(numbered, F.col(_VALUE).isNull() | (F.col(_VALUE) < needed))
-    else:
+    elif rule.kind == "allow":
         allowed = numbered.select(needed.alias(_VALUE), ITEM_INDEX)
         listed = numbered.select(ITEM_INDEX).distinct()
         pairs = values.crossJoin(listed).join(allowed, [_VALUE, ITEM_INDEX], "left_anti")
+    else:
+        assert_never(rule.kind)
     return pairs.groupBy(_VALUE).agg(F.sort_array(F.collect_set(ITEM_INDEX)).alias(EXCLUDED))
 
 
 def _typed(rule: AttributeFilter, value: Column) -> Column:
     """Casts a value for the comparison: to a number for `at_least`, otherwise to text."""
-    return value.cast("double" if rule.kind == "at_least" else "string")
+    if rule.kind == "at_least":
+        return value.cast("double")
+    if rule.kind == "deny" or rule.kind == "allow":
+        return value.cast("string")
+    assert_never(rule.kind)
 
 
 def _length(items: Column) -> Column:

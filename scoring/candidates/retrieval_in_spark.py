@@ -6,6 +6,7 @@ Only the workers import torch. The driver imports this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import assert_never
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -51,9 +52,20 @@ def is_approximate(
         return False
     if source.search == "approximate":
         return True
-    if items <= exact_items or device == "cuda":
+    if source.search == "auto":
+        return items > exact_items and _computes_on_cpu(spark, device)
+    assert_never(source.search)
+
+
+def _computes_on_cpu(spark: SparkSession, device: DeviceKind) -> bool:
+    """Returns whether the workers search on a CPU. With device=auto, a task finds it out."""
+    if device == "cpu":
+        return True
+    if device == "cuda":
         return False
-    return device == "cpu" or collect_results(spark, 1, _device_type, SCORING_IMPORTS) == ["cpu"]
+    if device == "auto":
+        return collect_results(spark, 1, _device_type, SCORING_IMPORTS) == ["cpu"]
+    assert_never(device)
 
 
 def _device_type(_: int) -> str:

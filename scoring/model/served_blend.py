@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from conf.errors import DataError
 from scoring.inputs.requests import SOURCE_SCORES, BlendRequest
 from storage.manifest import Manifest
@@ -23,6 +25,8 @@ def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | Non
     config, lake, inputs = context.config, context.lake, candidates.inputs
     if config.score.blend == "none":
         return None
+    if config.score.blend != "auto":
+        assert_never(config.score.blend)
     champion = champion_as_of(lake, config.name, context.run_date) or ""
     key = BlendKey(champion, inputs["config"], inputs.get("retriever"))
     blend = blend_as_of(lake, config.name, context.run_date, key)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scoring.model.predictor import Predictor
 from scoring.ranking.pairs import Side as SideInputs
-from training.device.precision import HALVES
+from training.device.precision import product_dtype
 from training.models.factorization import (
     Factorizable,
     Factorization,
@@ -71,7 +71,7 @@ def factorization_of(predictor: Predictor) -> Factorization:
     """Returns the factorization of the model. If the model has none, returns JoinedRows."""
     model = predictor.model
     if isinstance(model, Factorizable):
-        dtype = HALVES.get(predictor.precision, torch.float32)
+        dtype = product_dtype(predictor.precision)
         return model.factorize(FeatureSides.of(predictor.spec), dtype)
     return JoinedRows(predictor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import pyarrow as pa
 import torch
@@ -182,7 +183,12 @@ def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, lis
     The reason codes have the shape (N,).
     """
     attribute: ItemAttribute = align(request.table, read_attribute(request.table), items)
-    neutral = 1.0 if request.by == "factor" else 0.0
+    if request.by == "factor":
+        neutral = 1.0
+    elif request.by == "log_odds":
+        neutral = 0.0
+    else:
+        assert_never(request.by)
     amounts, codes_of_values, texts = list[float](), list[int](), list[str]()
     configured = dict(request.values)
     for value in attribute.values:

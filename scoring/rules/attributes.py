@@ -6,6 +6,7 @@ The result has one value code per candidate item, in the order of the candidate 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -130,13 +131,15 @@ def _columns(table: AttributeTable, path: str) -> pa.Table:
                 file = pq.ParquetFile(opened)
                 _require_columns(table, file.schema_arrow.names)
                 rows = file.read(columns=list(dict.fromkeys(names)))
-        else:  # read as text, because an id such as 007 would be read as the number 7
+        elif table.format == "csv":  # read as text, because an id such as 007 would be read as the number 7
             strings = pa_csv.ConvertOptions(
                 column_types={name: pa.string() for name in names}, strings_can_be_null=True
             )
             with source.open_input_stream(path) as opened:
                 rows = pa_csv.read_csv(opened, convert_options=strings)
             _require_columns(table, rows.column_names)
+        else:
+            assert_never(table.format)
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{path} cannot be read as {table.format}: {error}", "correct the file or its `format`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -36,5 +36,7 @@ class Boosted:
         amounts, probability = self.amounts[items], scores.double()
         if self.by == "factor":
             return (probability * amounts).float()
-        odds = probability * amounts.exp()
-        return torch.where(amounts == 0, scores, (odds / (1 - probability + odds)).float())
+        if self.by == "log_odds":
+            odds = probability * amounts.exp()
+            return torch.where(amounts == 0, scores, (odds / (1 - probability + odds)).float())
+        assert_never(self.by)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import nn
@@ -175,6 +175,8 @@ def load_model(
     if embeddings == "int8":
         to_int8(model)
         model = model.to(device)
+    elif embeddings != "stored" and embeddings != "on_demand":
+        assert_never(embeddings)
     _open_tables(model, stored, rows_mib << 20)
     set_kernels(model, with_kernels)
     return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)

@@ -8,6 +8,7 @@ are used, except that the other rows of a step may be of any train day.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -59,14 +60,18 @@ class ItemComparison:
         )
         self._unknown = unknown
         self._full = train.loss == "full_softmax"
-        if self._full:
+        if train.loss == "full_softmax":
             _require_few(catalogue, train.max_softmax_items)
             width = columns[-1][1].stop if columns else 0
             self._starts = catalogue.starts.tolist()
             self._dense = _spread(catalogue.dense, self._dense_columns, len(spec.dense))
             self._ids = _spread(catalogue.ids, self._id_columns, width)
-        else:
+        elif train.loss == "in_batch_softmax":
             self._log_shares = _log_shares(catalogue)
+        elif train.loss == "bce" or train.loss == "bpr" or train.loss == "softmax":
+            raise ValueError(f"internal error, please report: the loss {train.loss} compares no vectors")
+        else:
+            assert_never(train.loss)
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of the positive rows, with their items in `Batch.items`.

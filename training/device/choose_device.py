@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 
@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 
 
 def choose_device(
-    wanted: str, gpu: int | None, setting: Literal["train.device", "score.device"]
+    wanted: Literal["auto", "cpu", "cuda"], gpu: int | None, setting: Literal["train.device", "score.device"]
 ) -> torch.device:
     """Returns the CPU, or the GPU with the index `gpu` in torch's list of GPUs.
 
@@ -25,6 +25,8 @@ def choose_device(
     num_gpus = torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not num_gpus):
         return torch.device("cpu")
+    if wanted != "auto" and wanted != "cuda":
+        assert_never(wanted)
     index = gpu or 0
     if index >= num_gpus:
         raise ConfigError(

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, assert_never
 
 import torch
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 def mixed_precision(
-    precision: str, device: torch.device, *, cached: bool = True
+    precision: Precision, device: torch.device, *, cached: bool = True
 ) -> AbstractContextManager[object]:
     """Returns a context in which matrix products are computed in bf16 or fp16, if `precision` says so.
 
     Args:
-        precision: `bf16` or `fp16`; with other values the context changes nothing.
+        precision: `bf16` or `fp16`; with `fp32` and `tf32`, the context changes nothing.
         device: the device that computes the products.
         cached: whether a weight that is used several times is converted only once.
     """
-    kind = HALVES.get(precision)
-    return torch.autocast(device.type, kind, cache_enabled=cached) if kind else nullcontext()
+    kind = product_dtype(precision)
+    if kind == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, kind, cache_enabled=cached)
+
+
+def product_dtype(precision: Precision) -> torch.dtype:
+    """Returns the dtype of the operands of matrix products; float32 for `tf32`, which rounds them itself."""
+    if precision == "fp32" or precision == "tf32":
+        return torch.float32
+    if precision == "bf16":
+        return torch.bfloat16
+    if precision == "fp16":
+        return torch.float16
+    assert_never(precision)
 
 
 def vector_dtype(device: torch.device) -> torch.dtype:

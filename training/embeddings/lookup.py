@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class ListElements:
         summed = functional.embedding_bag(positions, table, starts, mode="sum")  # (G * B, E)
         if pooling == "mean":
             summed /= counts.clamp(min=1).unsqueeze(1)
+        elif pooling != "sum":
+            assert_never(pooling)
         return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
@@ -94,8 +96,10 @@ class ListElements:
         source = torch.cat([vectors[:, :num_single].flatten(), list_vectors])
         if pooling == "sum":
             return source, None
-        shares = 1 / self.counts.flatten()[self.bags].float()
-        return source, torch.cat([torch.ones(rows * num_single, device=shares.device), shares])
+        if pooling == "mean":
+            shares = 1 / self.counts.flatten()[self.bags].float()
+            return source, torch.cat([torch.ones(rows * num_single, device=shares.device), shares])
+        assert_never(pooling)
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ class PaddedLists:
             lists = self.filled.split(self.lengths, dim=1)
             counts = [filled.sum(dim=1, keepdim=True).expand_as(filled) for filled in lists]
             factors /= torch.cat(counts, dim=1).clamp(min=1)
+        elif pooling != "sum":
+            assert_never(pooling)
         ones = factors.new_ones(len(factors), num_single)
         return source, torch.cat([ones, factors], dim=1).flatten()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, assert_never
 
 from training.embeddings.rows import RowBlock
 
@@ -110,10 +110,14 @@ class Placement:
         for index, feature in enumerate(self.features):
             rows = self.cardinalities[index]
             first = (rank - feature.rank) % self.ranks
-            if feature.kind == "table_wise" and rank == feature.rank:
-                yield index, 0, 1, rows
-            elif feature.kind == "row_wise" and first < rows:
-                yield index, first, self.ranks, -(-(rows - first) // self.ranks)
+            if feature.kind == "table_wise":
+                if rank == feature.rank:
+                    yield index, 0, 1, rows
+            elif feature.kind == "row_wise":
+                if first < rows:
+                    yield index, first, self.ranks, -(-(rows - first) // self.ranks)
+            elif feature.kind != "replicated":  # those come first, above
+                assert_never(feature.kind)
 
 
 def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
@@ -75,6 +76,14 @@ def _place(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
         return _assign(shape, ranks, replicated=set(), row_wise=set())
     if settings.placement == "row_wise":
         return _assign(shape, ranks, replicated=set(), row_wise=set(features))
+    if settings.placement == "auto":
+        return _place_by_size(shape, ranks, settings)
+    assert_never(settings.placement)
+
+
+def _place_by_size(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
+    """Returns the placement `auto`, by the rules in the docstring of this module."""
+    features = range(len(shape.cardinalities))
     sizes = shape.feature_bytes
     replicated = {feature for feature in features if sizes[feature] <= settings.replicated_max_bytes}
     placed = [feature for feature in features if feature not in replicated]
@@ -137,6 +146,14 @@ def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> s
 
 def _lookups_of(placement: Placement, shape: TableShape, rank: int) -> float:
     """Returns a rank's number of lookups per row of the global batch, if all ids are equally frequent."""
-    shares = {"replicated": 1 / placement.ranks, "row_wise": 1 / placement.ranks}
     pairs = zip(placement.features, shape.lookups, strict=True)
-    return sum(lookups * shares.get(feature.kind, float(feature.rank == rank)) for feature, lookups in pairs)
+    return sum(lookups * _share_of_lookups(feature, rank, placement.ranks) for feature, lookups in pairs)
+
+
+def _share_of_lookups(feature: FeaturePlacement, rank: int, ranks: int) -> float:
+    """Returns a rank's share of the lookups of one feature."""
+    if feature.kind == "replicated" or feature.kind == "row_wise":
+        return 1 / ranks
+    if feature.kind == "table_wise":
+        return float(feature.rank == rank)
+    assert_never(feature.kind)

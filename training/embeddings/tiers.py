@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,7 +184,11 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
     """Returns on how many ranks a row takes memory, divided by the number of ranks."""
-    return 1.0 if placement.kind == "replicated" else 1 / ranks
+    if placement.kind == "replicated":
+        return 1.0
+    if placement.kind == "table_wise" or placement.kind == "row_wise":
+        return 1 / ranks
+    assert_never(placement.kind)
 
 
 def _rows_on(placement: FeaturePlacement, rank: int, ranks: int, start: int, end: int) -> int:
@@ -191,7 +196,11 @@ def _rows_on(placement: FeaturePlacement, rank: int, ranks: int, start: int, end
     if placement.kind == "row_wise":
         first = start + (rank - placement.rank - start) % ranks
         return max(-(-(end - first) // ranks), 0)
-    return end - start if placement.kind == "replicated" or placement.rank == rank else 0
+    if placement.kind == "replicated":
+        return end - start
+    if placement.kind == "table_wise":
+        return end - start if placement.rank == rank else 0
+    assert_never(placement.kind)
 
 
 def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -> int:
@@ -200,10 +209,14 @@ def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -
         return min(run.end - run.start, *rows_left)
     if placement.kind == "table_wise":
         return min(run.end - run.start, rows_left[placement.rank])
-    ranks = len(rows_left)
-    # The rank's next row after those that fit is the first row that does not fit.
-    ends = [(rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)]
-    return min(run.end - run.start, *ends)
+    if placement.kind == "row_wise":
+        ranks = len(rows_left)
+        # The rank's next row after those that fit is the first row that does not fit.
+        ends = [
+            (rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)
+        ]
+        return min(run.end - run.start, *ends)
+    assert_never(placement.kind)
 
 
 def describe_tiers(tables: Sequence[PlannedTable], tiers: Tiers) -> str:

@@ -17,6 +17,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import assert_never
 
 import torch
 
@@ -54,9 +55,11 @@ def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
             f"--set {setting}=auto, which uses torch's operators instead; or install a C compiler with the "
             "headers of the C library and of Python on every node with a GPU (docs/gpu.md)",
         )
-    if device.type == "cuda":
-        _warn(setting, missing)
-    return False
+    if wanted == "auto":
+        if device.type == "cuda":
+            _warn(setting, missing)
+        return False
+    assert_never(wanted)
 
 
 def _missing(device: torch.device) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import assert_never
 
 import torch
 
@@ -48,6 +49,8 @@ def plan_tiers(
     """
     if train.embedding_memory == "device":
         return None
+    if train.embedding_memory != "auto":
+        assert_never(train.embedding_memory)
     rank_bytes, problem = _rank_bytes(train, device)
     raise_on_all_ranks(collectives, problem)
     rank_bytes = min(gather_json(collectives, rank_bytes))

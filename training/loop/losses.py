@@ -6,20 +6,26 @@ weights of rows; N is the expected number of groups in the global batch.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from conf.train_types import Loss
 from training.data.batch import Batch
 
 
-def mean_loss(name: str, logits: Tensor, batch: Batch) -> Tensor:
+def mean_loss(name: Loss, logits: Tensor, batch: Batch) -> Tensor:
     """Returns this rank's share of the mean loss of a global batch, a scalar.
 
     Args:
         name: `bce`, `bpr` or `softmax`; see `Train.loss`.
         logits: (L,) float32.
         batch: the rows. `bpr` and `softmax` need G > 1.
+
+    Raises:
+        ValueError: the loss compares vectors of users and items (`mean_vector_loss`), not logits.
     """
     if name == "bce":
         losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
@@ -27,8 +33,12 @@ def mean_loss(name: str, logits: Tensor, batch: Batch) -> Tensor:
     by_group, weights = logits.view(-1, batch.group), batch.weights.view(-1, batch.group)
     if name == "bpr":
         return _bpr(by_group, weights) / (batch.global_weight * (batch.group - 1))
-    assert batch.log_draw is not None
-    return _softmax(by_group - batch.log_draw.view(-1, batch.group), weights) / batch.global_weight
+    if name == "softmax":
+        assert batch.log_draw is not None
+        return _softmax(by_group - batch.log_draw.view(-1, batch.group), weights) / batch.global_weight
+    if name == "full_softmax" or name == "in_batch_softmax":
+        raise ValueError(f"internal error, please report: the loss {name} does not compare logits")
+    assert_never(name)
 
 
 def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from conf.errors import DataError
 from conf.load import config_digest
@@ -135,6 +135,8 @@ def _id_counts(train: Train, lake: Lake, workflow_version: str) -> IdCounts:
     """Returns where the counts of the features' ids are, if table rows may be in two memories."""
     if train.embedding_memory == "device":
         return IdCounts()
+    if train.embedding_memory != "auto":
+        assert_never(train.embedding_memory)
     counts = find_id_counts(lake, workflow_version)
     return IdCounts(tuple(resolved(path) for path in counts.files), counts.vocabularies)
 

@@ -10,13 +10,14 @@ expected number of positive rows in the global batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from training.data.batch import Batch
-from training.data.compared_items import BatchItems
+from training.data.compared_items import BatchItems, CatalogueItems
 from training.distributed.collectives import Collectives
 from training.distributed.gather_vectors import gather_vectors
 from training.models.objective import Bags
@@ -39,8 +40,10 @@ def mean_vector_loss(
     assert compared is not None
     if isinstance(compared, BatchItems):
         total = _in_batch_softmax(users, items, compared, batch.weights, collectives)
-    else:
+    elif isinstance(compared, CatalogueItems):
         total = _full_softmax(users, items, compared.own, compared.starts, batch.weights, bags)
+    else:
+        assert_never(compared)
     return total / batch.global_weight
 
 

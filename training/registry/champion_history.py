@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from storage import file_io, format_versions
 from storage.paths import Lake
@@ -91,8 +91,10 @@ def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool =
         elif override.action == "pin":
             pinned = override
             withdrawn.pop(override.champion, None)
-        else:
+        elif override.action == "release":
             pinned = None
+        else:
+            assert_never(override.action)
         if override.action != "rollback":  # after a rollback the champion follows from the remaining versions
             champions.append((override.run_date, 0, override.champion))
     for date, decision in read_decisions(lake, name, run_date):

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, assert_never
 
 from conf.errors import DataError
 from conf.types import Config, ModelConfig
@@ -86,6 +86,10 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
     retrain = config.train.retrain
     if retrain.start == "fresh":
         return "train.retrain.start is fresh"
+    if retrain.start == "warm":
+        return None
+    if retrain.start != "auto":
+        assert_never(retrain.start)
     if retrain.fresh_every_days is None:
         return None
     earliest = (date.fromisoformat(run_date) - timedelta(days=retrain.fresh_every_days)).isoformat()

@@ -23,6 +23,7 @@ The products over all items are computed as complex64. This changes a probabilit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,8 @@ class ExpectedClicks:
             elif side == "context":
                 values, shares = context_shares()[name]
                 context = context * (shares @ self._column(name, values))
+            elif side != "user":  # `_of_columns` has those
+                assert_never(side)
         for taste in _of_side("context"):
             values, shares = context_shares()[taste.left]
             of_value = np.tensordot(shares, self._tastes[taste.name][values], axes=1)  # (right, F)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -101,7 +102,9 @@ def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
         return number_texts(values)
     if column.kind == "key":
         return hex_tokens(column.criteo, values)
-    return _names_of(hex_tokens(column.criteo, np.arange(column.levels)), values)
+    if column.kind == "category":
+        return _names_of(hex_tokens(column.criteo, np.arange(column.levels)), values)
+    assert_never(column.kind)
 
 
 def _named_token(column: Column, values: Ints) -> pa.StringArray:
@@ -109,7 +112,9 @@ def _named_token(column: Column, values: Ints) -> pa.StringArray:
         return number_texts(values)
     if column.kind == "key":
         return pc.binary_join_element_wise(column.side[0], number_texts(values), "")
-    return _names_of(pa.array([value_name(column, code) for code in range(column.levels)]), values)
+    if column.kind == "category":
+        return _names_of(pa.array([value_name(column, code) for code in range(column.levels)]), values)
+    assert_never(column.kind)
 
 
 def number_texts(values: Ints) -> pa.StringArray:
