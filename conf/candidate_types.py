@@ -95,8 +95,8 @@ class Candidates(Strict):
     )
     splits: Annotated[list[Split], Field(min_length=1)] = Field(
         default=["train"],
-        description="Splits whose clicks the sources count. `active_days` examines the rows of the same "
-        "splits.",
+        description="Splits whose clicks the sources count: `train`, `validation` and `test`, or some of "
+        "them. `active_days` examines the rows of the same splits.",
     )
     active_days: Days | None = Field(
         default=None,
@@ -105,8 +105,9 @@ class Candidates(Strict):
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),
-        description="Splits whose rows exclude their items for the user of the row. `repeats` decides which "
-        "of these rows exclude their item. Empty: no row does.",
+        description="Splits whose rows exclude their items for the user of the row: `train`, `validation` "
+        "and `test`, or some of them. `repeats` decides which of these rows exclude their item. Empty: no "
+        "row does.",
     )
     repeats: Literal["auto", "none", "unclicked", "all"] = Field(
         default="auto",

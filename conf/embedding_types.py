@@ -23,8 +23,10 @@ class Embeddings(Strict):
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
         default="row_wise_adagrad",
-        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. It "
-        "does not apply to weights that a model trains with FTRL.",
+        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. "
+        "`row_wise_adagrad`: Adagrad with one accumulator per row. `sgd`: stochastic gradient descent, "
+        "without state. `lazy_adam`: Adam, in which a step changes only the rows that it looked up. The "
+        "optimizer does not apply to weights that a model trains with FTRL.",
     )
     placement: Literal["auto", "replicated", "table_wise", "row_wise"] = Field(
         default="auto",

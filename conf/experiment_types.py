@@ -53,9 +53,10 @@ class Experiments(Strict):
     )
     choose_by: Measure = Field(
         default="log_loss",
-        description="Measure on the validation split that decides which experiment is the best. Measures of "
-        "lists, such as NDCG, are not available on the validation split. `log_loss` and "
-        "`normalized_entropy` need `train.loss: bce`.",
+        description="Measure on the validation split that decides which experiment is the best. `auc`: the "
+        "largest area under the ROC curve. `log_loss`: the smallest mean log loss. `normalized_entropy`: the "
+        "smallest log loss, divided by that of the click rate as the prediction of every row. The last two "
+        "need `train.loss: bce`. Measures of lists, such as NDCG, are not available on the validation split.",
     )
 
     @model_validator(mode="after")

@@ -30,7 +30,11 @@ class StopAt(Strict):
     """
 
     metric: Literal["auc", "log_loss", "normalized_entropy"] = Field(
-        default="auc", description="Metric that decides when the training ends."
+        default="auc",
+        description="Metric that decides when the training ends. `auc`: area under the ROC curve; a larger "
+        "value is better. `log_loss`: mean log loss of a row; a smaller value is better. "
+        "`normalized_entropy`: log loss divided by that of the click rate as the prediction of every row; a "
+        "smaller value is better.",
     )
     value: float | None = Field(
         default=None,

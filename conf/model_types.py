@@ -15,7 +15,9 @@ class MultiHot(Strict):
     """Settings for features that are lists of ids."""
 
     pooling: Literal["sum", "mean"] = Field(
-        default="mean", description="How the vectors of the ids are combined. An empty list gives zeros."
+        default="mean",
+        description="How the vectors of the ids are combined. `sum`: they are added. `mean`: the sum is "
+        "divided by the number of ids. An empty list gives zeros.",
     )
     max_length: PositiveInt = Field(
         default=32,
@@ -44,8 +46,10 @@ class ModelConfig(Strict):
     )
     embedding_storage: EmbeddingStorage = Field(
         default="fp32",
-        description="How embedding tables are stored in memory and on disk. A format of 16 bits halves the "
-        "size of a table; updates are then rounded stochastically, and all computations use float32. "
+        description="How embedding tables are stored in memory and on disk. `fp32`: 32 bits per number. "
+        "`bf16` and `fp16`: 16 bits, which halve the size of a table; `bf16` has the range of float32, and "
+        "`fp16` has more significant bits. With 16 bits, updates are rounded stochastically, and all "
+        "computations use float32. "
         "Weights of linear parts, one number per id, are always fp32.",
     )
 

@@ -169,7 +169,8 @@ class EventTime(Strict):
 
     column: str = Field(description="Column of the log with the time.")
     unit: Literal["s", "ms", "us"] = Field(
-        default="s", description="Unit of the integer: seconds, milliseconds or microseconds."
+        default="s",
+        description="Unit of the integer. `s`: seconds. `ms`: milliseconds. `us`: microseconds.",
     )
 
 

@@ -21,7 +21,9 @@ class Attribute(Strict):
     path: RawLocation = Field(
         description="Path of a file or of a folder of files. It may contain `{data}`, `{lake}` and `{date}`."
     )
-    format: Literal["parquet", "csv"] = Field(description="Format of the files. A csv file has a header.")
+    format: Literal["parquet", "csv"] = Field(
+        description="Format of the files. `parquet`: Parquet. `csv`: text with a header."
+    )
     key: PlainText = Field(description="Column with the id of the item, as in the log.")
     column: PlainText = Field(description="Column with the value of the attribute.")
 

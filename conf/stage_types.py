@@ -49,10 +49,13 @@ class Score(Strict):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
         description="Precision of the matrix products that are computed for each (user, item) pair or row. "
-        "Probabilities are always float32. docs/scoring.md lists the rounding errors of each precision.",
+        "`fp32`: float32. `bf16`: bfloat16. `fp16`: float16. Probabilities are always float32. "
+        "docs/scoring.md lists the rounding errors of each precision.",
     )
     rows_split: Split = Field(
-        default="test", description="Split of the feature rows for which score_rows computes probabilities."
+        default="test",
+        description="Split of the feature rows for which score_rows computes probabilities: `train`, "
+        "`validation` or `test`.",
     )
     embeddings: Literal["stored", "int8", "on_demand"] = Field(
         default="stored",
@@ -68,11 +71,14 @@ class Score(Strict):
         "with `embeddings: on_demand`.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Device that computes the scores. `auto`: a GPU if there is one."
+        default="auto",
+        description="Device that computes the scores. `cpu`: the CPU. `cuda`: a GPU; the job fails if there "
+        "is none. `auto`: a GPU if there is one.",
     )
     kernels: Kernels = Field(
         default="auto",
-        description="Kernels for scoring on a GPU. The values have the same meaning as for `train.kernels`.",
+        description="Kernels for scoring on a GPU: `auto`, `triton` or `torch`, with the same meaning as for "
+        "`train.kernels`.",
     )
     blend: Literal["none", "auto"] = Field(
         default="none",
@@ -135,11 +141,13 @@ class Generate(Strict):
     seed: Seed = Field(default=42, description="Seed of all draws.")
     layout: Literal["criteo", "named", "outbrain"] = Field(
         default="criteo",
-        description="Columns and format of the log: Criteo's columns, the same rows with readable names, or "
-        "Outbrain's displays.",
+        description="Columns and format of the log. `criteo`: Criteo's columns, as tab-separated values. "
+        "`named`: the same rows with readable names, as CSV. `outbrain`: Outbrain's displays, as CSV.",
     )
     files_per_day: PositiveInt = Field(default=2, description="Number of files of a day.")
-    compression: Literal["none", "gzip"] = Field(default="none", description="Compression of the files.")
+    compression: Literal["none", "gzip"] = Field(
+        default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
+    )
     missing_share: Share = Field(
         default=0.02, description="Probability that a field is empty, for all fields other than the keys."
     )

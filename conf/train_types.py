@@ -125,8 +125,8 @@ class Train(Strict):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",
         description="Precision of the matrix products of dense layers. Weights, gradients and the loss are "
-        "always float32. `tf32` is for GPUs; a CPU uses float32 instead. `fp16` scales the "
-        "loss and skips steps that overflow.",
+        "always float32. `fp32`: float32. `tf32` is for GPUs; a CPU uses float32 instead. `bf16`: bfloat16. "
+        "`fp16`: float16, which scales the loss and skips steps that overflow.",
     )
     compile: bool = Field(
         default=False,
@@ -183,7 +183,9 @@ class Train(Strict):
     )
     reading: Reading = Field(default=Reading(), description="How a rank reads feature tables.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Device of the ranks. `auto`: a GPU if there is one."
+        default="auto",
+        description="Device of the ranks. `cpu`: the CPU. `cuda`: a GPU; the job fails if there is none. "
+        "`auto`: a GPU if there is one.",
     )
     start_timeout_s: PositiveInt = Field(
         default=180, description="Number of seconds that a training waits for all ranks to start."

@@ -48,8 +48,8 @@ class Groupby(RowChanger):
     name: ClassVar[str] = "groupby"
     by: Texts = Field(min_length=1, description="Rows with the same values in these columns are combined.")
     aggregates: Mapping[str, Annotated[tuple[Aggregate, ...], Field(strict=False, min_length=1)]] = Field(
-        description="Maps each column to a list of aggregates: sum, mean, min, max, count, first, last or "
-        "list.",
+        description="Maps each column to a list of aggregates: `sum`, `mean`, `min`, `max`, `count`, "
+        "`first`, `last` or `list`.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:

@@ -74,10 +74,13 @@ class JoinExternal(Operator):
         "replaced by the values of these keys of the configuration."
     )
     columns: Mapping[str, Literal["int", "float", "string"]] = Field(
-        min_length=1, description="Maps each column of the table that is to be added to its type."
+        min_length=1,
+        description="Maps each column of the table that is to be added to its type: `int`, `float` or "
+        "`string`.",
     )
     format: Literal["csv", "parquet"] = Field(
-        default="parquet", description="Format of the files. A csv file must have a header line."
+        default="parquet",
+        description="Format of the files. `csv`: text, which must have a header line. `parquet`: Parquet.",
     )
     separator: str = Field(default=",", description="Character between the fields of a csv file.")
     key: str | None = Field(

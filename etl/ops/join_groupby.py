@@ -85,8 +85,8 @@ class JoinGroupby(Operator):
         default=("count",),
         min_length=1,
         strict=False,
-        description="List of statistics: count, sum, mean, var, std, min, max. All except count need "
-        "columns in `of`.",
+        description="List of statistics: `count`, `sum`, `mean`, `var`, `std`, `min`, `max`. All except "
+        "`count` need columns in `of`.",
     )
     of: Texts = Field(
         default=(), description="Numeric columns whose statistics are computed. Empty: rows are only counted."

@@ -27,6 +27,8 @@ default and its meaning. One YAML file configures all jobs of one log. An unknow
   the settings of each architecture.
 * `--set train.epochs=2` on the command line of a job changes one key after the file is read.
 * [Operators](operators/README.md) describes the entries of `ops` in `features`, and of `prepare`.
+* [Examples](examples.md) has an example of every source, filter, sink and operator, and of every setting that
+  has only certain values.
 
 Many editors complete and check a YAML file if its first line names a JSON schema. The first line of the
 configuration files in `conf/datasets` is `# yaml-language-server: $schema=../schema.json`. The first line of

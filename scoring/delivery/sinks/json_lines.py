@@ -26,7 +26,9 @@ class Settings(SinkSettings):
     """
 
     path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
-    compression: Literal["none", "gzip"] = Field(default="gzip", description="Compression of the files.")
+    compression: Literal["none", "gzip"] = Field(
+        default="gzip", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
+    )
     users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
 
     @field_validator("path")

@@ -56,7 +56,9 @@ class Settings(SinkSettings):
     )
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     features: list[Literal["users", "items"]] = Field(
-        default=[], description="Tables of features that are delivered with the lists."
+        default=[],
+        description="Tables of features that are delivered with the lists. `users`: the features of users. "
+        "`items`: those of items.",
     )
 
     @field_validator("url")
