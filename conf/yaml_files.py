@@ -58,17 +58,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line}", "save the file as UTF-8"
         ) from error
-    try:
-        values = yaml.load(text, Loader=_Loader)
-    except NOT_YAML as error:
-        raise ConfigError(
-            f"{path} is not YAML: {yaml_problem(error)}", "correct the file's syntax"
-        ) from error
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path} contains a {type(values).__name__}, not a mapping", "start the file with `name: …`"
         )
     return values
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Returns the value of a YAML text. Errors name `where`, the file or argument that contains the text.
+
+    Raises:
+        ConfigError: the text is not YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except NOT_YAML as error:
+        raise ConfigError(f"{where} is not YAML: {yaml_problem(error)}", "correct its syntax") from error
 
 
 def yaml_problem(error: BaseException) -> str:

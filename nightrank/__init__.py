@@ -9,6 +9,7 @@
     model = lake.champion("2026-01-08")
     model.score(rows)                                      # click probabilities of raw rows
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
+    nightrank.Workflow(groups).fit(rows).transform(rows)   # features that are learned from a frame
 
 No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
 and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so the

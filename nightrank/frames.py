@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union, cast
 
 import pyarrow as pa
 
@@ -51,6 +51,49 @@ def frame_like(rows: Frame | pa.RecordBatch, result: pa.Table) -> Frame:
         frame.index = rows.index
         return frame
     return sys.modules["polars"].from_arrow(result) if _is_polars(rows) else result
+
+
+def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Frame) -> Frame:
+    """Returns columns of `rows` unchanged, and then the columns of `features`.
+
+    Args:
+        rows: a frame of n rows.
+        keep: names of columns of `rows`.
+        features: a frame of the same kind with n rows, and with the same index if it is a frame of pandas.
+
+    Raises:
+        ConfigError: `rows` lacks one of the columns, or a feature has the same name.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    names = list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
+    of_features = list(features.column_names if isinstance(features, pa.Table) else features.columns)
+    require_kept(keep, names, of_features)
+    if isinstance(rows, pa.Table):
+        columns = [*rows.select(list(keep)).columns, *features.columns]
+        return pa.Table.from_arrays(columns, names=[*keep, *of_features])
+    if _is_pandas(rows) and _is_pandas(features):
+        frame = features.copy(deep=False)
+        for place, name in enumerate(keep):
+            frame.insert(place, name, rows[name].array)
+        return frame
+    return cast("pl.DataFrame", rows).select(list(keep)).hstack(cast("pl.DataFrame", features))
+
+
+def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequence[str]) -> None:
+    """Raises ConfigError if a name in `keep` occurs twice, or is no column, or is that of a feature."""
+    unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
+    if unknown:
+        raise ConfigError(
+            f"keep lists {unknown}, but each name must be that of one column of the rows, and be listed once",
+            f"choose from the columns {list(names)}",
+        )
+    taken = [name for name in keep if name in features]
+    if taken:
+        raise ConfigError(
+            f"keep lists {taken}, but features have these names",
+            "rename the columns, or the features by the operator `rename`",
+        )
 
 
 def column_like(rows: Frame | pa.RecordBatch, name: str, result: pa.ChunkedArray) -> Column:

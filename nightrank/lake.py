@@ -12,7 +12,7 @@ from conf.types import Config
 from etl.workflow.local_workflow import load_local
 from nightrank.model import Model
 from nightrank.published import Published
-from nightrank.workflow import Workflow
+from nightrank.workflow import Workflow, fitted_workflow
 from scoring.model.model_info import read_model_info
 from storage import file_io, paths
 from storage.dataset import read_dataset
@@ -159,7 +159,7 @@ class Lake:
         Raises:
             DataError: there is no such version, or its files are damaged.
         """
-        return Workflow(load_local(self._lake, version or self._version_of(None)))
+        return fitted_workflow(load_local(self._lake, version or self._version_of(None)))
 
     def champion(self, date: Date | None = None, *, use_refit: bool | None = None) -> Model:
         """Returns the model that served on a date: the champion, or its refit.

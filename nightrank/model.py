@@ -16,7 +16,7 @@ from conf.errors import ConfigError, DataError
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
 from nightrank.frames import Column, Frame, column_like
-from nightrank.workflow import Workflow
+from nightrank.workflow import Workflow, fitted_workflow
 from scoring.inputs.list_tables import list_manifests
 from scoring.inputs.requests import (
     CANDIDATES,
@@ -80,7 +80,7 @@ class Model:
     @cached_property
     def workflow(self) -> Workflow:
         """Returns the workflow that computes the features of the model."""
-        return Workflow(load_local(self._lake, self.spec.workflow_version))
+        return fitted_workflow(load_local(self._lake, self.spec.workflow_version))
 
     def score(self, rows: Frame | pa.RecordBatch) -> Column:
         """Returns the click probability of each raw row, float32, in the order of the rows.

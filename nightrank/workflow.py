@@ -1,44 +1,192 @@
-"""A fitted workflow, which computes the features of raw rows in this process."""
+"""A workflow, which learns from rows how to compute features, and computes the features of raw rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
 import pyarrow as pa
 
-from etl.workflow.local_workflow import LocalWorkflow
-from nightrank.frames import Frame, arrow_table, frame_like
-from storage.feature_spec import FeatureSpec
+from conf.errors import ConfigError, DataError
+from conf.load import read_section
+from conf.types import FeatureGroup
+from conf.yaml_files import parse_yaml
+from etl.fit.fit_frame import columns_of, fit_frame
+from etl.fit.save_fitted import save_fitted
+from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
+from nightrank.frames import Frame, arrow_table, frame_like, with_columns
+from nightrank.spark_frames import collect_columns, is_spark_frame, transform_frame
+from storage import file_io
+from storage.feature_spec import LABEL, FeatureSpec
+from storage.paths import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Group = FeatureGroup | Mapping[str, Any]
+AnyFrame: TypeAlias = Union[Frame, "DataFrame"]
+ColumnType = Literal["int", "float", "string", "ints", "strings"]
 
 
 class Workflow:
-    """A version of a fitted workflow.
+    """Feature groups with their operators, and what these have learned from rows.
+
+        workflow = Workflow([{"columns": ["city"], "kind": "categorical", "ops": ["categorify"]}])
+        features = workflow.fit(train).transform(rows)
+
+    A new workflow must be fitted before its other methods can be used. `Lake.workflow` and `load` return
+    fitted workflows, which cannot be fitted again.
 
     Args:
-        fitted: the workflow.
+        features: the section `features` of a configuration: a list of groups with the keys `columns`, `kind`
+            and `ops`, or its YAML text. docs/operators describes the operators.
+        types: maps raw columns to int, float, string, ints or strings, as `log.columns` does. A column that
+            is not in it has the type of its values when the workflow is fitted. Pass `int` for integers that
+            are floats because some are missing, and `string` for keys that are numbers.
+        label: the column with the label. Features cannot be computed from it, except by target_encoding.
+
+    Raises:
+        ConfigError: a key, an operator or a parameter is unknown or not allowed, or an operator cannot be
+            fitted on a frame.
     """
 
-    def __init__(self, fitted: LocalWorkflow) -> None:
-        self._fitted = fitted
+    def __init__(
+        self,
+        features: Sequence[Group] | str,
+        *,
+        types: Mapping[str, ColumnType] | None = None,
+        label: str = LABEL,
+    ) -> None:
+        self._groups: list[FeatureGroup] | None = _groups_of(features)
+        self._types = _checked_types(types or {})
+        self._label = label
+        self._fitted: LocalWorkflow | None = None
+        inputs, others = columns_of(self._groups, label)
+        unknown = sorted(set(self._types) - {*inputs, *others})
+        if unknown:
+            raise ConfigError(
+                f"types names {unknown}, which no operator reads", f"choose from {[*inputs, *others]}"
+            )
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str], version: str | None = None) -> Workflow:
+        """Returns a workflow that `save` wrote.
+
+        Args:
+            folder: its folder or URI.
+            version: the version; None if the folder has only one.
+
+        Raises:
+            ConfigError: the folder has several versions.
+            DataError: there is no such version, or its files are damaged.
+            InfrastructureError: the storage cannot be read.
+        """
+        lake = Lake(fspath(folder))
+        versions = saved_versions(lake)
+        if version is None and len(versions) > 1:
+            raise ConfigError(f"{lake.root} has several workflows: {versions}", "pass the `version` of one")
+        if version is None and not versions:
+            raise DataError(f"{lake.root} has no workflow", "pass the folder that was passed to `save`")
+        return fitted_workflow(load_local(lake, version or versions[0]))
 
     @property
     def version(self) -> str:
-        """Returns the version."""
-        return self._fitted.version
+        """Returns the version. Equal features that have learned the same have the same version."""
+        return self._require_fitted().version
 
     @property
     def spec(self) -> FeatureSpec:
         """Returns the features, with their kinds, dtypes and scopes."""
-        return self._fitted.spec
+        return self._require_fitted().spec
 
-    @cached_property
+    @property
     def raw_columns(self) -> Mapping[str, str]:
         """Maps each raw column that the features depend on to its type.
 
         The types are int, float, string, ints and strings; the last two are lists.
         """
-        return self._fitted.raw_types()
+        return self._require_fitted().raw_types()
+
+    def fit(self, rows: AnyFrame | pa.RecordBatch) -> Workflow:
+        """Learns from training rows, and returns this workflow. What it had learned before is replaced.
+
+        All rows are training rows, so nothing outside them is learned. Learned values are those of
+        build_features for the same rows as one training day. Values are converted as by `encode`.
+
+        Args:
+            rows: a frame of pandas, Polars, Arrow or Spark with at least one row. The columns that operators
+                read are copied to this process, also from a frame of Spark.
+
+        Raises:
+            ConfigError: the workflow is already fitted and was loaded, `rows` is no frame, or an operator
+                does not accept the type of a column.
+            DataError: a column is missing or has a value that does not fit, or a statistic of it cannot be
+                computed.
+        """
+        self._fitted = self._learn(rows)[0]
+        return self
+
+    def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
+        """Learns from training rows, and returns the features that a model is trained on.
+
+        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding: a row
+        gets the mean of the rows outside its fold, so that its own label is not in its features. The fold of
+        a row depends on its position. build_features does the same for training rows.
+
+        Args:
+            rows: as for `fit`.
+            keep: columns of `rows` that precede the features, such as the label.
+
+        Raises:
+            ConfigError: see `fit` and `transform`; or an operator is target_encoding, and `rows` is a frame
+                of Spark, whose rows have no position.
+            DataError: see `fit`.
+        """
+        fitted, table = self._learn(rows)
+        if not is_spark_frame(rows):
+            features: AnyFrame = with_columns(rows, keep, frame_like(rows, fitted.encode_training(table)))
+        elif any(chain.sql_only for chain in fitted.chains):
+            raise ConfigError(
+                "target_encoding needs the positions of training rows, which rows of a frame of Spark do not "
+                "have",
+                "pass a frame of pandas, Polars or Arrow",
+            )
+        else:
+            features = transform_frame(rows, fitted, keep)
+        self._fitted = fitted
+        return features
+
+    def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
+        """Returns the features of rows, as a frame of the same kind, in the order of the rows.
+
+        Rows are treated as rows outside the training rows; use `fit_transform` for those. No row is left out.
+
+        Args:
+            rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. A frame of Spark
+                is transformed in Python workers when it is used. An error of a value then stops the job of
+                Spark, and counts rows from the beginning of a batch.
+            keep: columns of `rows` that precede the features, such as keys.
+
+        Raises:
+            ConfigError: `rows` lacks a column of `keep`, or is no frame; or the workflow is not fitted.
+            DataError: a raw column is missing, or has a value that does not fit its type.
+        """
+        if is_spark_frame(rows):
+            return transform_frame(rows, self._require_fitted(), keep)
+        return with_columns(rows, keep, self.encode(rows)) if keep else self.encode(rows)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Writes the fitted workflow to a folder or URI, in the format of a lake. `load` reads it.
+
+        Raises:
+            ConfigError: the workflow is not fitted, or the folder is a lake, to which only jobs write.
+            InfrastructureError: the storage cannot be written.
+        """
+        fitted, lake = self._require_fitted(), Lake(fspath(folder))
+        if file_io.list_files(lake.datasets.path):
+            raise ConfigError(f"{lake.root} is a lake, to which only jobs write", "pass another folder")
+        save_fitted(lake, fitted)
 
     def encode(self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None) -> Frame:
         """Returns the features of raw rows, as a frame of the same kind as `rows`, in the order of the rows.
@@ -54,7 +202,7 @@ class Workflow:
             features: the features to compute; None for all features, in the order of `spec`.
 
         Raises:
-            ConfigError: the workflow has no such feature, or `rows` is no frame.
+            ConfigError: the workflow has no such feature or is not fitted, or `rows` is no frame.
             DataError: a raw column is missing, or has a value that does not fit its type. The message names
                 the column, the row and the value.
         """
@@ -64,7 +212,67 @@ class Workflow:
         self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None
     ) -> pa.Table:
         """Does the same as `encode`, but returns an Arrow table for every kind of frame."""
-        return self._fitted.encode_table(arrow_table(rows, list(self.raw_columns)), features)
+        return self._require_fitted().encode_table(arrow_table(rows, list(self.raw_columns)), features)
 
     def __repr__(self) -> str:
+        if self._fitted is None:
+            return f"Workflow(not fitted, {len(self._groups or ())} groups of features)"
         return f"Workflow({self.version!r}, {len(self.spec.features)} features)"
+
+    def _learn(self, rows: AnyFrame | pa.RecordBatch) -> tuple[LocalWorkflow, pa.Table]:
+        """Returns the workflow that rows give, and the columns that operators read."""
+        if self._groups is None:
+            raise ConfigError(
+                f"workflow {self.version} was loaded, so it cannot be fitted",
+                "make a new Workflow with its features",
+            )
+        inputs, others = columns_of(self._groups, self._label)
+        columns = [*inputs, *others]
+        table = collect_columns(rows, columns) if is_spark_frame(rows) else arrow_table(rows, columns)
+        return fit_frame(table, self._groups, self._types, self._label), table
+
+    def _require_fitted(self) -> LocalWorkflow:
+        if self._fitted is None:
+            raise ConfigError("the workflow is not fitted", "call `fit` with training rows first")
+        return self._fitted
+
+
+def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
+    """Returns a workflow that was read from a lake or a folder."""
+    workflow = Workflow.__new__(Workflow)
+    workflow._groups, workflow._types, workflow._label = None, {}, LABEL
+    workflow._fitted = fitted
+    return workflow
+
+
+def _groups_of(features: Sequence[Group] | str) -> list[FeatureGroup]:
+    """Returns the groups of a section `features`, which may be a YAML text with or without its heading."""
+    section: Any = parse_yaml(features, "features") if isinstance(features, str) else features
+    if isinstance(section, Mapping) and list(section) == ["features"]:
+        section = section["features"]
+    if isinstance(section, Mapping | str) or not isinstance(section, Sequence) or not section:
+        raise ConfigError(
+            f"features is {section!r}, but it must be a list of groups",
+            "pass a list such as [{'columns': ['C1'], 'kind': 'categorical', 'ops': ['categorify']}]",
+        )
+    return [
+        group
+        if isinstance(group, FeatureGroup)
+        else read_section(FeatureGroup, _mapping(group), f"features[{index}]: ", "correct these keys")
+        for index, group in enumerate(section)
+    ]
+
+
+def _mapping(group: Any) -> dict[str, Any]:
+    if not isinstance(group, Mapping):
+        raise ConfigError(
+            f"features contains {group!r}, but a group is a mapping", "write the keys columns, kind and ops"
+        )
+    return dict(group)
+
+
+def _checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
+    wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
+    if wrong:
+        raise ConfigError(f"types has unknown types: {wrong}", f"use {list(get_args(ColumnType))}")
+    return dict(types)

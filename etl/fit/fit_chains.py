@@ -7,17 +7,18 @@ are fitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from conf.types import Config
 from etl.fit.chain_progress import ChainProgress, StatisticsSource
 from etl.fit.count_statistics import CountStatistics
 from etl.fit.fit_inputs import TrainingDays
+from etl.fit.fit_rounds import fit_rounds, fit_without_statistics
 from etl.fit.rounds import SourceName, plan_rounds
 from etl.fit.row_statistics import RowStatistics
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import Fitted, Step
 from etl.ops.keyed import KeyedFitted
-from etl.ops.training_statistics import Statistics
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.unfitted_chains import Chain
@@ -51,32 +52,17 @@ def fit_chains(
     sources: dict[SourceName, StatisticsSource] = {"rows": RowStatistics(workers, config, tables, training)}
     if counts is not None:
         sources["value_counts"] = CountStatistics(workers, tables, counts)
-    progress = [ChainProgress(index, chain) for index, chain in enumerate(chains)]
-    for planned in plan_rounds(chains, extends=parent is not None, has_value_counts=counts is not None):
-        for group in planned.ready:
-            for step in group.steps:
-                _fit_ready(workers, progress[group.chain], step, parent, tables)
-        requests = [progress[group.chain].request(group.steps) for group in planned.measured]
-        if requests:
-            statistics = sources[planned.source].measure(requests)
-            for request in requests:
-                for step in request.steps:
-                    progress[request.index].add(step.operator.fit(step, statistics[request.key(step)]))
-    return tuple(chain.finish() for chain in progress)
-
-
-def _fit_ready(
-    workers: Workers,
-    progress: ChainProgress,
-    step: Step,
-    parent: FittedWorkflow | None,
-    tables: VersionTables,
-) -> None:
-    """Fits a step that needs no statistics, or reuses the fitted step of the parent workflow."""
-    cardinality = progress.cardinality(step)
+    rounds = plan_rounds(chains, extends=parent is not None, has_value_counts=counts is not None)
     if parent is None:
-        progress.add(step.operator.fit(step, Statistics(cardinality=cardinality)))
-        return
+        return fit_rounds(chains, rounds, sources, fit_without_statistics)
+    return fit_rounds(chains, rounds, sources, partial(_reuse, workers, parent, tables))
+
+
+def _reuse(
+    workers: Workers, parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step
+) -> None:
+    """Adds the fitted step of the parent workflow."""
+    cardinality = progress.cardinality(step)
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(workers, known.table)

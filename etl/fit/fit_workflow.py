@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import assert_never
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
-from conf.errors import ConfigError
-from conf.feature_types import FeatureKind
 from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
-from etl.fit.workflow_version import chain_description, require_same_chains, workflow_version
+from etl.fit.workflow_version import require_same_chains, workflow_version
 from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles
 from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
+from etl.workflow.chain_descriptions import chain_description
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.fitted_features import fitted_features
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from etl.workflow.local_workflow import LocalWorkflow, save_workflow, workflow_exists
 from spark.workers import Workers
-from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
+from storage.feature_spec import EVENT_TIME, ROW_ID, FeatureSpec, raw_keys
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.etl")
@@ -106,34 +105,10 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
     scopes: dict[str, Scope] = dict.fromkeys(config.scopes.user, "user")
     scopes |= dict.fromkeys(config.scopes.item, "item")
     scopes |= dict.fromkeys(config.scopes.context, "context")
-    kinds = {name: chain.kind for chain in planned.chains for name in chain.outputs}
-    cardinalities: Mapping[str, int] = {
-        name: size for chain in chains for name, size in chain.cardinalities.items()
-    }
-    outputs = {name for chain in chains for name in chain.outputs}
-    features = tuple(
-        _feature(name, kinds[name], scopes.get(name, "pair"), cardinalities.get(name))
-        for name in planned.features
-        if name in outputs
-    )
-    if not features:
-        raise ConfigError(
-            "drop_low_cardinality removed every feature",
-            "lower the parameter min_cardinality of drop_low_cardinality",
-        )
+    features = fitted_features(planned.chains, planned.features, chains, scopes)
     keys = [
         ROW_ID,
         *raw_keys(config.keys),
         *([EVENT_TIME] if config.log.event_time else []),
     ]
     return FeatureSpec(features, tuple(keys), version)
-
-
-def _feature(name: str, kind: FeatureKind, scope: Scope, cardinality: int | None) -> Feature:
-    if kind == "dense":
-        return Feature(name, "dense", "float32", scope)
-    if kind == "multi_hot":
-        return Feature(name, "multi_hot", "list<int32>", scope, cardinality)
-    if kind == "categorical":
-        return Feature(name, "categorical", "int32", scope, cardinality)
-    assert_never(kind)

@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.types import Config
-from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.spark.prepared_rows import preparation
+from etl.workflow.chain_descriptions import canonical_groups
 from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.unfitted_chains import Chain
 from storage.manifest import digest_of
 
 # Part of every version's digest. Raise it when the meaning of an operator changes.
 FORMAT = 2
-# Parameters that may change in an extension: they affect only values without an id, or the age of a value.
-_MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
 def workflow_version(
@@ -37,10 +34,11 @@ def workflow_version(
         if isinstance(step.operator, JoinExternal) and not parent
         for table in [step.operator.source(step)[0]]
     }
+    canonical = config.model_copy(update={"features": canonical_groups(config.features)})
     return digest_of(
         {
             "format": FORMAT,
-            "config": config_digest(_canonical(config), *sections),
+            "config": config_digest(canonical, *sections),
             "layout": layout_digest(config),
             "parent": parent.version if parent else "",
             "days": {day.dt: day.digest for day in days},
@@ -48,15 +46,6 @@ def workflow_version(
             **preparation(config),
         }
     )
-
-
-def _canonical(config: Config) -> Config:
-    """Returns the configuration, with operators in a uniform notation and without default parameters."""
-    groups = [
-        group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
-        for group in config.features
-    ]
-    return config.model_copy(update={"features": groups})
 
 
 def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
@@ -70,17 +59,3 @@ def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> 
             "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
             "new workflow (the next model then trains from scratch)",
         )
-
-
-def chain_description(chain: Chain) -> str:
-    """Returns a text with everything about a chain that must not change when its workflow is extended."""
-    steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
-    return f"{','.join(chain.inputs)} → {', '.join(steps)}"
-
-
-def _parameters(operator: Operator) -> str:
-    """Returns the operator's name and the parameters that must not change when a workflow is extended."""
-    entry = operator.config()
-    parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
-    fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
-    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in fixed.items())})"

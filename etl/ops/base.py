@@ -19,10 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
+from etl.ops.array_statistics import GroupedRows
 from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
@@ -68,6 +70,15 @@ class Fitted(ABC):
 
         The type of an array is int64, double, string, or a list of int64 or of string.
         """
+
+    def compute_training(
+        self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
+    ) -> list[pa.Array]:
+        """Does the same as `compute`, for rows that the step was fitted on. An override may differ.
+
+        `row_ids` are the positions of these rows in the training rows, shape (n,), int64.
+        """
+        return self.compute(values, tables)
 
     def state(self) -> dict[str, Any]:
         """Returns JSON values from which `from_state` creates an equal fitted step."""
@@ -176,6 +187,14 @@ class Operator(Parameters, ABC):
         """
         raise NotImplementedError(f"internal error, please report: {self.name} has no aggregates")
 
+    def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._not_in_memory()
+
     def probabilities(self) -> tuple[float, ...]:
         """Returns the probabilities of the quantiles of the first input that `fit` needs."""
         raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
@@ -198,6 +217,14 @@ class Operator(Parameters, ABC):
         """
         raise NotImplementedError(f"internal error, please report: {self.name} has no statistics by key")
 
+    def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
+        """Returns the statistics of `groups` from rows in memory: one array of `rows.size` values for each.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._not_in_memory()
+
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Returns further values for `fit`, computed from statistics over all training rows.
 
@@ -209,6 +236,12 @@ class Operator(Parameters, ABC):
     @abstractmethod
     def fit(self, step: Step, statistics: Statistics) -> Fitted:
         """Returns the frozen, fitted step."""
+
+    def _not_in_memory(self) -> ConfigError:
+        return ConfigError(
+            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame",
+            "remove the operator, or fit the workflow with build_features",
+        )
 
     def require_types(self, columns: Mapping[str, Type]) -> None:
         """Raises ConfigError if a column has a type that the operator does not accept."""

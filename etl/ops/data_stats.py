@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import count_distinct, extremes
 from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Need, Statistics
@@ -69,6 +71,14 @@ class DataStats(Operator):
         sized = value if kind in NUMBERS else F.length(value) if kind == "string" else F.size(value)
         present = F.when(value.isNotNull(), sized)
         return measured | {"min": F.min(present), "max": F.max(present)}
+
+    def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
+        measured: dict[str, Any] = {"rows": len(values), "nulls": values.null_count}
+        if kind in LISTS:
+            return measured | extremes(pc.list_value_length(values))
+        measured["distinct"] = count_distinct(values)
+        return measured | extremes(values if kind in NUMBERS else pc.utf8_length(values))
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
         """Returns the fitted step."""

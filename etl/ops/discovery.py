@@ -15,6 +15,7 @@ from etl.ops.frames import FrameOperator
 _FOLDER = "etl.ops"
 # Modules of this folder that contain no operator.
 _SHARED_MODULES = {
+    "array_statistics",
     "base",
     "choose_engine",
     "discovery",
@@ -22,6 +23,7 @@ _SHARED_MODULES = {
     "formula",
     "frames",
     "keyed",
+    "memory_tables",
     "pages",
     "parameters",
     "tables",

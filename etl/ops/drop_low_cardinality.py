@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pydantic import Field
 
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import count_distinct
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Count
 from etl.ops.tables import LocalTables
@@ -77,6 +78,10 @@ class DropLowCardinality(Operator):
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
         """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         return {"distinct": F.count_distinct(value)}
+
+    def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
+        return {"distinct": count_distinct(values)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
         """Returns the fitted step."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import GroupedRows
 from etl.ops.base import KEYS, Operator, Step, Type
+from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
@@ -168,6 +171,32 @@ class JoinGroupby(Operator):
             variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
+
+    def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
+        """Returns the statistics of `groups`, computed from rows in memory."""
+        table = {"count": pa.array(rows.counts(), pa.float64())}
+        for column in self.of:
+            numbers = rows.column(column)
+            counts = numbers.counts()
+            nothing = counts == 0
+            sums, no_sum = as_doubles(numbers.exact_sums())
+            without = nothing | no_sum
+            means = sums / np.where(nothing, 1, counts)
+            table |= {
+                f"{column}_sum": from_doubles(sums, without),
+                f"{column}_mean": from_doubles(means, without),
+                f"{column}_min": from_doubles(numbers.least(), nothing),
+                f"{column}_max": from_doubles(numbers.most(), nothing),
+            }
+            if {"var", "std"} & set(self.statistics):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    distances = numbers.values - means[numbers.groups]
+                    squares = replace(numbers, values=distances * distances).exact_sums()
+                squared, too_large = as_doubles(squares)
+                variances = squared / np.where(nothing, 1, counts)
+                table[f"{column}_var"] = from_doubles(variances, without | too_large)
+                table[f"{column}_std"] = from_doubles(np.sqrt(variances), without | too_large)
+        return {name: table[name] for name in self._names()}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
         """Returns the fitted step."""

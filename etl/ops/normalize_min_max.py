@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import extremes
 from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
@@ -62,6 +63,10 @@ class NormalizeMinMax(Operator):
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
         """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
+
+    def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
+        return extremes(values.cast(pa.float64(), safe=False))
 
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
         """Returns the fitted step."""

@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import GroupedRows
 from etl.ops.base import KEYS, Operator, Step, Type
+from etl.ops.doubles import as_doubles
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
+from etl.ops.xxhash64 import xxhash64_of_longs
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
 
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 def fold_of(folds: int) -> Column:
     """Returns the fold of a row: XXH64 of row_id, modulo `folds`. A row has the same fold in every run."""
     return F.pmod(F.xxhash64(F.col(ROW_ID).cast("bigint")), F.lit(folds).cast("bigint"))
+
+
+def folds_of(row_ids: np.ndarray, folds: int) -> np.ndarray:
+    """Returns the fold of each of n rows, shape (n,), as `fold_of` computes it from (n,) int64 row ids."""
+    return np.mod(xxhash64_of_longs(row_ids), folds)
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
@@ -86,6 +95,24 @@ class FittedTargetEncoding(KeyedFitted):
         return [
             pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         ]
+
+    def compute_training(
+        self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
+    ) -> list[pa.Array]:
+        """Returns the out-of-fold means of rows that the step was fitted on."""
+        of = self.look_up(values, tables)
+        folds = folds_of(row_ids, self.folds)
+        totals, no_total = as_doubles(of("sum"))
+        counts, _ = as_doubles(of("count"))
+        encoded = np.zeros(len(row_ids))
+        for index, prior in enumerate(self.fold_priors):
+            inside, no_inside = as_doubles(of(f"sum_{index}"))
+            weights = counts - as_doubles(of(f"count_{index}"))[0] + self.smoothing
+            # Without smoothing, a key that is only in this fold has a weight of 0, and gets the prior.
+            has_mean = ~no_total & ~no_inside & (weights > 0)
+            means = (totals - inside + prior * self.smoothing) / np.where(has_mean, weights, 1.0)
+            encoded = np.where(folds == index, np.where(has_mean, means, prior), encoded)
+        return [pa.array(encoded)]
 
 
 class TargetEncoding(Operator):
@@ -156,6 +183,17 @@ class TargetEncoding(Operator):
             inside = F.when(fold == index, target)
             measures |= {f"sum_{index}": exact_sum(inside), f"count_{index}": F.count(inside)}
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
+
+    def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
+        """Returns the statistics of `groups`, computed from rows in memory."""
+        target = rows.column(self.target)
+        _, nulls = rows.numbers(self.target)
+        folds = folds_of(rows.row_ids[rows.rows][~nulls[rows.rows]], self.folds)
+        parts = [("", target)] + [(f"_{index}", target.where(folds == index)) for index in range(self.folds)]
+        table: dict[str, pa.Array] = {}
+        for suffix, numbers in parts:
+            table |= {f"sum{suffix}": numbers.exact_sums(), f"count{suffix}": pa.array(numbers.counts())}
+        return table
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the mean of the target over all training rows and, for each fold, over all other folds."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import extremes
 from etl.ops.base import LISTS, Operator, Step, Type
 from etl.ops.data_stats import FittedDataStats
 from etl.ops.training_statistics import Need, Statistics
@@ -46,6 +50,10 @@ class ValueCount(Operator):
         """Returns named Spark aggregates of the input `value`, to be computed over the training rows."""
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
+
+    def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
+        return extremes(pc.list_value_length(values))
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:
         """Returns the fitted step."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+
+from conf.lazy_pyspark import F, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 # The order in which values get ids. Values are ordered by their UTF-8 bytes.
 _ORDER = (("count", "descending"), ("value", "ascending"))

@@ -6,16 +6,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.lazy_pyspark import F
 from etl.ops.base import LISTS, Type
 from etl.ops.training_statistics import MergeableStatistic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 # The types of the values that a statistic receives; of lists, the types of their elements.
 VALUE_TYPES: Mapping[Type, pa.DataType] = {

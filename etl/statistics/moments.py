@@ -17,13 +17,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.lazy_pyspark import F
 from etl.ops.training_statistics import Moments
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _UNITS = 2**24
 _LIMIT = 2.0**69  # below it, the upper part fits in 31 bits; all 64-bit integers are below it
@@ -135,14 +138,18 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     units = np.rint((values - upper * _UPPER) * _UNITS).astype(np.int64)
     parts = {"upper": upper.astype(np.int64), "high": units >> _HALF_BITS, "low": units & (_HALF - 1)}
 
+    few_rows = int(counts.sum()) < _HALF
+
     def total(numbers: np.ndarray) -> int:
         """Returns the exact sum of numbers[i] * counts[i].
 
-        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. The products
-        are added as Python integers, which do not overflow.
+        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. The sum of
+        the products of fewer than 2**31 rows fits, too. Otherwise they are added as Python integers.
         """
-        most, least = numbers >> _HALF_BITS, numbers & (_HALF - 1)
-        return sum((most * counts).tolist()) * _HALF + sum((least * counts).tolist())
+        most, least = (numbers >> _HALF_BITS) * counts, (numbers & (_HALF - 1)) * counts
+        if few_rows:
+            return int(most.sum()) * _HALF + int(least.sum())
+        return sum(most.tolist()) * _HALF + sum(least.tolist())
 
     products = {name: total(np.multiply(*(parts[part] for part in name.split("_")))) for name in _PRODUCTS}
     sums = {name: total(part) for name, part in parts.items()}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+
+from conf.lazy_pyspark import F, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 # (index of a column, Spark partition, position) of a quantile. The quantile is the value at this position
 # among the column's sorted values in this Spark partition, counted from 1.
@@ -21,6 +27,26 @@ def quantile_position(probability: float, values: int) -> int:
     """
     share = Fraction(str(probability)) * values
     return max(1, -(-share.numerator // share.denominator))
+
+
+def quantiles_of_counts(
+    parts: Iterable[tuple[pa.Array, np.ndarray]], probabilities: Sequence[float]
+) -> list[float]:
+    """Returns the quantiles of the (values, counts) of several parts; an empty list if there are no values.
+
+    The quantile of the probability p is the smallest value v such that at least p of the values are <= v.
+    """
+    values, weights = np.zeros(0), np.zeros(0, np.int64)
+    for new_values, counts in parts:
+        numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) + 0.0  # no -0.0
+        values, position = np.unique(np.concatenate([values, numbers]), return_inverse=True)
+        # Weights are doubles, exact for counts up to 2**53.
+        weights = np.bincount(position, np.concatenate([weights, counts]), len(values)).astype(np.int64)
+    if not len(values):
+        return []
+    until = np.cumsum(weights)
+    positions = [quantile_position(probability, int(until[-1])) for probability in probabilities]
+    return [float(value) for value in values[np.searchsorted(until, positions)]]
 
 
 def measure_quantiles(

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from etl.ops.training_statistics import Moments
 from etl.statistics.moments import ExactSums, sums_of_counts
-from etl.statistics.quantiles import quantile_position
+from etl.statistics.quantiles import quantiles_of_counts
 from etl.value_counts.count_file_format import ALL, Bucket
 from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
 from etl.value_counts.requests import CountRequest, Counts, derived_values
@@ -146,7 +146,7 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
         state = request.mergeable.merge(request.mergeable.measure(*file) for file in files)
         return {"merged": request.mergeable.result(state)}
     if request.statistic == "quantiles":
-        return {"quantiles": _quantiles(files, request.probabilities)}
+        return {"quantiles": quantiles_of_counts(files, request.probabilities)}
     if request.statistic == "moments":
         sums = ExactSums()
         for values, times in files:
@@ -155,24 +155,6 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
         moments = sums.moments()
         return {"rows": moments.rows, "mean": moments.mean, "std": moments.std}
     assert_never(request.statistic)
-
-
-def _quantiles(files: Iterable[tuple[pa.Array, np.ndarray]], probabilities: Sequence[float]) -> list[float]:
-    """Returns the quantiles of the (values, counts) in several files; an empty list if there are no values.
-
-    The quantile of the probability p is the smallest value v such that at least p of the values are <= v.
-    """
-    values, weights = np.zeros(0), np.zeros(0, np.int64)
-    for new_values, counts in files:
-        numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) + 0.0  # no -0.0
-        values, position = np.unique(np.concatenate([values, numbers]), return_inverse=True)
-        # Weights are doubles, exact for counts up to 2**53.
-        weights = np.bincount(position, np.concatenate([weights, counts]), len(values)).astype(np.int64)
-    if not len(values):
-        return []
-    until = np.cumsum(weights)
-    positions = [quantile_position(probability, int(until[-1])) for probability in probabilities]
-    return [float(value) for value in values[np.searchsorted(until, positions)]]
 
 
 def _result_batch(index: int, result: Mapping[str, Any]) -> pa.RecordBatch:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.types import Config
+from conf.types import Config, FeatureGroup
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
-from etl.workflow.plan_checks import require_chains, require_keys
+from etl.workflow.plan_checks import require_chains, require_keys, require_scopes
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 
 
@@ -57,7 +57,25 @@ def plan(config: Config) -> Plan:
     for changer in changers:
         columns = dict(changer.bind(columns))
     require_keys(config, changers, columns)
-    chains = tuple(chain for group in config.features for chain in chains_of(group, columns))
-    features = tuple(name for group in config.features for name in bind_group(group, columns).outputs)
-    require_chains(config, columns, features, chains)
+    chains, features = plan_features(config.features, columns, config.log.label.column)
+    require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
+
+
+def plan_features(
+    groups: Sequence[FeatureGroup], columns: Mapping[str, Type], label: str
+) -> tuple[tuple[Chain, ...], tuple[str, ...]]:
+    """Returns the chains of feature groups, and the names of their features in order.
+
+    Args:
+        groups: the section `features` of the configuration.
+        columns: maps each raw column to its type.
+        label: the raw column with the label.
+
+    Raises:
+        ConfigError: see `plan`.
+    """
+    chains = tuple(chain for group in groups for chain in chains_of(group, columns))
+    features = tuple(name for group in groups for name in bind_group(group, columns).outputs)
+    require_chains(columns, features, chains, label)
+    return chains, features

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from conf.lazy_pyspark import F, T
 from etl.ops import OPERATORS, Fitted
-from etl.ops.base import LISTS, Type
+from etl.ops.base import Type
 from etl.ops.tables import LocalTables, Tables
-from storage.feature_spec import FLOAT32_MAX, Feature
+from storage.feature_spec import Feature
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -105,13 +105,49 @@ class FittedChain:
         ]
         return self._run(plain, tables, dtypes)
 
-    def _run(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None
+    def compute_training(
+        self,
+        arrays: Sequence[pa.Array],
+        tables: LocalTables,
+        row_ids: np.ndarray,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> dict[str, pa.Array]:
+        """Does the same as `compute`, for rows that the chain was fitted on. No array is dictionary-encoded.
+
+        Args:
+            row_ids: the positions of these rows in the training rows, shape (n,), int64.
+        """
+        if not self.sql_only:
+            return self.compute(arrays, tables, dtypes)
+        return self._run(arrays, tables, dtypes, row_ids)
+
+    def training_values(
+        self, arrays: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
+    ) -> dict[str, pa.Array]:
+        """Returns the inputs, and the outputs of all steps, of rows that the chain was fitted on."""
+        return self._values(arrays, tables, row_ids)
+
+    def _values(
+        self, arrays: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray | None
     ) -> dict[str, pa.Array]:
         values = dict(zip(self.inputs, arrays, strict=True))
         for step in self.steps:
-            outputs = step.compute([values[name] for name in step.inputs], tables)
+            inputs = [values[name] for name in step.inputs]
+            if row_ids is None:
+                outputs = step.compute(inputs, tables)
+            else:
+                outputs = step.compute_training(inputs, tables, row_ids)
             values |= dict(zip(step.outputs, outputs, strict=True))
+        return values
+
+    def _run(
+        self,
+        arrays: Sequence[pa.Array],
+        tables: LocalTables,
+        dtypes: Mapping[str, str] | None,
+        row_ids: np.ndarray | None = None,
+    ) -> dict[str, pa.Array]:
+        values = self._values(arrays, tables, row_ids)
         if dtypes is None:
             return {name: values[name] for name in self.outputs}
         return {
@@ -237,53 +273,20 @@ def compute_features(
     raw: Mapping[str, pa.Array],
     dtypes: Mapping[str, str],
     tables: LocalTables,
+    row_ids: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
     """Computes the features in `dtypes` from raw columns. Returns one array per feature.
 
     The raw columns and the features are arrays of n values.
+
+    Args:
+        row_ids: for the rows that the chains were fitted on, their positions: (n,) int64. None for others.
     """
     features: dict[str, pa.Array] = {}
     for chain in chains:
-        features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
+        arrays = [raw[name] for name in chain.inputs]
+        if row_ids is None:
+            features |= chain.compute(arrays, tables, dtypes)
+        else:
+            features |= chain.compute_training(arrays, tables, row_ids, dtypes)
     return features
-
-
-def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """Converts one raw row to arrays of one value, one array for each column that the chains read.
-
-    A column that is not in `raw` becomes null.
-
-    Raises:
-        ValueError: a value does not fit its column's type.
-    """
-    types = {
-        "int": pa.int64(),
-        "float": pa.float64(),
-        "string": pa.string(),
-        "ints": pa.list_(pa.int64()),
-        "strings": pa.list_(pa.string()),
-    }
-    arrays = {}
-    for chain in chains:
-        for name, kind in zip(chain.inputs, chain.types, strict=True):
-            value = raw.get(name)
-            if kind == "string" and value is not None:
-                value = str(value)
-            # Arrow would truncate a fraction, and split a text into a list of characters.
-            if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
-                raise ValueError(f"{name}={value!r} is not of type {kind}")
-            try:
-                arrays[name] = pa.array([value], types[kind])
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ValueError(f"{name}={value!r} is not of type {kind}") from error
-            if (
-                kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-            ):  # the parser rejects such numbers in a log
-                raise ValueError(f"{name}={value!r} is outside the range of float32")
-    return arrays
-
-
-def as_number(values: pa.Array) -> float | int | list[int] | None:
-    """Returns the single element of an array as a Python value."""
-    value = values[0].as_py()
-    return float(np.float32(value)) if isinstance(value, float) else value

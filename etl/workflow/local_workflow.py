@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from etl.ops import OPERATORS
 from etl.ops.base import Type
-from etl.ops.tables import RARE, VOCABULARY, LocalTables, vocabulary_key, workflow_table
-from etl.workflow.fitted_chains import FittedChain, as_number, compute_features, one_row
-from etl.workflow.raw_values import raw_types, raw_values
+from etl.ops.tables import RARE, LocalTables, vocabulary_key, workflow_table
+from etl.workflow.fitted_chains import FittedChain, compute_features
+from etl.workflow.raw_values import as_number, one_row, raw_types, raw_values
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, is_published, is_whole, read_manifest
@@ -82,10 +82,23 @@ class LocalWorkflow:
             ConfigError: a feature is not in the workflow.
             DataError: a raw column is missing, or a value does not fit its column's type.
         """
+        return self._encoded(rows, features, None)
+
+    def encode_training(self, rows: pa.Table) -> pa.Table:
+        """Does the same as `encode_table`, for all rows that the workflow was fitted on, in their order.
+
+        So target encodings are out of fold.
+        """
+        return self._encoded(rows, None, np.arange(len(rows)))
+
+    def _encoded(
+        self, rows: pa.Table, features: Sequence[str] | None, row_ids: np.ndarray | None
+    ) -> pa.Table:
         names = [feature.name for feature in self.spec.features] if features is None else list(features)
         dtypes = self._dtypes(names)
         chains = self._chains_of(names)
-        values = compute_features(chains, raw_values(rows, raw_types(chains)), dtypes, self.local)
+        raw = raw_values(rows, raw_types(chains))
+        values = compute_features(chains, raw, dtypes, self.local, row_ids)
         return pa.table({name: values[name] for name in names})
 
     def _dtypes(self, features: Sequence[str]) -> dict[str, str]:
@@ -121,17 +134,13 @@ class LocalWorkflow:
         ids_of = {feature: set(numbers) for feature, numbers in ids.items()}
         vocabularies = {feature: self.vocabulary_of(feature) for feature in ids_of}
         values: dict[str, dict[int, str]] = {feature: {} for feature in ids_of}
-        selected = pc.field("column").isin(sorted(set(vocabularies.values())))
-        selected &= pc.field("id").isin(sorted(set().union(*ids_of.values())))
-        for path in self.local.files.get(VOCABULARY, ()) if ids_of else ():
-            source, inner = file_io.filesystem(path)
-            from pyarrow import dataset as ds  # its import takes 0.3 s, because it imports pandas
-
-            entries = ds.dataset(inner, format="parquet", filesystem=source)
-            for entry in entries.to_table(columns=["column", "id", "value"], filter=selected).to_pylist():
-                for feature, vocabulary in vocabularies.items():
-                    if vocabulary == entry["column"] and entry["id"] in ids_of[feature]:
-                        values[feature][entry["id"]] = entry["value"]
+        if not ids_of:
+            return values
+        names, all_ids = sorted(set(vocabularies.values())), sorted(set().union(*ids_of.values()))
+        for entry in self.local.entries(names, all_ids).to_pylist():
+            for feature, vocabulary in vocabularies.items():
+                if vocabulary == entry["column"] and entry["id"] in ids_of[feature]:
+                    values[feature][entry["id"]] = entry["value"]
         return values
 
     def vocabulary_of(self, feature: str) -> str:
@@ -192,6 +201,12 @@ def workflow_exists(lake: Lake, version: str) -> bool:
         return False
     tables = [workflow_table(lake, version, name) for name in read_version(lake, version)["tables"]]
     return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
+
+
+def saved_versions(lake: Lake) -> list[str]:
+    """Returns the complete versions of a lake, in the order of their names."""
+    folders = [info.base_name for info in file_io.list_files(lake.workflow("").rstrip("/"))]
+    return sorted(name for name in folders if file_io.exists(f"{lake.workflow(name)}/{FILE_NAME}"))
 
 
 def read_version(lake: Lake, version: str) -> dict[str, Any]:

@@ -31,21 +31,26 @@ def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: M
 
 
 def require_chains(
-    config: Config, columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains
+    columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains, label: str
 ) -> None:
-    """Checks the features of a configuration, and the chains that compute them.
+    """Checks features, and the chains that compute them.
+
+    Args:
+        columns: maps each raw column to its type.
+        features: the names of the features.
+        chains: the chains.
+        label: the raw column with the label.
 
     Raises:
-        ConfigError: a name is not allowed or not unique, a feature reads the label, an operator reads a
-            column of a wrong type, or a scope is wrong.
+        ConfigError: a name is not allowed or not unique, a feature reads the label, or an operator reads a
+            column of a wrong type.
     """
     _require_names(columns, chains)
     _require_unique(features, chains)
     _require_tables(chains)
     _require_reads(chains, columns)
-    _require_no_label(config, chains)
+    _require_no_label(label, chains)
     _require_free_names(chains)
-    _require_scopes(config, features, chains)
 
 
 def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
@@ -60,10 +65,10 @@ def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
             ) from error
 
 
-def _require_no_label(config: Config, chains: Chains) -> None:
+def _require_no_label(label: str, chains: Chains) -> None:
     """Raises ConfigError if a feature reads the label, or a raw column with the name of the label."""
     for chain in chains:
-        labels = [name for name in chain.inputs if name in (LABEL, config.log.label.column)]
+        labels = [name for name in chain.inputs if name in (LABEL, label)]
         if labels:
             raise ConfigError(
                 f"features are computed from {labels}, which is the label that a model must predict",
@@ -72,7 +77,7 @@ def _require_no_label(config: Config, chains: Chains) -> None:
             )
 
 
-def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
+def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
     """Raises ConfigError if a scope lists a feature that it must not contain.
 
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.

@@ -8,13 +8,15 @@ than in training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from etl.ops.base import Type
+from etl.ops.base import LISTS, Type
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
@@ -41,13 +43,85 @@ def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]
         DataError: columns are missing, or a value has another type or is out of range. The message names the
             column, the row (from 0) and the value.
     """
-    missing = [name for name in types if name not in rows.column_names]
+    require_columns(rows, types)
+    return {name: _converted(name, rows.column(name), kind) for name, kind in types.items()}
+
+
+def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Type]) -> dict[str, Type]:
+    """Returns the type of some columns of a caller's table: the declared type, or that of its values.
+
+    Integers are int, other numbers float, texts and categories of texts string, lists ints or strings.
+
+    Raises:
+        DataError: columns are missing, or a column has no declared type and its values have none of these.
+    """
+    require_columns(rows, names)
+    return {
+        name: declared[name] if name in declared else _type_of(name, rows.schema.field(name).type)
+        for name in names
+    }
+
+
+def _type_of(name: str, kind: pa.DataType) -> Type:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind):
+        raise DataError(
+            f"column {name} has only nulls, so its type is not known", "declare its type in `types`"
+        )
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    single = kind.value_type if is_list else kind
+    if pa.types.is_integer(single):
+        return "ints" if is_list else "int"
+    if pa.types.is_string(single) or pa.types.is_large_string(single):
+        return "strings" if is_list else "string"
+    if not is_list and (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return "float"
+    raise _wrong_type(name, kind, "integers, floats, texts, or lists of integers or texts")
+
+
+def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
+    """Raises DataError if a table lacks one of these columns."""
+    missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
             f"the rows lack the columns {missing}; they have {rows.column_names}",
             "add these columns, as in the log; a column of nulls says that its values are not known",
         )
-    return {name: _converted(name, rows.column(name), kind) for name, kind in types.items()}
+
+
+def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
+    """Converts one raw row to arrays of one value, one array for each column that the chains read.
+
+    A column that is not in `raw` becomes null.
+
+    Raises:
+        ValueError: a value does not fit its column's type.
+    """
+    arrays = {}
+    for chain in chains:
+        for name, kind in zip(chain.inputs, chain.types, strict=True):
+            value = raw.get(name)
+            if kind == "string" and value is not None:
+                value = str(value)
+            # Arrow would truncate a fraction, and split a text into a list of characters.
+            if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
+                raise ValueError(f"{name}={value!r} is not of type {kind}")
+            try:
+                arrays[name] = pa.array([value], _ARROW_TYPES[kind])
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise ValueError(f"{name}={value!r} is not of type {kind}") from error
+            if (
+                kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
+            ):  # the parser rejects such numbers in a log
+                raise ValueError(f"{name}={value!r} is outside the range of float32")
+    return arrays
+
+
+def as_number(values: pa.Array) -> float | int | list[int] | None:
+    """Returns the single element of an array as a Python value."""
+    value = values[0].as_py()
+    return float(np.float32(value)) if isinstance(value, float) else value
 
 
 def _converted(name: str, column: pa.ChunkedArray, kind: Type) -> pa.Array:

@@ -58,7 +58,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.registry",
     ),
     "reporting": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring"),
-    "nightrank": ("conf", "storage", "etl.workflow", "training.registry", "scoring"),
+    "nightrank": ("conf", "storage", "etl.fit", "etl.workflow", "training.registry", "scoring"),
     "jobs": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting"),
     "airflow_dags": (),
     "local_airflow": ("setup",),
@@ -82,6 +82,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "scoring",
         "reporting.monitoring",
         "nightrank.published",
+        "nightrank.spark_frames",  # only for types
         "jobs",
     ),
     "torch": ("training", "scoring"),

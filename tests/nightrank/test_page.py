@@ -18,7 +18,7 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(world.folder)
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     text = "\n".join(blocks).replace("conf/datasets/generated.yaml", str(world.config))
     names: dict[str, Any] = {}
     exec(compile(text, "docs/python.md", "exec"), names)
@@ -27,6 +27,8 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert list(names["frame"]) == columns
     assert names["columns"] == COLUMNS
     assert 980 < len(names["features"]) == len(names["probabilities"]) <= 1000
+    assert list(names["train"]) == ["label", "C1", "C2", "I1", "C2_te"]
+    assert len(names["train"]) == len(names["features"])
     lists = names["model"].recommend(names["some"], k=5).to_pandas()
     assert list(lists) == columns[:5]
     published = names["frame"][names["frame"]["user_id"].isin(names["some"])]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 
+import nightrank
 from setup import python_wheel
 from setup.console import SetupError
 from setup.install import BOOTSTRAP, VENV, site_packages
@@ -54,6 +55,14 @@ users = lake.recommendations().pandas(["user_id"])["user_id"].unique()[:20]
 import pyarrow.parquet as pq
 pq.write_table(model.recommend(users), out + "/lists.parquet")
 lake.users().polars().write_parquet(out + "/users.parquet")
+groups = [
+    {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+    {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    {"columns": ["C2"], "kind": "dense", "ops": ["target_encoding"]},
+]
+workflow = nightrank.Workflow(groups)
+workflow.fit_transform(rows).to_parquet(out + "/learned.parquet")
+workflow.save(out + "/workflow")
 modules = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"modules": modules, "file": nightrank.__file__, "pandas": pd.__version__}))
 """
@@ -147,6 +156,9 @@ def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
         assert {**row, "score": 0} == {**{name: other[name] for name in row}, "score": 0}
         assert row["score"] == pytest.approx(other["score"], rel=1e-6)
     assert pq.read_table(tmp_path / "users.parquet").num_rows == world.lake.users().rows
+    saved = nightrank.Workflow.load(tmp_path / "workflow")
+    assert list(pq.read_table(tmp_path / "learned.parquet").column_names) == ["C1", "C2", "I1", "C2_te"]
+    assert len(saved.transform(rows)) == len(rows)
 
 
 def test_every_module_finds_its_imports(installed: Installed) -> None:

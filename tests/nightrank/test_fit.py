@@ -1,0 +1,462 @@
+"""Workflows that are fitted on frames learn what build_features learns from the same rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import nightrank
+from etl.ops import FRAME_OPERATORS, OPERATORS
+from etl.ops.array_statistics import GroupedNumbers
+from etl.ops.categorify import Categorify
+from etl.ops.tables import VOCABULARY
+from etl.split.time_split import DAY
+from tests.etl.ops import oracle
+from tests.etl.ops.case import assert_same, table
+from tests.etl.ops.examples import COLUMNS, EXAMPLES, FRAME_EXAMPLES
+from tests.etl.ops.rows import DAYS, TEST_DAY, Row, features_of, fit_rows, make_config, make_rows, to_spark
+from tests.processes import ROOT
+
+# Every example of the operators that can be fitted on a frame.
+EXTERNAL = {"join_external"}
+GROUPS = [
+    example.group() for name, examples in EXAMPLES.items() if name not in EXTERNAL for example in examples
+]
+_ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
+
+
+def rows_of_day(day: str, size: int, seed: int) -> list[Row]:
+    """Rows whose row_id is their position, as in the log of a day."""
+    return [{**row, "row_id": place} for place, row in enumerate(make_rows(day, size, seed))]
+
+
+def as_table(rows: Sequence[Row]) -> pa.Table:
+    arrays = {name: pa.array([row[name] for row in rows], _ARROW[kind]) for name, kind in COLUMNS.items()}
+    return pa.table({"label": pa.array([row["label"] for row in rows]), **arrays})
+
+
+def values_of(features: pa.Table) -> dict[str, list[Any]]:
+    return {name: features.column(name).to_pylist() for name in features.column_names}
+
+
+def learned(chain: Any) -> str:
+    """Everything that a chain has learned. The days of target encodings are left out."""
+    stored = chain.to_json()
+    for step in stored["steps"]:
+        step["state"] = {name: value for name, value in step["state"].items() if name != "days"}
+    return json.dumps(stored, sort_keys=True)
+
+
+def new_workflow(groups: Sequence[Mapping[str, Any]] = GROUPS) -> nightrank.Workflow:
+    return nightrank.Workflow(groups, types={name: COLUMNS[name] for name in columns_in(groups)})
+
+
+def columns_in(groups: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {name for group in groups for name in group["columns"]}
+
+
+def test_every_operator_learns_and_computes_what_build_features_does(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    train, others = rows_of_day(DAYS[0], 120, 5), rows_of_day(TEST_DAY, 80, 6)
+    published = fit_rows(spark, make_config(tmp_path, GROUPS), {DAYS[0]: to_spark(spark, train).persist()})
+    workflow = new_workflow()
+    features = workflow.fit_transform(as_table(train))
+    local = workflow._require_fitted()
+    assert [learned(chain) for chain in local.chains] == [learned(chain) for chain in published.chains]
+    assert local.spec.features == published.spec.features
+    for name, entries in local.local.vocabularies.items():  # type: ignore[attr-defined]
+        stored = published.tables.frames[VOCABULARY].where(f"column = '{name}'").orderBy("id").collect()
+        pairs = [(row["value"], row["id"], row["count"]) for row in stored]
+        assert (
+            list(zip(*(entries[key].to_pylist() for key in ("value", "id", "count")), strict=True)) == pairs
+        )
+        assert local.vocabularies[name]["entries"] == len(pairs)
+    arrow = replace(published, engine="arrow")
+    for name in local.local.names:
+        if name != VOCABULARY:
+            stored_rows = published.tables.frames[name].orderBy("key").toPandas()
+            pd.testing.assert_frame_equal(
+                local.local.keyed(name)[1].to_pandas()[list(stored_rows)], stored_rows, check_dtype=False, check_exact=True
+            )  # fmt: skip
+    assert_same(values_of(features), features_of(arrow, to_spark(spark, train)))
+    encoded = workflow.transform(as_table(others))
+    assert_same(values_of(encoded), features_of(arrow, to_spark(spark, others)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(12, 70), parts=st.integers(1, 3))
+def test_every_operator_equals_its_oracle(seed: int, size: int, parts: int) -> None:
+    """For rows that the workflow was fitted on, and for others; frames may have several chunks."""
+    train, others = rows_of_day(DAYS[0], size, seed), rows_of_day(TEST_DAY, 9, seed)
+    days = frozenset([DAYS[0]])
+    rows = as_table(train)
+    step = -(-size // parts)
+    workflow = new_workflow()
+    chunks = pa.concat_tables([rows.slice(start, step) for start in range(0, size, step)])
+    features = [values_of(workflow.fit_transform(chunks)), values_of(workflow.transform(as_table(others)))]
+    expected: dict[str, list[Any]] = {}
+    for group in GROUPS:
+        expected |= oracle.run(group, table(train, days), table([*train, *others], days))
+    names = [feature.name for feature in workflow.spec.features]
+    both = {name: features[0][name] + features[1][name] for name in names}
+    assert_same(both, {name: expected[name] for name in names})
+
+
+def test_every_operator_is_fitted_or_refused_by_name() -> None:
+    """Operators that read more than the rows, or that change rows."""
+    covered = {name for group in GROUPS for entry in group["ops"] for name in [_name(entry)]}
+    for name in OPERATORS:
+        if name not in covered:
+            with pytest.raises(nightrank.ConfigError, match=name):
+                nightrank.Workflow([example.group() for example in EXAMPLES[name]])
+    assert set(OPERATORS) - covered == EXTERNAL
+    for name in FRAME_OPERATORS:
+        entry = FRAME_EXAMPLES[name][0]
+        with pytest.raises(nightrank.ConfigError, match=f"unknown operator '{name}'"):
+            nightrank.Workflow([{"columns": ["I1"], "kind": "dense", "ops": [entry]}])
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    for name in [*EXTERNAL, "prepare"]:
+        assert f"`{name}`" in page.split("## Fit a workflow on a frame")[1].split("\n## ")[0]
+
+
+def _name(entry: Any) -> str:
+    return entry if isinstance(entry, str) else str(next(iter(entry)))
+
+
+def test_an_operator_without_an_arrow_form_of_its_statistics_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator, _ = OPERATORS["normalize_min_max"]
+    monkeypatch.delattr(operator, "aggregate_values")
+    workflow = nightrank.Workflow([{"columns": ["I1"], "kind": "dense", "ops": ["normalize_min_max"]}])
+    with pytest.raises(nightrank.ConfigError, match="normalize_min_max computes statistics only in Spark"):
+        workflow.fit(pd.DataFrame({"I1": [1, 2]}))
+
+
+def test_the_order_of_rows_matters_only_for_folds() -> None:
+    groups = [group for group in GROUPS if "target_encoding" not in map(_name, group["ops"])]
+    rows = as_table(rows_of_day(DAYS[0], 60, 3))
+    shuffled = rows.take(pa.array(np.random.default_rng(0).permutation(60)))
+    workflow, other = new_workflow(groups).fit(rows), new_workflow(groups).fit(shuffled)
+    assert workflow.version == other.version
+    assert new_workflow(groups).fit(rows.slice(1)).version != workflow.version
+    assert values_of(workflow.transform(rows)) == values_of(other.transform(rows))
+    assert other.fit(rows.slice(1)).version == new_workflow(groups).fit(rows.slice(1)).version
+
+
+def test_a_row_is_not_in_its_own_target_encoding() -> None:
+    """Changing a label changes no feature of the row itself, and the features of others."""
+    group = {"columns": ["C1"], "kind": "dense", "ops": [{"target_encoding": {"smoothing": 1}}]}
+    rows = pd.DataFrame({"C1": ["a"] * 20 + ["b"] * 20, "label": [0, 1] * 20})
+    before = nightrank.Workflow([group]).fit_transform(rows)["C1_te"]
+    for place in (0, 7, 33):
+        changed = rows.copy()
+        changed.loc[place, "label"] = 1 - changed.loc[place, "label"]
+        after = nightrank.Workflow([group]).fit_transform(changed)["C1_te"]
+        assert after[place] == before[place]
+        assert (after != before).any()
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"columns": ["user"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+    {"columns": ["price"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    {"columns": ["tags"], "kind": "multi_hot", "ops": ["categorify"]},
+]
+RAW = pd.DataFrame(
+    {
+        "user": pd.array([7, 7, 2**60 + 1, None, 2**60 + 1], dtype="Int64"),
+        "price": [1.5, None, 3.0, -2.0, 0.0],
+        "tags": [["a", "b"], [], None, ["b"], ["é"]],
+        "when": pd.to_datetime(["2026-01-01"] * 5),
+    },
+    index=[30, 10, 10, 2, 0],
+)
+EXPECTED = {"user": [4, 4, 3, 1, 3], "tags": [[4, 3], [], None, [3], [5]]}
+
+
+def expected_prices() -> list[float]:
+    filled = np.array([1.5, 0.0, 3.0, -2.0, 0.0])
+    return ((filled - filled.mean()) / filled.std()).tolist()
+
+
+def check(frame: pa.Table) -> None:
+    values = values_of(frame)
+    assert values["user"] == EXPECTED["user"]
+    assert values["tags"] == EXPECTED["tags"]
+    np.testing.assert_allclose(values["price"], expected_prices(), rtol=1e-6)
+
+
+def test_each_kind_of_frame_is_returned_in_its_order(spark: SparkSession) -> None:
+    arrow = pa.Table.from_pandas(RAW, preserve_index=False)
+    workflow = nightrank.Workflow(PLAIN)
+    features = workflow.fit(RAW).transform(RAW, keep=["when"])
+    assert isinstance(features, pd.DataFrame)
+    assert features.index.equals(RAW.index)
+    assert features["when"].equals(RAW["when"])
+    check(pa.Table.from_pandas(features, preserve_index=False))
+    version = workflow.version
+    for rows, kind in ((arrow, pa.Table), (pl.from_arrow(arrow), pl.DataFrame)):
+        again = nightrank.Workflow(PLAIN)
+        fitted = again.fit_transform(rows, keep=["when"])
+        assert again.version == version
+        assert isinstance(fitted, kind)
+        table_of = fitted if isinstance(fitted, pa.Table) else fitted.to_arrow()
+        assert table_of.column_names[0] == "when"
+        check(table_of)
+    batch = arrow.to_batches()[0]
+    check(nightrank.Workflow(PLAIN).fit(batch).transform(batch, keep=["when"]))
+    frame = spark_rows(spark)
+    of_spark = nightrank.Workflow(PLAIN)
+    result = of_spark.fit(frame).transform(frame, keep=["place"])
+    assert of_spark.version == version
+    assert result.columns == ["place", "user", "price", "tags"]
+    collected = result.orderBy("place").collect()
+    check(pa.table({name: [row[name] for row in collected] for name in ("user", "price", "tags")}))
+    check_types = {field.name: field.dataType.simpleString() for field in result.schema.fields}
+    assert check_types == {"place": "bigint", "user": "int", "price": "float", "tags": "array<int>"}
+
+
+def spark_rows(spark: SparkSession) -> Any:
+    """RAW in two Spark partitions, with the position of each row."""
+    users = [7, 7, 2**60 + 1, None, 2**60 + 1]
+    prices = [1.5, None, 3.0, -2.0, 0.0]
+    rows = list(zip(range(5), users, prices, RAW["tags"], strict=True))
+    schema = "place long, user long, price double, tags array<string>"
+    return spark.createDataFrame(rows, schema).repartitionByRange(2, "place")
+
+
+def test_frames_of_spark_have_errors_before_tasks_start(spark: SparkSession) -> None:
+    frame = spark_rows(spark)
+    workflow = nightrank.Workflow(PLAIN).fit(frame)
+    with pytest.raises(nightrank.DataError, match=r"the rows lack the columns \['tags'\]"):
+        workflow.transform(frame.drop("tags"))
+    with pytest.raises(nightrank.DataError, match="column price has the type string"):
+        workflow.transform(frame.selectExpr("user", "'x' as price", "tags"))
+    with pytest.raises(nightrank.ConfigError, match=r"keep lists \['user'\], but features have these names"):
+        workflow.transform(frame, keep=["user"])
+    with pytest.raises(nightrank.DataError, match="no rows"):
+        nightrank.Workflow(PLAIN).fit(frame.where("place < 0"))
+    encoding = {"columns": ["user"], "kind": "dense", "ops": [{"target_encoding": {"target": "price"}}]}
+    with pytest.raises(nightrank.ConfigError, match="target_encoding needs the positions"):
+        nightrank.Workflow([encoding]).fit_transform(frame)
+    rows = nightrank.Workflow(PLAIN).fit_transform(frame, keep=["place"]).collect()
+    assert sorted(row["place"] for row in rows) == [0, 1, 2, 3, 4]
+
+
+def test_features_are_written_as_in_a_configuration() -> None:
+    text = """
+    features:
+      - columns: ["I{1..2}"]
+        kind: dense
+        ops: [{fill: {value: 1}}, log1p]
+    """
+    rows = pd.DataFrame({"I1": [1, 2], "I2": [3, 4]})
+    group = {"columns": ["I1", "I2"], "kind": "dense", "ops": [{"fill": {"value": 1}}, "log1p"]}
+    pipeline = (["a"] >> Categorify(min_count=2)).feature("categorical")
+    assert nightrank.Workflow(text).fit(rows).version == nightrank.Workflow([group]).fit(rows).version
+    encoded = nightrank.Workflow([pipeline]).fit(pd.DataFrame({"a": ["x", "x", "y"]}))
+    assert encoded.transform(pd.DataFrame({"a": ["y", "x"]}))["a"].tolist() == [2, 3]
+
+
+def group_of(ops: Any = ("categorify",), column: str = "a", kind: str = "categorical") -> dict[str, Any]:
+    return {"columns": [column], "kind": kind, "ops": list(ops)}
+
+
+@pytest.mark.parametrize(
+    "features, more, message",
+    [
+        ([], {}, "features is"),
+        ("columns: [", {}, "features is not YAML"),
+        ({"columns": ["a"]}, {}, "must be a list of groups"),
+        (["categorify"], {}, "a group is a mapping"),
+        ([{**group_of(), "op": []}], {}, r"features\[0\]: unknown key op"),
+        ([group_of(["categorise"])], {}, "unknown operator 'categorise'"),
+        ([group_of([{"categorify": {"min_count": 0}}])], {}, "min_count"),
+        ([group_of()], {"types": {"b": "int"}}, r"types names \['b'\]"),
+        ([group_of()], {"types": {"a": "integer"}}, "unknown types"),
+    ],
+)
+def test_wrong_features_are_refused_at_once(features: Any, more: Any, message: str) -> None:
+    with pytest.raises(nightrank.ConfigError, match=message):
+        nightrank.Workflow(features, **more)
+
+
+@pytest.mark.parametrize(
+    "group, rows, error, message",
+    [
+        (group_of(), {"b": [1]}, "DataError", r"the rows lack the columns \['a'\]"),
+        (group_of(), {"a": [None, None]}, "DataError", "column a has only nulls, so its type is not known"),
+        (group_of(), {"a": [True]}, "DataError", "column a has the type bool"),
+        (group_of(), {"a": [1.0, None]}, "ConfigError", "categorify takes .* but a is float"),
+        (group_of(), {"a": [1, "x"]}, "DataError", "column a has values of different types"),
+        (group_of(), {"a": []}, "DataError", "the frame has no rows"),
+        (group_of(column="label"), {"label": [1]}, "ConfigError", "which is the label"),
+        (group_of(["normalize"], kind="dense"), {"a": ["x"]}, "ConfigError", "normalize takes columns of type"),
+        (group_of(["winsorize"], kind="dense"), {"a": [np.nan]}, "DataError", "null in all training rows"),
+        (group_of(["normalize"], kind="dense"), {"a": [2.0**69]}, "DataError", "the mean of a"),
+        (group_of(["target_encoding"], kind="dense"), {"a": ["x"]}, "DataError", r"lack the columns \['label'\]"),
+        (group_of([{"target_encoding": {"target": "t"}}], kind="dense"), {"a": ["x"], "t": ["y"]}, "ConfigError", "target_encoding needs columns of type int or float"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_named(group: Any, rows: Any, error: str, message: str) -> None:
+    workflow = nightrank.Workflow([group])
+    with pytest.raises(getattr(nightrank, error), match=message):
+        workflow.fit(pd.DataFrame(rows))
+    with pytest.raises(nightrank.ConfigError, match="the workflow is not fitted"):
+        workflow.transform(pd.DataFrame(rows))
+
+
+def test_declared_types_make_integers_of_floats_and_texts_of_numbers() -> None:
+    rows = pd.DataFrame({"a": [1.0, None, 1.0]})
+    workflow = nightrank.Workflow([group_of()], types={"a": "int"})
+    assert workflow.fit(rows).transform(rows)["a"].tolist() == [3, 1, 3]
+    assert dict(workflow.raw_columns) == {"a": "int"}
+    with pytest.raises(nightrank.DataError, match=r"column a, row 0: 1\.5 is not an integer"):
+        workflow.fit(pd.DataFrame({"a": [1.5]}))
+    assert dict(workflow.raw_columns) == {"a": "int"}  # a failed fit changes nothing
+    numbers = pd.DataFrame({"a": [17, 18]})
+    texts = nightrank.Workflow([group_of()], types={"a": "string"}).fit(numbers)
+    assert texts.transform(pd.DataFrame({"a": ["18"]}))["a"].tolist() == [4]
+
+
+def test_unfitted_workflows_say_so(tmp_path: Path) -> None:
+    workflow = nightrank.Workflow(PLAIN)
+    assert repr(workflow) == "Workflow(not fitted, 3 groups of features)"
+    for use in (
+        lambda: workflow.version,
+        lambda: workflow.spec,
+        lambda: workflow.raw_columns,
+        lambda: workflow.encode(RAW),
+        lambda: workflow.transform(RAW),
+        lambda: workflow.save(tmp_path),
+    ):
+        with pytest.raises(nightrank.ConfigError, match="the workflow is not fitted"):
+            use()
+    with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is no frame"):
+        workflow.fit([1])  # type: ignore[arg-type]
+    with pytest.raises(nightrank.ConfigError, match=r"keep lists \['none'\]"):
+        workflow.fit(RAW).transform(RAW, keep=["none"])
+
+
+def test_saved_workflows_are_read_and_saved_again(tmp_path: Path) -> None:
+    train, others = (as_table(rows_of_day(day, 70, 2)) for day in (DAYS[0], TEST_DAY))
+    workflow = new_workflow().fit(train)
+    workflow.save(tmp_path / "a")
+    workflow.save(tmp_path / "a")
+    loaded = nightrank.Workflow.load(tmp_path / "a")
+    loaded.save(tmp_path / "b")
+    again = nightrank.Workflow.load(str(tmp_path / "b"), workflow.version)
+    for other in (loaded, again):
+        assert other.version == workflow.version
+        assert other.spec == workflow.spec
+        assert values_of(other.transform(others)) == values_of(workflow.transform(others))
+    ids = {"C2": range(3, 9)}
+    assert loaded._require_fitted().decode_ids(ids) == workflow._require_fitted().decode_ids(ids)
+    assert len(workflow._require_fitted().decode_ids(ids)["C2"]) > 2
+    with pytest.raises(nightrank.ConfigError, match="was loaded, so it cannot be fitted"):
+        loaded.fit(train)
+    nightrank.Workflow(PLAIN).fit(RAW).save(tmp_path / "a")
+    with pytest.raises(nightrank.ConfigError, match="has several workflows"):
+        nightrank.Workflow.load(tmp_path / "a")
+    with pytest.raises(nightrank.DataError, match="has no workflow"):
+        nightrank.Workflow.load(tmp_path / "nothing")
+    with pytest.raises(nightrank.DataError, match="workflow none does not exist"):
+        nightrank.Workflow.load(tmp_path / "a", "none")
+    (tmp_path / "lake/datasets/dt=2026-01-01").mkdir(parents=True)
+    with pytest.raises(nightrank.ConfigError, match="is a lake, to which only jobs write"):
+        workflow.save(tmp_path / "lake")
+
+
+def test_tables_without_rows_are_saved(tmp_path: Path) -> None:
+    groups = [
+        {"columns": ["a"], "kind": "dense", "ops": ["join_groupby"]},
+        {"columns": ["b"], "kind": "categorical", "ops": ["categorify"]},
+    ]
+    rows = pd.DataFrame(
+        {"a": pd.Series([None, None], dtype="string"), "b": pd.Series([None, ""], dtype="string")}
+    )
+    workflow = nightrank.Workflow(groups, types={"a": "string", "b": "string"}).fit(rows)
+    other = pd.DataFrame({"a": ["x"], "b": ["y"]})
+    workflow.save(tmp_path / "a")
+    nightrank.Workflow.load(tmp_path / "a").save(tmp_path / "b")
+    for folder in "ab":
+        features = nightrank.Workflow.load(tmp_path / folder).transform(other)
+        assert features.to_dict("list") == {"a_count": [0.0], "b": [2]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(
+        st.integers(-(2**40), 2**40) | st.floats(-1e25, 1e25) | st.sampled_from([4e30, 5.9e30, 6e30, -0.0]),
+        min_size=1,
+        max_size=30,
+    ),
+    size=st.integers(1, 4),
+)
+def test_sums_of_groups_are_exact(values: list[float], size: int) -> None:
+    """As sums of Python's integers, in any order. The exact limit of large numbers is a power of ten."""
+    numbers = np.array(values, np.float64)
+    groups = np.arange(len(numbers)) % size
+    sums = GroupedNumbers(numbers, groups, size).exact_sums().to_pylist()
+    backwards = GroupedNumbers(numbers[::-1], groups[::-1], size).exact_sums().to_pylist()
+    assert sums == backwards
+    for group in range(size):
+        units = [int(Decimal(repr(float(np.rint(value * 2.0**24))))) for value in numbers[groups == group]]
+        fits = all(abs(unit) < 10**38 for unit in [*units, sum(units)])
+        assert sums[group] == (float(sum(units)) / 2**24 if fits else None)
+
+
+FIT_WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None  # an import of it would fail
+import pandas as pd
+import nightrank
+rows = pd.DataFrame({"a": ["x", "y", "x"], "n": [1.5, None, 2.0], "label": [1, 0, 1]})
+groups = [
+    {"columns": ["a"], "kind": "categorical", "ops": ["categorify"]},
+    {"columns": ["a"], "kind": "dense", "ops": ["target_encoding"]},
+    {"columns": ["n"], "kind": "dense", "ops": ["fill_median", "winsorize", "normalize"]},
+]
+workflow = nightrank.Workflow(groups)
+features = workflow.fit_transform(rows)
+workflow.save(sys.argv[1])
+print(nightrank.Workflow.load(sys.argv[1]).transform(rows)["a"].tolist(), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.processes
+def test_spark_is_not_needed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIT_WITHOUT_SPARK, str(tmp_path / "w")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[3, 4, 3] False"
+
+
+def test_the_row_of_a_day_is_no_column() -> None:
+    """The internal columns of feature tables are not read from a frame."""
+    rows = as_table(rows_of_day(DAYS[0], 30, 4))
+    group = EXAMPLES["target_encoding"][0].group()
+    plain = new_workflow([group]).fit_transform(rows)
+    noise = rows.append_column("row_id", pa.array(np.zeros(30, np.int64))).append_column(DAY, pa.nulls(30))
+    assert new_workflow([group]).fit_transform(noise).equals(plain)
