@@ -8,18 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 
 import pyarrow as pa
 
 from conf.errors import ConfigError
 from etl.workflow.fitted_chains import FEATURE_SPARK_TYPES
 from etl.workflow.local_workflow import LocalWorkflow
-from nightrank.frames import require_kept
+from nightrank.frames import Frame, require_kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+AnyFrame: TypeAlias = Union[Frame, "DataFrame"]
 _PART = "part"
 
 
@@ -41,7 +42,7 @@ def collect_columns(rows: DataFrame, columns: Sequence[str]) -> pa.Table:
 
     parts = [row[_PART] for row in selected.mapInArrow(_serialized, f"{_PART} binary").collect()]
     tables = [pa.ipc.open_stream(part).read_all() for part in parts]
-    return pa.concat_tables([to_arrow_schema(selected.schema).empty_table(), *tables], promote=True)
+    return pa.concat_tables(tables) if tables else to_arrow_schema(selected.schema).empty_table()
 
 
 def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str]) -> DataFrame:

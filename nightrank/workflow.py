@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -16,16 +16,12 @@ from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.save_fitted import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
 from nightrank.frames import Frame, arrow_table, frame_like, with_columns
-from nightrank.spark_frames import collect_columns, is_spark_frame, transform_frame
+from nightrank.spark_frames import AnyFrame, collect_columns, is_spark_frame, transform_frame
 from storage import file_io
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.paths import Lake
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 Group = FeatureGroup | Mapping[str, Any]
-AnyFrame: TypeAlias = Union[Frame, "DataFrame"]
 ColumnType = Literal["int", "float", "string", "ints", "strings"]
 
 

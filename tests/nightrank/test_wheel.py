@@ -41,11 +41,16 @@ FOR_JOBS = {
     "cloudpickle",
 }
 
+GROUPS = [
+    {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+    {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    {"columns": ["C2"], "kind": "dense", "ops": ["target_encoding"]},
+]
 USE = """
 import json, sys
 import pandas as pd
 import nightrank
-root, config, raw, out = sys.argv[1:]
+root, config, raw, out, groups = sys.argv[1:]
 rows = pd.read_parquet(raw)
 lake = nightrank.open(root)
 lake.workflow().encode(rows).to_parquet(out + "/features.parquet")
@@ -55,12 +60,7 @@ users = lake.recommendations().pandas(["user_id"])["user_id"].unique()[:20]
 import pyarrow.parquet as pq
 pq.write_table(model.recommend(users), out + "/lists.parquet")
 lake.users().polars().write_parquet(out + "/users.parquet")
-groups = [
-    {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
-    {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
-    {"columns": ["C2"], "kind": "dense", "ops": ["target_encoding"]},
-]
-workflow = nightrank.Workflow(groups)
+workflow = nightrank.Workflow(json.loads(groups))
 workflow.fit_transform(rows).to_parquet(out + "/learned.parquet")
 workflow.save(out + "/workflow")
 modules = sorted({name.split(".")[0] for name in sys.modules})
@@ -138,7 +138,8 @@ def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
 ) -> None:
     rows = world.raw_rows()
     rows.to_parquet(tmp_path / "raw.parquet")
-    used = installed.json(USE, world.root, str(world.config), str(tmp_path / "raw.parquet"), str(tmp_path))
+    files = (str(tmp_path / "raw.parquet"), str(tmp_path))
+    used = installed.json(USE, world.root, str(world.config), *files, json.dumps(GROUPS))
     assert str(used["file"]).startswith(str(installed.folder))
     assert str(used["pandas"]) >= "3"
     assert not {"pyspark", "py4j", "horovod", "petastorm", "mlflow", "duckdb"} & set(used["modules"])  # type: ignore[call-overload]
@@ -157,8 +158,11 @@ def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
         assert row["score"] == pytest.approx(other["score"], rel=1e-6)
     assert pq.read_table(tmp_path / "users.parquet").num_rows == world.lake.users().rows
     saved = nightrank.Workflow.load(tmp_path / "workflow")
-    assert list(pq.read_table(tmp_path / "learned.parquet").column_names) == ["C1", "C2", "I1", "C2_te"]
-    assert len(saved.transform(rows)) == len(rows)
+    own = nightrank.Workflow(GROUPS)
+    learned, here = pq.read_table(tmp_path / "learned.parquet"), own.fit_transform(rows)
+    assert saved.version == own.version
+    for name in ("C1", "C2", "I1", "C2_te"):
+        np.testing.assert_array_equal(learned.column(name).to_numpy(), here[name].to_numpy())
 
 
 def test_every_module_finds_its_imports(installed: Installed) -> None:
