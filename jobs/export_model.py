@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import get_args
 
 from jobs.command_line import job_parser, run_without_session
 from jobs.stages.export_model import run
+from training.export.smaller_programs import Format
 
 DESCRIPTION = (
     "Exports the model that serves on a run date (the champion or its refit) to a new folder, for programs "
@@ -19,7 +21,9 @@ DESCRIPTION = (
 def main(argv: list[str] | None = None) -> int:
     """Exports the model, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
-    return run_without_session("export_model", arguments, lambda context: run(context, arguments.output))
+    return run_without_session(
+        "export_model", arguments, lambda context: run(context, arguments.output, arguments.formats)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -27,6 +31,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = job_parser("export_model", DESCRIPTION)
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="folder to write, which must not exist"
+    )
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=[],
+        choices=get_args(Format),
+        help="also write each ONNX program with numbers of 16 or 8 bits, such as ranker.int8.onnx",
     )
     return parser
 

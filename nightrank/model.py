@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from os import PathLike, fspath
@@ -117,19 +117,27 @@ class Model:
         dense, categorical = model_inputs(columns, self.spec, self._info.multi_hot, len(encoded))
         return {"dense": dense.numpy(), "categorical": categorical.numpy()}
 
-    def export(self, folder: str | PathLike[str]) -> dict[str, Any]:
+    def export(
+        self, folder: str | PathLike[str], formats: Sequence[Literal["fp16", "int8"]] = ()
+    ) -> dict[str, Any]:
         """Writes ONNX and torch.export programs of the model to a new folder (docs/exports.md).
 
-        Returns the content of export.json.
+        Args:
+            folder: a folder that does not exist yet.
+            formats: number formats with fewer bits, in which each ONNX program is also written.
+
+        Returns:
+            The content of export.json.
 
         Raises:
             ConfigError: the folder exists, or torch is not installed.
-            InfrastructureError: the folder cannot be written, or a program differs from the model.
+            InfrastructureError: the folder cannot be written, or a program differs too much from the
+                model.
         """
         _require_torch()
         from scoring.model.export import export
 
-        return export(self._info, fspath(folder))
+        return export(self._info, fspath(folder), formats)
 
     def recommend(
         self,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from scoring.model.model_info import ModelInfo
 from training.checkpoints import load_model
+from training.export.smaller_programs import Format
 from training.export.write_export import ExportedModel, write_export
 
 
-def export(info: ModelInfo, folder: str) -> dict[str, Any]:
+def export(info: ModelInfo, folder: str, formats: Sequence[Format] = ()) -> dict[str, Any]:
     """Writes a model's ONNX and torch.export programs to a new folder; returns the content of export.json.
+
+    Args:
+        info: the model.
+        folder: a folder that does not exist yet.
+        formats: number formats with fewer bits, in which each ONNX program is also written.
 
     Raises:
         ConfigError: the folder exists.
@@ -21,5 +28,5 @@ def export(info: ModelInfo, folder: str) -> dict[str, Any]:
     """
     loaded = load_model(info.path, torch.device("cpu"), kernels="torch")
     return write_export(
-        ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version), folder
+        ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version), folder, formats
     )

@@ -32,6 +32,7 @@ def test_the_examples_of_the_page_run(world: World, tmp_path: Path, monkeypatch:
 def test_the_job_exports_the_model_that_serves(world: World, tmp_path: Path) -> None:
     def export() -> subprocess.CompletedProcess[str]:
         words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
+        words += ["--formats", "int8"]
         command = [sys.executable, ROOT / "jobs/export_model.py", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -41,10 +42,12 @@ def test_the_job_exports_the_model_that_serves(world: World, tmp_path: Path) -> 
     assert summary["model_version"] == world.lake.champion().version
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "export.json",
+        "ranker.int8.onnx",
         "ranker.onnx",
         "ranker.pt2",
     ]
     assert "torchvision" not in done.stderr
+    assert "ranker.int8.onnx   probability, differs on average by" in done.stdout
     again = export()
     assert again.returncode == 2
     assert "exists already" in again.stderr

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,6 +20,7 @@ from storage.feature_spec import FeatureSpec
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_rows import make_spec
 from training.embeddings.int8 import to_int8
+from training.export import compare_programs
 from training.export import write_export as module
 from training.export.write_export import ExportedModel, write_export
 from training.models import build_model, known_architectures
@@ -138,14 +141,67 @@ def test_int8_rows_keep_their_size(tmp_path: Path) -> None:
     assert sizes[1] < 0.5 * sizes[0]
 
 
+@pytest.mark.parametrize("name", ["dlrm", "two_tower", "bert4rec"])
+def test_programs_with_fewer_bits_are_close_to_the_model(name: str, tmp_path: Path) -> None:
+    """They really have such numbers, inputs and outputs of float32, and tables of a fraction of the size."""
+    spec = make_spec(2, [20_000, 4]) if name == "dlrm" else small_spec(name)
+    model = exported(variant(name), spec)
+    before = sys.path[:]
+    description = write_export(model, str(tmp_path / "out"), ["int8", "fp16"])
+    assert sys.path == before
+    vectors = () if name == "dlrm" else ("user", "item")
+    written = [
+        f"{form}{ending}"
+        for form in ("ranker", *vectors)
+        for ending in (".fp16.onnx", ".int8.onnx", ".onnx", ".pt2")
+    ]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(["export.json", *written])
+    assert set(description["sha256"]) == set(written)
+    inputs = {
+        key: values.numpy()
+        for key, values in zip(
+            ("dense", "categorical"), module._example(model, 65, _ranker(model)), strict=True
+        )
+    }
+    (expected,) = onnxruntime.InferenceSession(tmp_path / "out/ranker.onnx").run(None, inputs)
+    for number_format, dtypes in (("fp16", {"FLOAT16"}), ("int8", {"INT8"})):
+        path = tmp_path / f"out/ranker.{number_format}.onnx"
+        program = onnx.load(path)
+        large = [tensor for tensor in program.graph.initializer if np.prod(tensor.dims) >= 64]
+        names = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in large}
+        assert dtypes <= names
+        if number_format == "fp16":
+            assert "FLOAT" not in names
+        else:
+            assert {"MatMulInteger", "DynamicQuantizeLinear"} <= {node.op_type for node in program.graph.node}
+        (result,) = onnxruntime.InferenceSession(path).run(None, inputs)
+        assert result.dtype == np.float32
+        assert 0 < np.abs(result - expected).mean() < 0.01
+        assert description["programs"]["ranker"]["mean_difference"][number_format] < 0.01
+    if name == "dlrm":
+        sizes = {
+            kind: (tmp_path / f"out/ranker.{kind}onnx").stat().st_size for kind in ("", "fp16.", "int8.")
+        }
+        assert sizes["fp16."] < 0.6 * sizes[""]
+        assert sizes["int8."] < 0.5 * sizes[""]
+
+
+def test_a_program_of_fewer_bits_that_differs_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(compare_programs.LARGEST_MEAN_DIFFERENCE, "int8", 1e-7)
+    with pytest.raises(InfrastructureError, match=r"ranker\.int8\.onnx differs from model v7 on average"):
+        write_export(exported(variant("dlrm"), small_spec("dlrm")), str(tmp_path / "out"), ["int8"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_program_that_differs_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = module._write_programs
 
     def spoiled(form: Any, example: Any, path: Path) -> int:
-        opset = write(form, example, path)
         with torch.no_grad():
-            next(form.parameters()).add_(0.5)  # the model goes on, its programs do not
-        return opset
+            next(form.parameters()).add_(0.5)  # after the model's results were computed
+        return write(form, example, path)
 
     monkeypatch.setattr(module, "_write_programs", spoiled)
     with pytest.raises(InfrastructureError, match="differs from model v7"):

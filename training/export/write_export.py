@@ -8,26 +8,25 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
+from training.embeddings.int8 import to_int8
+from training.export.compare_programs import Sample
 from training.export.exported_forms import CATEGORICAL, DENSE, Ranker, forms_of
+from training.export.smaller_programs import Format, write_smaller
 from training.models.inputs import id_columns
 
 DESCRIPTION = "export.json"
-# Largest difference between an exported program and the model: of probabilities, and of numbers of a vector
-# relative to the largest one.
-TOLERANCE = 1e-5
 # Numbers of rows with which the programs are compared. A program is traced with _TRACED rows.
 _COMPARED, _TRACED = (1, 7, 300), 3
 # ONNX files cannot be larger than 2 GB; weights of larger models stand in a file beside the model.
@@ -56,22 +55,24 @@ class ExportedModel:
         return {DENSE: len(self.spec.dense), CATEGORICAL: columns[-1][1].stop if columns else 0}
 
 
-def write_export(exported: ExportedModel, folder: str) -> dict[str, Any]:
+def write_export(exported: ExportedModel, folder: str, formats: Sequence[Format] = ()) -> dict[str, Any]:
     """Writes the programs of a model, and export.json, which describes them, to a new folder.
 
     The folder has for each form (`ranker`, and for models of user and item vectors `user` and `item`) the
-    files `<form>.onnx` and `<form>.pt2`. Nothing is left in the folder if a program differs from the model.
+    files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file `<form>.<format>.onnx`. Nothing
+    is left in the folder if a program differs too much from the model.
 
     Args:
-        exported: the model.
+        exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
         folder: a folder that does not exist yet.
+        formats: number formats with fewer bits, in which each ONNX program is also written.
 
     Returns:
         The content of export.json.
 
     Raises:
         ConfigError: the folder exists.
-        InfrastructureError: the folder cannot be written, or a program differs from the model.
+        InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     target = Path(folder).absolute()
     if target.exists():
@@ -79,7 +80,7 @@ def write_export(exported: ExportedModel, folder: str) -> dict[str, Any]:
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)
-        description = _write(exported, scratch)
+        description = _write(exported, scratch, formats)
         scratch.rename(target)
     except OSError as error:
         raise InfrastructureError(
@@ -90,14 +91,28 @@ def write_export(exported: ExportedModel, folder: str) -> dict[str, Any]:
     return description
 
 
-def _write(exported: ExportedModel, folder: Path) -> dict[str, Any]:
-    programs = {}
+def _write(exported: ExportedModel, folder: Path, formats: Sequence[Format]) -> dict[str, Any]:
+    programs: dict[str, Any] = {}
     opset = 0
-    for name, form in forms_of(exported.model, exported.widths).items():
-        with _quiet():
-            opset = _write_programs(form, _example(exported, _TRACED, form), folder / name)
-            differences = _compare(exported, form, folder / name)
-        programs[name] = {"output": form.output, "greatest_difference": differences}
+    forms = forms_of(exported.model, exported.widths)
+    samples = {
+        name: Sample.of(form, exported.version, [_example(exported, rows, form) for rows in _COMPARED])
+        for name, form in forms.items()
+    }
+    with _quiet():
+        for name, sample in samples.items():
+            example = _example(exported, _TRACED, sample.form)
+            opset = _write_programs(sample.form, example, folder / name)
+            programs[name] = {
+                "output": sample.form.output,
+                "greatest_difference": sample.greatest_differences(folder / name),
+            }
+        for number_format in sorted(set(formats)):  # fp16 first: int8 changes the tables
+            _write_smaller(exported, samples, folder, number_format)
+        for name, sample in samples.items() if formats else ():
+            programs[name]["mean_difference"] = {
+                it: sample.mean_difference(folder / f"{name}.{it}.onnx", it) for it in formats
+            }
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     description = {
         "model_version": exported.version,
@@ -114,49 +129,49 @@ def _write(exported: ExportedModel, folder: Path) -> dict[str, Any]:
 
 def _write_programs(form: Ranker, example: tuple[Tensor, ...], path: Path) -> int:
     """Writes the two programs of a form, and returns ONNX's opset."""
-    rows = torch.export.Dim.DYNAMIC
-    shapes = (tuple({0: rows} for _ in example),)
-    program = torch.export.export(form, example, dynamic_shapes=shapes, strict=False)
+    program = _program(form, example)
     torch.export.save(program, path.with_suffix(".pt2"))
+    return _write_onnx(form, program, path.with_suffix(".onnx"))
+
+
+def _program(form: Ranker, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    shapes = (tuple({0: torch.export.Dim.DYNAMIC} for _ in example),)
+    return torch.export.export(form, example, dynamic_shapes=shapes, strict=False)
+
+
+def _write_onnx(form: Ranker, program: torch.export.ExportedProgram, path: Path) -> int:
+    """Writes a program as ONNX, and returns the opset."""
     converted = torch.onnx.export(
         program, (), dynamo=True, input_names=list(form.inputs), output_names=[form.output], verbose=False
     )
     if converted is None:
         raise RuntimeError("internal error, please report: torch.onnx.export returned no program")
-    size = sum(tensor.numel() * tensor.element_size() for tensor in form.state_dict().values())
-    converted.save(path.with_suffix(".onnx"), external_data=size > _MOST_BYTES_INSIDE)
+    converted.save(path, external_data=_is_large(form))
     return int(converted.model.opset_imports[""])
 
 
-def _compare(exported: ExportedModel, form: Ranker, path: Path) -> dict[str, float]:
-    """Returns the greatest difference of each program from the model.
+def _is_large(form: Ranker) -> bool:
+    """Returns whether the weights of a form stand in a file of their own."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in form.state_dict().values())
+    return size > _MOST_BYTES_INSIDE
 
-    Raises:
-        InfrastructureError: a difference is larger than TOLERANCE.
-    """
-    import onnxruntime
 
-    session = onnxruntime.InferenceSession(path.with_suffix(".onnx"), providers=["CPUExecutionProvider"])
-    program = torch.export.load(path.with_suffix(".pt2")).module()
-    differences = {"onnx": 0.0, "pt2": 0.0}
-    for rows in _COMPARED:
-        inputs = _example(exported, rows, form)
-        with torch.inference_mode():
-            expected = form(*inputs).numpy()
-            results = {"pt2": program(*inputs).numpy()}
-        named = {name: values.numpy() for name, values in zip(form.inputs, inputs, strict=True)}
-        results["onnx"] = session.run([form.output], named)[0]
-        for kind, result in results.items():
-            scale = max(1.0, float(np.abs(expected).max()))
-            difference = float(np.abs(result - expected).max()) / scale
-            if not difference <= TOLERANCE:  # also if it is NaN
-                raise InfrastructureError(
-                    f"{path.name}.{kind} differs from model {exported.version} by {difference:.2g} "
-                    f"(at most {TOLERANCE} is allowed) on {rows} rows",
-                    "please report this; nothing was exported",
-                )
-            differences[kind] = max(differences[kind], difference)
-    return differences
+def _write_smaller(
+    exported: ExportedModel, samples: Mapping[str, Sample], folder: Path, number_format: Format
+) -> None:
+    """Writes the program of each form in a number format. For int8, this changes the tables of the model."""
+    if number_format == "int8":
+        to_int8(exported.model)
+    for name, sample in samples.items():
+        source = folder / f"{name}.onnx"
+        if number_format == "int8":
+            source = folder / f"{name}.tables.onnx"
+            _write_onnx(sample.form, _program(sample.form, _example(exported, _TRACED, sample.form)), source)
+        large = _is_large(sample.form)
+        write_smaller(source, folder / f"{name}.{number_format}.onnx", number_format, separate_weights=large)
+        if number_format == "int8":
+            for path in folder.glob(f"{source.name}*"):
+                path.unlink()
 
 
 def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, ...]:
