@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from setup.console import cache_folder
 from tests.training.test_kernels import ROOT, plain_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -17,6 +20,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 # What a multiprocessor has, the least of the three generations (CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability"): registers, bytes of shared memory, programs at the same time.
 REGISTERS, SHARED, PROGRAMS = 65_536, 164 * 1024, 32
+
+DAYS_KEPT = 30
 
 LEAST_THREADS = {
     "_gather": 512,
@@ -28,10 +33,24 @@ LEAST_THREADS = {
 }
 
 
+def cache_of_triton() -> Path:
+    """A folder that later runs of the tests find again, without what is older than a month."""
+    folder = cache_folder() / "compiled_kernels"
+    oldest = time.time() - DAYS_KEPT * 24 * 3600
+    for entry in folder.glob("*"):
+        if entry.stat().st_mtime < oldest:
+            shutil.rmtree(entry, ignore_errors=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What compile_kernels.py prints. The interpreter accepts more than the compiler does."""
-    environment = plain_environment(TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")))
+def compiled() -> list[dict[str, Any]]:
+    """What compile_kernels.py prints. The interpreter accepts more than the compiler does.
+
+    Triton keeps its results by a digest of source code, settings and its own version, so only kernels that
+    changed are compiled again.
+    """
+    environment = plain_environment(TRITON_CACHE_DIR=str(cache_of_triton()))
     script = ROOT / "tests/training/compile_kernels.py"
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
