@@ -165,7 +165,9 @@ def training_speeds(setting: Setting, counts: Sequence[Tensor]) -> dict[str, flo
         batch.to(setting.device) for batch in make_batches(BATCHES, setting.batch, setting.cardinalities)
     ]
     fast = {"precision": "bf16", "compile": True, "cuda_graphs": True} if setting.measures else {}
-    train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch, **fast})
+    train = Train.model_validate(
+        {"num_ranks": 1, "num_shards": 1, "global_batch_size": setting.batch, **fast}
+    )
     planned = planned_tables(model, spec, train.embeddings, LocalCollectives())
     speeds = {}
     for share in (None, *shares_of(setting)):

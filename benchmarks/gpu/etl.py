@@ -47,7 +47,7 @@ from benchmarks.contender import Outcome, Task
 from benchmarks.criteo_log import DayFile, make_log
 from benchmarks.etl_runs import CACHE, DAYS, MIN_COUNT, days_of
 from benchmarks.gpu.etl_tables import Published, differences, read_published
-from benchmarks.gpu.one_worker import OneWorker, one_worker
+from benchmarks.gpu.one_worker import FEW_COMPILATIONS, OneWorker, one_worker
 from benchmarks.harness import measure, settle
 from benchmarks.report import machine, summary_line, table
 from setup import jars, java_home
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (folder / "cluster").mkdir()
         find_gpus = ROOT / "conf/spark/find_gpus.sh" if gpu else None
         memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-        env = environment()
+        env = environment(gpu is not None)
         with one_worker(folder / "cluster", cores(), memory_mib, env, find_gpus) as worker:
             bench = Bench(log, worker, env, folder, gpu is not None, options)
             attempts = {name: bench.run(name) for name in names}
@@ -265,12 +265,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def environment() -> dict[str, str]:
+def environment(measures: bool) -> dict[str, str]:
     """Returns the environment variables of the contenders and of the cluster."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     python = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
     home = java_home.find()
     java = {"JAVA_HOME": str(home)} if home else {}
+    java |= {} if measures else {"JAVA_TOOL_OPTIONS": FEW_COMPILATIONS}
     return {**os.environ, "PYTHONPATH": paths, "SPARK_LOCAL_IP": "127.0.0.1", **python, **java}
 
 

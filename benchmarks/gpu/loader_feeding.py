@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -38,6 +39,8 @@ _EPOCHS, _TINY_EPOCHS = 10_000, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     setting = read_setting(__doc__, arguments)
     of_machine = setting.machine()
+    if not setting.measures:
+        setting = replace(setting, batch=Train().num_shards)  # a row of every shard
     speeds = measure(setting)
     ratios = {
         "feeds": speeds["loader"] / speeds["step"] if setting.measures else None,

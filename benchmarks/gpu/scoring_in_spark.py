@@ -11,6 +11,7 @@ and nothing is measured.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.criteo_shapes import spec_of
+from benchmarks.gpu.one_worker import FEW_COMPILATIONS
 from benchmarks.gpu.scoring import BATCH, in_process, model_of
 from benchmarks.gpu.setting import CACHE, Setting, read_setting
 from benchmarks.report import summary_line, table
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = read_setting(__doc__, arguments)
     if setting.measures:
         setting = replace(setting, batch=BATCH)
+    else:
+        os.environ["JAVA_TOOL_OPTIONS"] = FEW_COMPILATIONS
     setting = replace(setting, most_rows=min(setting.most_rows or _MOST_ROWS, _MOST_ROWS))
     of_machine = setting.machine()
     speeds = in_process(setting)

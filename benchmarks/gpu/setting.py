@@ -75,7 +75,7 @@ def read_setting(description: str | None, arguments: Sequence[str] | None) -> Se
         os.environ["TRITON_INTERPRET"] = "1"
         kernels.INTERPRETED = True
         torch.set_num_threads(1)
-        return Setting(torch.device("cpu"), 16, 8, 20, 1, 1, measures=False)
+        return Setting(torch.device("cpu"), 4, 8, 20, 1, 1, measures=False)
     device = torch.device("cuda", 0)
     if options.quick:
         return Setting(device, 65_536, 128, 1_000_000, 10, 3, measures=True)

@@ -95,7 +95,12 @@ def model_of(setting: Setting) -> ModelConfig:
 
 def make(name: str, setting: Setting, model: ModelConfig) -> Step:
     train = Train.model_validate(
-        {"num_ranks": 1, "global_batch_size": setting.batch, **contenders_of(setting)[name]}
+        {
+            "num_ranks": 1,
+            "num_shards": 1,
+            "global_batch_size": setting.batch,
+            **contenders_of(setting)[name],
+        }
     )
     if name.startswith("plain"):
         settings = model.settings
