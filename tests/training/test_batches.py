@@ -61,7 +61,7 @@ def nothing_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> Iterator[None]:
         yield from ()
 
-    monkeypatch.setattr(loading, "read_together", nothing)
+    monkeypatch.setattr("training.data.row_groups.read_together", nothing)
 
 
 def made_up(group: RowGroup, *_: object) -> Columns:

@@ -108,6 +108,32 @@ def test_every_list_arrives_with_its_row(tmp_path: Path, ranks: int) -> None:
         first += len(rows)
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_rows_in_memory_give_the_batches_of_files(tmp_path: Path, seed: int | None) -> None:
+    sizes = [120, 37, 1, 62]
+    files, _ = write_files(tmp_path, sizes)
+    tables = [pq.read_table(file.path) for file in files]
+    chunked = pa.concat_tables([tables[0].slice(0, 50), tables[0].slice(50)])
+    in_memory = [DataFile("the rows", table.num_rows, table=table) for table in (chunked, *tables[1:])]
+    plan = plan_shards(sizes, 4, 32)
+    loaded = [
+        list(Loader(source, plan, range(4), SPEC, seed, MULTI_HOT).batches(epochs=2))
+        for source in (files, in_memory)
+    ]
+    assert len(loaded[0]) == 2 * plan.steps
+    for batch, other in zip(*loaded, strict=True):
+        for name in ("dense", "categorical", "labels", "weights"):
+            assert torch.equal(getattr(batch, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("name", ["L0", "C0", "label"])
+def test_a_column_that_rows_in_memory_lack_is_named(tmp_path: Path, name: str) -> None:
+    (file,), _ = write_files(tmp_path, [8])
+    table = pq.read_table(file.path).drop_columns([name])
+    with pytest.raises(DataError, match=rf"the rows lacks the columns \['{name}'\]"):
+        read_columns(DataFile("the rows", 8, table=table), SPEC, MULTI_HOT)
+
+
 def test_lists_that_are_cut_are_told_once_a_feature(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files, written = write_files(tmp_path, [40, 40])
     longer = sum(len(ids) > 3 for ids in written[0].lists[0])

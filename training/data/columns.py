@@ -1,7 +1,7 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
-so pyarrow reads the lists of ids.
+so pyarrow reads the lists of ids. Row groups in memory are not read; they need no Petastorm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from conf.errors import DataError
 from conf.types import MultiHot
 from storage.feature_spec import Feature, FeatureSpec
-from training.data.row_groups import read_row_group
 from training.data.sharding import RowGroup
 from training.models.inputs import pad_lists
 
@@ -79,9 +78,9 @@ def read_columns(
     """
     path = group.file.path
     wanted = scalar_columns(spec)
-    if not Path(group.file.on_disk).is_file():
+    if group.file.table is None and not Path(group.file.on_disk).is_file():
         raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
-    columns = read_row_group(group, list(wanted)) if read is None else read
+    columns = _read_scalars(group, list(wanted)) if read is None else read
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
@@ -127,17 +126,41 @@ def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
         )
 
 
+def _read_scalars(group: RowGroup, names: list[str]) -> Mapping[str, NDArray[Any]]:
+    """Returns those of the columns `names` that the row group has."""
+    table = group.file.table
+    if table is not None:
+        return {name: _values(table.column(name)) for name in names if name in table.column_names}
+    from training.data.row_groups import read_row_group  # imports Petastorm
+
+    return read_row_group(group, names)
+
+
+def _values(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Returns the values of a column, without a copy if it is one array without nulls."""
+    if column.num_chunks == 1:
+        return np.asarray(column.chunk(0).to_numpy(zero_copy_only=False))
+    return np.asarray(column.to_numpy())
+
+
 def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
     """Returns, for each list feature, its lists of ids in a row group, in the spec's order."""
     names = [feature.name for feature in spec.multi_hot]
     if not names:
         return {}
-    path = group.file.path
+    table = _list_table(group, names)
+    return {name: _list_column(group.file.path, name, table.column(name)) for name in names}
+
+
+def _list_table(group: RowGroup, names: list[str]) -> pa.Table:
+    """Returns a table that has the columns `names` of the row group."""
+    if group.file.table is not None:
+        _require_columns(group.file.path, names, group.file.table.column_names)
+        return group.file.table
     with pq.ParquetFile(group.file.on_disk) as opened:
-        _require_columns(path, names, opened.schema_arrow.names)
+        _require_columns(group.file.path, names, opened.schema_arrow.names)
         whole = group.count == 1
-        table = opened.read(columns=names) if whole else opened.read_row_group(group.index, columns=names)
-    return {name: _list_column(path, name, table.column(name)) for name in names}
+        return opened.read(columns=names) if whole else opened.read_row_group(group.index, columns=names)
 
 
 def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:

@@ -1,4 +1,4 @@
-"""Reads the batches of one rank through Petastorm: every row of its shards exactly once per epoch.
+"""Reads the batches of one rank through Petastorm or from memory: every row of its shards once per epoch.
 
 A thread reads row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of
 the batches (row_order.py), and a batch is a slice of the pool. The order depends only on the shard plan, the
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,6 @@ from training.data.buffer_pool import Pool, Pools
 from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch
-from training.data.row_groups import read_together
 from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
 from training.data.row_order import RowOrder, ShardStream
 from training.data.sharding import DataFile, RowGroup, ShardPlan, row_groups
@@ -57,7 +57,7 @@ class Loader:
 
     Args:
         files: the split's files in manifest order, the same on every rank. Files of an object store are
-            copied to local disk before they are read.
+            copied to local disk before they are read. Either all of them are in memory, or none is.
         plan: the logical shards of the files' rows.
         shards: the shards of this rank.
         spec: the columns to read, in the model's order.
@@ -94,6 +94,8 @@ class Loader:
         wanted = max(self._reading.pool_rows // global_rows, _MIN_POOL_STEPS)
         self._pool_steps = max(min(wanted, plan.steps), 1)
         self._warned_cut: set[str] = set()
+        if any(file.table is None for file in files):
+            import_module("training.data.row_groups")  # Petastorm, before the time of a step is measured
 
     def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """Yields the batches of all epochs in order, but skips the first `first_step` batches.
@@ -162,12 +164,16 @@ class Loader:
             present = contents.groups
 
     def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
+        if all(group.file.table is not None for group in self._groups):
+            return (self._read(group) for group in groups)
         if all(file_io.is_local(group.file.path) for group in self._groups):
             return self._read_local(groups)
         return read_groups(groups, self._read, self._reading, local=False)
 
     def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
         """Yields the columns of row groups on local disk, in order. Small ones are read together."""
+        from training.data.row_groups import read_together  # imports Petastorm
+
         names = list(scalar_columns(self.spec))
         for run in _runs(groups):
             with closing(read_together(run if len(run) > 1 else [], names)) as read:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -58,6 +57,8 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:
     """Returns a 64-bit hash of each key, (N,), which depends only on the key."""
+    import pandas as pd  # the wheel of nightrank trains without it
+
     encoded = keys.combine_chunks().dictionary_encode()
     hashes = pd.util.hash_array(encoded.dictionary.to_numpy(zero_copy_only=False), categorize=False)
     return hashes.view(np.int64)[encoded.indices.to_numpy()]

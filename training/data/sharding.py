@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conf.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class DataFile:
         size_bytes: size of the file; None if not known.
         staged: path of its copy on local disk (staging.py); None if there is none.
         dt: the date of its feature partition, as an ISO date; empty if it is not known.
+        table: the rows, if they are in memory. Nothing is then read from `path`, which only names the rows in
+            messages, and the file has one row group.
     """
 
     path: str
@@ -43,6 +49,7 @@ class DataFile:
     size_bytes: int | None = None
     staged: str | None = None
     dt: str = ""
+    table: pa.Table | None = field(default=None, compare=False, repr=False)
 
     @property
     def on_disk(self) -> str:
