@@ -104,6 +104,16 @@ def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
         check.add(1, torch.tensor(torch.nan), make_batch(16))
 
 
+def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:
+    files = [DataFile(str(tmp_path / "a.parquet"), 90)]
+    check = LossCheck(make_loader(tmp_path), files, MultiHot(), LocalCollectives(), None)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match="the loss at step 1 is nan") as caught:
+        check.add(1, torch.tensor(torch.nan), make_batch(16))
+    assert caught.value.problem.endswith("no column has extreme values")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

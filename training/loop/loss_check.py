@@ -58,7 +58,7 @@ class LossCheck(Callback):
         files: the loader's files, in manifest order.
         multi_hot: defines how many columns each list of ids has in a batch.
         collectives: the collectives of this training's ranks.
-        folder: the folder for the rows of a step with a bad loss.
+        folder: the folder for the rows of a step with a bad loss; None if they are not saved.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LossCheck(Callback):
         files: Sequence[DataFile],
         multi_hot: MultiHot,
         collectives: Collectives,
-        folder: str,
+        folder: str | None,
     ) -> None:
         self._loader = loader
         self._files = files
@@ -124,7 +124,7 @@ class LossCheck(Callback):
             self._last_good = step
 
     def _stop(self, step: _Step) -> None:
-        """Saves the rows of this step and of the previous step, and raises DataError.
+        """Saves the rows of this step and of the previous step, if there is a folder, and raises DataError.
 
         The update of the previous step may be the cause of the bad loss.
         """
@@ -132,6 +132,16 @@ class LossCheck(Callback):
         extremes = {
             prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
         }
+        where = "" if self._folder is None else f"; {self._save(self._folder, step, steps, extremes)}"
+        columns = _describe_extremes(gather_json(self._collectives, extremes))
+        raise DataError(
+            f"the loss at step {step.number} is {float(step.loss)}; {columns}{where}",
+            "clip or correct the columns with extreme values, if there are any; otherwise lower "
+            "train.learning_rate and train.embedding_learning_rate",
+        )
+
+    def _save(self, folder: str, step: _Step, steps: Mapping[str, _Step], extremes: Mapping[str, Any]) -> str:
+        """Saves the rows of some steps. Returns a text that says where they are, or why there are none."""
         name = f"bad-batch-step-{step.number}.rank-{self._collectives.rank:05d}"
         try:
             tensors = {
@@ -139,18 +149,12 @@ class LossCheck(Callback):
                 for prefix, saved_step in steps.items()
                 for key, value in _tensors(saved_step.batch).items()
             }
-            entry = write_tensors(self._folder, f"{name}.safetensors", tensors)
+            entry = write_tensors(folder, f"{name}.safetensors", tensors)
             origin = {**self._origin(step), "tensors": entry.name, "columns": extremes}
-            file_io.replace_json(f"{self._folder}/{name}.json", origin)
-            where = f"the rows of this step are in {self._folder}/bad-batch-step-{step.number}.rank-*"
+            file_io.replace_json(f"{folder}/{name}.json", origin)
         except NightrankError as error:
-            where = f"the rows of this step could not be saved: {error.problem}"
-        columns = _describe_extremes(gather_json(self._collectives, extremes))
-        raise DataError(
-            f"the loss at step {step.number} is {float(step.loss)}; {columns}; {where}",
-            "clip or correct the columns with extreme values, if there are any; otherwise lower "
-            "train.learning_rate and train.embedding_learning_rate",
-        )
+            return f"the rows of this step could not be saved: {error.problem}"
+        return f"the rows of this step are in {folder}/bad-batch-step-{step.number}.rank-*"
 
     def _origin(self, step: _Step) -> dict[str, Any]:
         """Returns a description of a step and of the files that contain its rows, as JSON values."""

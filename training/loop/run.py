@@ -247,4 +247,5 @@ class _Rank:
 
     def _loss_check(self, loader: Loader, files: Sequence[DataFile]) -> LossCheck:
         plan = self.plan
-        return LossCheck(loader, files, plan.model.multi_hot, self.collectives, plan.checkpoint_path)
+        folder = plan.checkpoint_path if plan.saves_bad_rows else None
+        return LossCheck(loader, files, plan.model.multi_hot, self.collectives, folder)

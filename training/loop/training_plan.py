@@ -41,6 +41,7 @@ class TrainPlan:
             random weights.
         last_step: the step after which the training ends; None if it does all steps of its epochs.
         id_counts: where the counts of the features' ids are. Empty if the training does not need them.
+        saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
     """
 
     description: Mapping[str, Any]
@@ -54,6 +55,7 @@ class TrainPlan:
     parent_path: str | None
     last_step: int | None = None
     id_counts: IdCounts = field(default_factory=IdCounts)
+    saves_bad_rows: bool = True
 
     @property
     def rows(self) -> int:

@@ -19,7 +19,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from conf.errors import DataError
-from conf.types import Config
+from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
 from storage.manifest import digest_of
 from storage.paths import Lake
@@ -88,17 +88,23 @@ class ChampionDecision:
 
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
-    """Returns a version of 16 hex digits: a digest of configuration, data, code and parent.
+    """Returns the version of the model that a configuration trains; see `version_of`."""
+    return version_of(config.model, config.train, dataset_digest, parent)
+
+
+def version_of(model: ModelConfig, train: Train, dataset_digest: str, parent: str | None) -> str:
+    """Returns a version of 16 hex digits: a digest of settings, data, code and parent.
 
     The version does not depend on the number of ranks.
     """
-    train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
-    return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
+    settings = train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
+    return digest_of([model.model_dump(mode="json"), settings, dataset_digest, code_version(), parent])
 
 
 def code_version() -> str:
     """Returns a digest of the source files of all packages that influence a trained model."""
-    root: Any = files("training")  # a Path, or a zipfile.Path if the packages were shipped as a zip
+    package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
+    root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip
     sources = [source for name in _CODE for source in _sources(root.parent / name, name)]
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
