@@ -15,7 +15,7 @@ import pyarrow as pa
 from conf.errors import ConfigError
 from etl.workflow.fitted_chains import FEATURE_SPARK_TYPES
 from etl.workflow.local_workflow import LocalWorkflow
-from nightrank.frames import Frame, require_kept
+from nightrank.frames import Frame, arrow_table, require_kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,6 +43,16 @@ def collect_columns(rows: DataFrame, columns: Sequence[str]) -> pa.Table:
     parts = [row[_PART] for row in selected.mapInArrow(_serialized, f"{_PART} binary").collect()]
     tables = [pa.ipc.open_stream(part).read_all() for part in parts]
     return pa.concat_tables(tables) if tables else to_arrow_schema(selected.schema).empty_table()
+
+
+def local_table(rows: AnyFrame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    """Returns some columns of a frame of any kind as an Arrow table. Columns that it lacks are left out.
+
+    Raises:
+        ConfigError: `rows` is no frame, or two of its columns have the same name.
+        DataError: the values of a column have different types.
+    """
+    return collect_columns(rows, columns) if is_spark_frame(rows) else arrow_table(rows, columns)
 
 
 def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str]) -> DataFrame:

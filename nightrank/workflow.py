@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError
-from conf.load import read_section
 from conf.types import FeatureGroup
-from conf.yaml_files import parse_yaml
 from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.save_fitted import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
+from nightrank.feature_groups import ColumnType, Group, checked_types, read_groups
 from nightrank.frames import Frame, arrow_table, frame_like, with_columns
-from nightrank.spark_frames import AnyFrame, collect_columns, is_spark_frame, transform_frame
+from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
+from nightrank.training_rows import is_out_of_fold, refuse_label, rows_digest
 from storage import file_io
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.paths import Lake
-
-Group = FeatureGroup | Mapping[str, Any]
-ColumnType = Literal["int", "float", "string", "ints", "strings"]
 
 
 class Workflow:
@@ -54,10 +50,11 @@ class Workflow:
         types: Mapping[str, ColumnType] | None = None,
         label: str = LABEL,
     ) -> None:
-        self._groups: list[FeatureGroup] | None = _groups_of(features)
-        self._types = _checked_types(types or {})
+        self._groups: list[FeatureGroup] | None = read_groups(features)
+        self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
+        self._fitted_on: str | None = None  # digest of the rows, if the order of rows matters
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -87,6 +84,11 @@ class Workflow:
         return fitted_workflow(load_local(lake, version or versions[0]))
 
     @property
+    def label(self) -> str:
+        """Returns the column with the label."""
+        return self._label
+
+    @property
     def version(self) -> str:
         """Returns the version. Equal features that have learned the same have the same version."""
         return self._require_fitted().version
@@ -104,6 +106,15 @@ class Workflow:
         """
         return self._require_fitted().raw_types()
 
+    @property
+    def training_columns(self) -> list[str]:
+        """Returns the columns that `fit` and `encode_training` read; the label only if an operator reads it.
+
+        For a workflow that was loaded, these are `raw_columns`.
+        """
+        inputs, others = self._read_columns()
+        return [*inputs, *others] or list(self.raw_columns)
+
     def fit(self, rows: AnyFrame | pa.RecordBatch) -> Workflow:
         """Learns from training rows, and returns this workflow. What it had learned before is replaced.
 
@@ -120,7 +131,7 @@ class Workflow:
             DataError: a column is missing or has a value that does not fit, or a statistic of it cannot be
                 computed.
         """
-        self._fitted = self._learn(rows)[0]
+        self._keep(*self._learn(rows))
         return self
 
     def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
@@ -150,7 +161,7 @@ class Workflow:
             )
         else:
             features = transform_frame(rows, fitted, keep)
-        self._fitted = fitted
+        self._keep(fitted, table)
         return features
 
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
@@ -210,10 +221,45 @@ class Workflow:
         """Does the same as `encode`, but returns an Arrow table for every kind of frame."""
         return self._require_fitted().encode_table(arrow_table(rows, list(self.raw_columns)), features)
 
+    def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
+        """Returns the features with which a model is trained on rows, as an Arrow table, in their order.
+
+        They are those of `transform` or, after the operator target_encoding, of `fit_transform`. So the label
+        of a row is never in its own features.
+
+        Args:
+            rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same
+                order.
+            label: the column that the model predicts; None for the label of the workflow.
+
+        Raises:
+            ConfigError: a feature contains the label; or an operator is target_encoding, and this workflow
+                was fitted on other rows or was loaded; or see `encode`.
+            DataError: see `encode`.
+        """
+        fitted = self._require_fitted()
+        is_own = label is None or label == self._label or self._groups is None
+        refuse_label(fitted, label or self._label, [LABEL] if is_own else [])
+        if not is_out_of_fold(fitted):
+            return fitted.encode_table(local_table(rows, list(self.raw_columns)))
+        inputs, others = self._read_columns()
+        table = local_table(rows, [*inputs, *others])
+        if self._fitted_on is None or rows_digest(fitted, table, others) != self._fitted_on:
+            raise ConfigError(
+                "the workflow has the operator target_encoding, and was not fitted on these rows in this "
+                "order by this process, so a row's own label may be in its features",
+                "fit a new Workflow on the rows with which the model is trained",
+            )
+        return fitted.encode_training(table)
+
     def __repr__(self) -> str:
         if self._fitted is None:
             return f"Workflow(not fitted, {len(self._groups or ())} groups of features)"
         return f"Workflow({self.version!r}, {len(self.spec.features)} features)"
+
+    def _read_columns(self) -> tuple[list[str], list[str]]:
+        """Returns the raw columns of the features, and others that operators read; none if it was loaded."""
+        return columns_of(self._groups, self._label) if self._groups is not None else ([], [])
 
     def _learn(self, rows: AnyFrame | pa.RecordBatch) -> tuple[LocalWorkflow, pa.Table]:
         """Returns the workflow that rows give, and the columns that operators read."""
@@ -222,10 +268,14 @@ class Workflow:
                 f"workflow {self.version} was loaded, so it cannot be fitted",
                 "make a new Workflow with its features",
             )
-        inputs, others = columns_of(self._groups, self._label)
-        columns = [*inputs, *others]
-        table = collect_columns(rows, columns) if is_spark_frame(rows) else arrow_table(rows, columns)
+        inputs, others = self._read_columns()
+        table = local_table(rows, [*inputs, *others])
         return fit_frame(table, self._groups, self._types, self._label), table
+
+    def _keep(self, fitted: LocalWorkflow, rows: pa.Table) -> None:
+        """Keeps what was learned, and a digest of the rows if `encode_training` needs their positions."""
+        digest = rows_digest(fitted, rows, self._read_columns()[1]) if is_out_of_fold(fitted) else None
+        self._fitted, self._fitted_on = fitted, digest
 
     def _require_fitted(self) -> LocalWorkflow:
         if self._fitted is None:
@@ -237,38 +287,10 @@ def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
     """Returns a workflow that was read from a lake or a folder."""
     workflow = Workflow.__new__(Workflow)
     workflow._groups, workflow._types, workflow._label = None, {}, LABEL
-    workflow._fitted = fitted
+    workflow._fitted, workflow._fitted_on = fitted, None
     return workflow
 
 
-def _groups_of(features: Sequence[Group] | str) -> list[FeatureGroup]:
-    """Returns the groups of a section `features`, which may be a YAML text with or without its heading."""
-    section: Any = parse_yaml(features, "features") if isinstance(features, str) else features
-    if isinstance(section, Mapping) and list(section) == ["features"]:
-        section = section["features"]
-    if isinstance(section, Mapping | str) or not isinstance(section, Sequence) or not section:
-        raise ConfigError(
-            f"features is {section!r}, but it must be a list of groups",
-            "pass a list such as [{'columns': ['C1'], 'kind': 'categorical', 'ops': ['categorify']}]",
-        )
-    return [
-        group
-        if isinstance(group, FeatureGroup)
-        else read_section(FeatureGroup, _mapping(group), f"features[{index}]: ", "correct these keys")
-        for index, group in enumerate(section)
-    ]
-
-
-def _mapping(group: Any) -> dict[str, Any]:
-    if not isinstance(group, Mapping):
-        raise ConfigError(
-            f"features contains {group!r}, but a group is a mapping", "write the keys columns, kind and ops"
-        )
-    return dict(group)
-
-
-def _checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-    wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
-    if wrong:
-        raise ConfigError(f"types has unknown types: {wrong}", f"use {list(get_args(ColumnType))}")
-    return dict(types)
+def copy_of(workflow: Workflow) -> Workflow:
+    """Returns a workflow that has learned the same, and that a later fit of `workflow` does not change."""
+    return fitted_workflow(workflow._require_fitted())
