@@ -4,58 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from os import PathLike, fspath
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from conf.errors import ConfigError, DataError
+from conf.errors import ConfigError
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
 from nightrank.frames import Column, Frame, column_like
+from nightrank.packages import require_torch
+from nightrank.saved_models import copy_model, find_model, validation_metrics
+from nightrank.user_lists import UserLists
 from nightrank.workflow import Workflow, fitted_workflow
-from scoring.inputs.list_tables import list_manifests
-from scoring.inputs.requests import (
-    CANDIDATES,
-    EXCLUDED,
-    PROBABILITY,
-    SOURCE_SCORES,
-    ListRequest,
-    require_listable,
-)
-from scoring.model.context_features import encode_context
+from scoring.inputs.requests import PROBABILITY
 from scoring.model.model_info import ModelInfo
-from scoring.model.served_blend import blend_request, served_blend
-from scoring.rules.request import rules_request
-from scoring.spark.score_frames import score_lists, score_rows
-from storage.dataset import read_dataset
-from storage.feature_spec import ROW_ID, USER_KEY, FeatureSpec
-from storage.manifest import Manifest, data_files
-from storage.parquet_files import read_rows_of_keys
+from scoring.spark.score_frames import score_rows
+from storage.feature_spec import ROW_ID, FeatureSpec
 from storage.paths import Lake
-from storage.run_context import RunContext
 
 
 class Model:
-    """A trained model, as it served on a run date. `Lake.champion` makes it.
+    """A trained model. `Lake.champion` returns one of a lake, and `nightrank.train` trains one on a frame.
 
     It is loaded when it scores first, and stays in memory.
 
     Args:
         lake: the lake of the model.
         info: the content of model.json.
-        date: the run date.
+        date: the run date on which the model served; None for a model that `train` or `load` returned.
         config: the configuration; None if it is not known.
+        workflow: the workflow that computes the features; None for the workflow in the lake.
     """
 
-    def __init__(self, lake: Lake, info: ModelInfo, date: str, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        info: ModelInfo,
+        date: str | None = None,
+        config: Config | None = None,
+        workflow: Workflow | None = None,
+    ) -> None:
         self._lake = lake
         self._info = info
         self._config = config
+        self._workflow = workflow
         self.date = date
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str], version: str | None = None) -> Model:
+        """Returns a model that `save` wrote.
+
+        Args:
+            folder: its folder or URI. The files must stay there as long as the model is used.
+            version: the version; None if the folder has only one.
+
+        Raises:
+            ConfigError: the folder has several models.
+            DataError: there is no such model, or its model.json is damaged.
+            InfrastructureError: the storage cannot be read.
+        """
+        lake = Lake(fspath(folder))
+        return cls(lake, find_model(lake, version))
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Writes the model and its workflow to a folder or URI, in the format of a lake. `load` reads it.
+
+        Raises:
+            ConfigError: the folder is a lake, to which only jobs write.
+            DataError: a file of the model or of the workflow is missing.
+            InfrastructureError: the storage cannot be written.
+        """
+        self.workflow.save(folder)
+        copy_model(self._info, Lake(fspath(folder)))
 
     @property
     def version(self) -> str:
@@ -77,9 +99,20 @@ class Model:
         """Returns the content of model.json: configuration, metrics, history and inputs."""
         return self._info.description
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Returns the metrics of the validation rows during and after the training, oldest first.
+
+        Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
+        if all validation rows have the same label. Without validation rows, there is no entry.
+        """
+        return validation_metrics(self._info.description)
+
     @cached_property
     def workflow(self) -> Workflow:
         """Returns the workflow that computes the features of the model."""
+        if self._workflow is not None:
+            return self._workflow
         return fitted_workflow(load_local(self._lake, self.spec.workflow_version))
 
     def score(self, rows: Frame | pa.RecordBatch) -> Column:
@@ -96,7 +129,7 @@ class Model:
                 installed.
             DataError: a raw column is missing, a value does not fit, or a probability is NaN.
         """
-        _require_torch()
+        require_torch()
         encoded = self.workflow.encode_to_arrow(rows)
         numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
         scored: pa.Table = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
@@ -109,7 +142,7 @@ class Model:
             ConfigError: `rows` is no frame, or torch is not installed.
             DataError: a raw column is missing, or a value does not fit.
         """
-        _require_torch()
+        require_torch()
         from scoring.model.predictor import model_inputs
 
         encoded = self.workflow.encode_to_arrow(rows)
@@ -134,7 +167,7 @@ class Model:
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
         """
-        _require_torch()
+        require_torch()
         from scoring.model.export import export
 
         return export(self._info, fspath(folder), formats)
@@ -164,90 +197,22 @@ class Model:
             `user_ids`. An id that occurs twice has one list. A user without candidates has no row.
 
         Raises:
-            ConfigError: a context value is missing, a feature depends on user and item together, or k < 1.
+            ConfigError: a context value is missing, a feature depends on user and item together, k < 1, or
+                the model has no run date.
             DataError: a user is unknown, the run date has no candidates, or they were made with another
                 workflow than the model.
         """
         keys = list(dict.fromkeys(str(user) for user in user_ids))
         if k is not None and k < 1:
             raise ConfigError(f"k={k} is smaller than 1", "pass a positive number")
-        _require_torch()
-        require_listable(self.spec)
-        version = read_dataset(self._lake, self.date).workflow_version
-        if version != self.spec.workflow_version:
-            raise DataError(
-                f"model {self.version} needs features of workflow {self.spec.workflow_version}, but "
-                f"the run of {self.date} used workflow {version}",
-                f"run build_features --run-date {self.date} --set workflow.mode=apply, then build_candidates",
+        require_torch()
+        if self.date is None:
+            raise ConfigError(
+                f"model {self.version} has no run date, so there are no candidates",
+                "use the champion of a lake (`Lake.champion`), or score the rows of candidates",
             )
-        users, items, candidates = list_manifests(self._lake, version, self.date)
-        request = self._request(items, candidates, k, context)
-        rows = self._users(keys, users, candidates, unknown, with_scores=request.blend is not None)
-        lists: pa.Table = score_lists(rows, self.spec, request)
-        return lists
+        return UserLists(self._lake, self._info, self.date, self._config).make(keys, k, context, unknown)
 
     @property
     def _score(self) -> Score:
         return self._config.score if self._config else Score()
-
-    def _request(
-        self, items: Manifest, candidates: Manifest, k: int | None, context: Mapping[str, Any] | None
-    ) -> ListRequest:
-        score, version = self._score, self.spec.workflow_version
-        length = k or score.k
-        values = encode_context(self._lake, self._info, score.context if context is None else context)
-        files = data_files(self._lake.candidate_items(version).partition(self.date), items)
-        rules = blend = None
-        if self._config is not None:
-            folders = {"lake": self._config.lake, "data": self._config.data}
-            rules = rules_request(score.rules, length, self.date, folders)
-            record = served_blend(RunContext("nightrank", self._config, self.date), candidates)
-            blend = None if record is None else blend_request(record, candidates)
-        return ListRequest(
-            self._info.request(score), tuple(files), tuple(sorted(values.items())), length, rules, blend
-        )
-
-    def _users(
-        self,
-        keys: list[str],
-        users: Manifest,
-        candidates: Manifest,
-        unknown: Literal["raise", "skip"],
-        *,
-        with_scores: bool,
-    ) -> pa.Table:
-        """Returns features and candidates of users, one row per user that is known."""
-        lake, version = self._lake, self.spec.workflow_version
-        features = [feature.name for feature in self.spec.scoped("user")]
-        known = read_rows_of_keys(
-            lake.users(version).partition(self.date), users, USER_KEY, keys, [USER_KEY, *features]
-        )
-        of_users = known.column(USER_KEY)
-        missing = sorted(set(keys) - set(of_users.to_pylist()))
-        if missing and unknown == "raise":
-            raise DataError(
-                f"{len(missing)} of {len(keys)} users are not in {users.table} dt={self.date}: {missing[:5]}",
-                "check that ids are written as in the log, or pass unknown='skip'",
-            )
-        columns = [CANDIDATES, EXCLUDED, *([SOURCE_SCORES] if with_scores else [])]
-        lists = read_rows_of_keys(
-            lake.candidates(version).partition(self.date),
-            candidates,
-            USER_KEY,
-            of_users.to_pylist(),
-            [USER_KEY, *columns],
-        )
-        listed = known.filter(pc.is_in(of_users, lists.column(USER_KEY)))
-        for name in columns:
-            listed = listed.append_column(name, lists.column(name))
-        return listed
-
-
-def _require_torch() -> None:
-    """Raises ConfigError if the packages that compute models are not installed."""
-    missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a model needs the packages {missing}, which are not installed",
-            "pip install 'nightrank[models]'",
-        )

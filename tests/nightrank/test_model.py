@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -106,3 +108,18 @@ def test_names_of_models_must_be_clear(world: World) -> None:
     assert nightrank.open(world.root, name="generated").champion().date == RUN_DATE
     with pytest.raises(nightrank.DataError, match="has no champion"):
         nightrank.open(world.root, name="nothing").champion()
+
+
+def test_a_champion_can_be_saved_elsewhere(world: World, tmp_path: Path) -> None:
+    champion, rows = world.lake.champion(), world.raw_rows().head(100)
+    champion.save(tmp_path / "copy")
+    copy = nightrank.Model.load(tmp_path / "copy")
+    np.testing.assert_array_equal(copy.score(rows), champion.score(rows))
+    assert copy.description == champion.description
+    with pytest.raises(nightrank.ConfigError, match="has no run date, so there are no candidates"):
+        copy.recommend(["1"])
+    metrics = world.lake.champion(use_refit=False).metrics
+    assert (
+        metrics[-1]["auc"] == world.lake.champion(use_refit=False).description["metrics"]["validation"]["auc"]
+    )
+    assert champion.metrics == []  # a refit has no validation rows

@@ -1,0 +1,132 @@
+"""Writes models to a folder in the format of a lake, and finds them there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from pyarrow import fs
+
+from conf.errors import ConfigError, DataError, InfrastructureError
+from scoring.model.model_info import ModelInfo, read_model_info
+from storage import file_io, format_versions
+from storage.paths import Lake
+from training.registry.model_json import MODEL_JSON, is_complete, is_described, names_of
+from training.registry.versions import model_path
+
+_METRICS = ("auc", "log_loss", "normalized_entropy")
+
+
+def private_folder() -> str:
+    """Creates a folder for temporary files that only this user can read. Returns its path.
+
+    Raises:
+        InfrastructureError: the folder cannot be created.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="nightrank-")
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot make a temporary folder: {error}",
+            "free disk space, or set TMPDIR to a folder that you can write",
+        ) from error
+
+
+def delete_folder(folder: str) -> None:
+    """Deletes a folder, as far as possible."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def delete_with(owner: object, folder: str) -> None:
+    """Deletes a folder when `owner` is freed, or when this process ends normally.
+
+    A forked process does not delete the folder of its parent.
+    """
+    weakref.finalize(owner, _delete_in, os.getpid(), folder)
+
+
+def _delete_in(process: int, folder: str) -> None:
+    if os.getpid() == process:
+        delete_folder(folder)
+
+
+def copy_model(info: ModelInfo, lake: Lake) -> None:
+    """Copies a model to a lake, unless it is there. Its file model.json is written last.
+
+    Raises:
+        DataError: a file of the model is missing.
+        InfrastructureError: a file cannot be read or written.
+    """
+    path = model_path(lake, str(info.description["name"]), info.version)
+    if is_complete(path):
+        return
+    for name in sorted(names_of(info.description)):
+        _copy(f"{info.path}/{name}", f"{path}/{name}")
+    file_io.replace_json(f"{path}/{MODEL_JSON}", format_versions.MODEL.stamp(info.description))
+
+
+def _copy(source: str, target: str) -> None:
+    files, inner = file_io.filesystem(source)
+    others, target_inner = file_io.filesystem(target)
+    try:
+        if file_io.is_local(target):
+            others.create_dir(target_inner.rsplit("/", 1)[0], recursive=True)
+        fs.copy_files(inner, target_inner, source_filesystem=files, destination_filesystem=others)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{source} is missing, although model.json names it", "train the model again"
+        ) from error
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot copy {source} to {target}: {error}", "check disk space and permissions"
+        ) from error
+
+
+def find_model(lake: Lake, version: str | None) -> ModelInfo:
+    """Returns the model with a version, or the only model, of a folder in the format of a lake.
+
+    Raises:
+        ConfigError: the version is None, and there are several models.
+        DataError: there is no such model.
+    """
+    paths = [
+        path
+        for name in _folders(lake.models("").rstrip("/"))
+        for path in _folders(name)
+        if is_described(path) and version in (None, path.rsplit("/", 1)[1])
+    ]
+    if not paths:
+        wanted = "model" if version is None else f"model {version}"
+        raise DataError(f"{lake.root} has no {wanted}", "pass the folder that was passed to `save`")
+    if len(paths) > 1:
+        versions = sorted(path.rsplit("/", 1)[1] for path in paths)
+        raise ConfigError(f"{lake.root} has several models: {versions}", "pass the `version` of one")
+    return read_model_info(paths[0])
+
+
+def _folders(path: str) -> list[str]:
+    infos = file_io.list_files(path)
+    return [f"{path}/{info.base_name}" for info in infos if info.type == fs.FileType.Directory]
+
+
+def validation_metrics(description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the metrics of the validation rows in a model.json; see `Model.metrics`.
+
+    The last entry was measured after the training.
+    """
+    history = description.get("history", ())
+    last = description.get("metrics", {}).get("validation")
+    if not last or not last["rows"] or not history:
+        return []
+    steps = description["steps"]
+    measured = {entry["step"]: entry for entry in history if "validation" in entry}
+    entries = [_entry(entry, entry["validation"]) for step, entry in measured.items() if step < steps]
+    return [*entries, _entry(history[-1], last)]
+
+
+def _entry(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {"epoch": entry["epoch"] + 1, "step": entry["step"], **{name: metrics[name] for name in _METRICS}}
