@@ -10,6 +10,7 @@
     model.score(rows)                                      # click probabilities of raw rows
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
     nightrank.Workflow(groups).fit(rows).transform(rows)   # features that are learned from a frame
+    nightrank.train(workflow, rows, model={...}).score(rows)  # a model that is trained on a frame
 
 No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
 and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so the
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
+    from nightrank.frame_training import train
     from nightrank.frames import Frame
     from nightrank.lake import Lake
     from nightrank.lake import open_lake as open
@@ -39,6 +41,7 @@ __all__ = [
     "Published",
     "Workflow",
     "open",
+    "train",
 ]
 
 _ERRORS = "conf.errors"
@@ -54,6 +57,7 @@ _MODULES = {
     "Published": ("nightrank.published", None),
     "Workflow": ("nightrank.workflow", None),
     "open": ("nightrank.lake", "open_lake"),
+    "train": ("nightrank.frame_training", "train"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import nightrank
 from tests.nightrank.conftest import COLUMNS, RUN_DATE, World
 from tests.processes import ROOT
 
@@ -18,7 +19,7 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(world.folder)
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     text = "\n".join(blocks).replace("conf/datasets/generated.yaml", str(world.config))
     names: dict[str, Any] = {}
     exec(compile(text, "docs/python.md", "exec"), names)
@@ -29,6 +30,11 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert 980 < len(names["features"]) == len(names["probabilities"]) <= 1000
     assert list(names["train"]) == ["label", "C1", "C2", "I1", "C2_te"]
     assert len(names["train"]) == len(names["features"])
+    assert names["trained"].metrics[-1]["epoch"] == 2
+    loaded = nightrank.Model.load("own_model")
+    pd.testing.assert_series_equal(
+        loaded.score(names["validation_rows"]), names["trained"].score(names["validation_rows"])
+    )
     lists = names["model"].recommend(names["some"], k=5).to_pandas()
     assert list(lists) == columns[:5]
     published = names["frame"][names["frame"]["user_id"].isin(names["some"])]

@@ -46,11 +46,15 @@ GROUPS = [
     {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
     {"columns": ["C2"], "kind": "dense", "ops": ["target_encoding"]},
 ]
+TRAINING = {
+    "model": {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]},
+    "train": {"epochs": 2, "global_batch_size": 256, "device": "cpu"},
+}
 USE = """
 import json, sys
 import pandas as pd
 import nightrank
-root, config, raw, out, groups = sys.argv[1:]
+root, config, raw, out, groups, training = sys.argv[1:]
 rows = pd.read_parquet(raw)
 lake = nightrank.open(root)
 lake.workflow().encode(rows).to_parquet(out + "/features.parquet")
@@ -63,6 +67,12 @@ lake.users().polars().write_parquet(out + "/users.parquet")
 workflow = nightrank.Workflow(json.loads(groups))
 workflow.fit_transform(rows).to_parquet(out + "/learned.parquet")
 workflow.save(out + "/workflow")
+labelled = rows[rows["label"].isin([0, 1])]
+settings = json.loads(training)
+own = nightrank.Workflow(json.loads(groups)).fit(labelled)
+own_model = nightrank.train(own, labelled, validation=labelled, **settings)
+own_model.save(out + "/model")
+pd.DataFrame({"p": own_model.score(rows)}).to_parquet(out + "/own_scores.parquet")
 modules = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"modules": modules, "file": nightrank.__file__, "pandas": pd.__version__}))
 """
@@ -139,7 +149,9 @@ def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
     rows = world.raw_rows()
     rows.to_parquet(tmp_path / "raw.parquet")
     files = (str(tmp_path / "raw.parquet"), str(tmp_path))
-    used = installed.json(USE, world.root, str(world.config), *files, json.dumps(GROUPS))
+    used = installed.json(
+        USE, world.root, str(world.config), *files, json.dumps(GROUPS), json.dumps(TRAINING)
+    )
     assert str(used["file"]).startswith(str(installed.folder))
     assert str(used["pandas"]) >= "3"
     assert not {"pyspark", "py4j", "horovod", "petastorm", "mlflow", "duckdb"} & set(used["modules"])  # type: ignore[call-overload]
@@ -163,6 +175,13 @@ def test_it_reads_encodes_scores_and_lists_as_the_checkout_does(
     assert saved.version == own.version
     for name in ("C1", "C2", "I1", "C2_te"):
         np.testing.assert_array_equal(learned.column(name).to_numpy(), here[name].to_numpy())
+    labelled = rows[rows["label"].isin([0, 1])]
+    trained = nightrank.train(
+        nightrank.Workflow(GROUPS).fit(labelled), labelled, validation=labelled, **TRAINING
+    )
+    own_scores = pq.read_table(tmp_path / "own_scores.parquet").column("p").to_numpy()
+    np.testing.assert_allclose(own_scores, trained.score(rows).to_numpy(), rtol=1e-4)
+    np.testing.assert_allclose(nightrank.Model.load(tmp_path / "model").score(rows), own_scores, rtol=1e-5)
 
 
 def test_every_module_finds_its_imports(installed: Installed) -> None:

@@ -1,0 +1,153 @@
+"""Trains a model on the rows of a frame, in this process, without a lake and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import DataError
+from conf.types import ModelConfig, Split, Train
+from nightrank.model import Model
+from nightrank.packages import require_torch
+from nightrank.saved_models import delete_folder, delete_with, private_folder
+from nightrank.spark_frames import AnyFrame, local_table
+from nightrank.train_sections import read_model, read_train
+from nightrank.workflow import Workflow, copy_of
+from scoring.model.model_info import read_model_info
+from storage.feature_spec import FeatureSpec
+from storage.paths import Lake
+
+
+def train(
+    workflow: Workflow,
+    rows: AnyFrame | pa.RecordBatch,
+    *,
+    model: Mapping[str, Any] | ModelConfig,
+    train: Mapping[str, Any] | Train | None = None,
+    validation: AnyFrame | pa.RecordBatch | None = None,
+    label: str | None = None,
+) -> Model:
+    """Trains a model on one rank in this process, from random weights, and returns it.
+
+    It has the weights that train_model computes from a dataset with the same rows. The model and its files
+    are temporary: `Model.save` keeps them.
+
+    Args:
+        workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
+            must have been fitted on `rows`.
+        rows: the raw rows to train on, a frame of pandas, Polars, Arrow or Spark. A frame of Spark is copied
+            to this process.
+        model: the section `model` of a configuration, such as {"architecture": "deepfm"}.
+        train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
+        validation: raw rows that the model is measured on, at the end of each epoch or every
+            `evaluate_every_steps` steps; see `Model.metrics`. The training may end early (`stop_at`).
+        label: the column with the label, 0 or 1; None for the label of the workflow.
+
+    Raises:
+        ConfigError: the workflow is not fitted, was fitted on other rows, or reads the label; a frame is no
+            frame; a setting is wrong, unknown or refused; or torch is not installed.
+        DataError: a frame has no rows or lacks a column; a value does not fit; a label is not 0 or 1, or all
+            labels are equal; a feature is null; or the loss is not finite.
+        InfrastructureError: a temporary file cannot be written.
+    """
+    require_torch()
+    sections = read_model(model), read_train(train, is_measured=validation is not None)
+    fitted = copy_of(workflow)
+    label = workflow.label if label is None else label
+    frames: dict[Split, AnyFrame | pa.RecordBatch] = {"train": rows}
+    if validation is not None:
+        frames["validation"] = validation
+    tables: dict[Split, pa.Table] = {}
+    for split, frame in frames.items():
+        with _named(split):
+            tables[split] = _table(workflow, frame, label, split)
+    return _trained(*sections, tables, fitted)
+
+
+def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table], workflow: Workflow) -> Model:
+    """Trains in a temporary folder, which is deleted with the model, or now if the training fails."""
+    from training.loop.run import train_in_process  # torch
+    from training.loop.table_plan import make_table_plan
+
+    folder = private_folder()
+    lake = Lake(folder)
+    try:
+        plan = make_table_plan(model, train, workflow.spec, tables, lake)
+        train_in_process(plan)
+        trained = Model(lake, read_model_info(plan.model_path), workflow=workflow)
+    except BaseException:
+        delete_folder(folder)
+        raise
+    delete_with(trained, folder)
+    return trained
+
+
+@contextmanager
+def _named(split: Split) -> Iterator[None]:
+    """Adds the name of the frame to the errors of its rows."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{split} rows: {error.problem}", error.remedy) from error
+
+
+def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, split: Split) -> pa.Table:
+    """Returns the label and the features of rows, as the loader reads them."""
+    raw = local_table(rows, list(dict.fromkeys([*workflow.training_columns, label])))
+    if label not in raw.column_names:
+        raise DataError(
+            f"the frame has no column {label!r}, the label", "pass the name of its column as `label`"
+        )
+    if not raw.num_rows:
+        raise DataError("the frame has no rows", "pass rows with labels")
+    labels = _labels(label, raw.column(label))
+    if split == "train":
+        _require_two_labels(labels)
+        features = workflow.encode_training(raw, label)
+    else:
+        features = workflow.encode_to_arrow(raw)
+    _require_values(features, workflow.spec)
+    return features.append_column(workflow.spec.label, labels)
+
+
+def _labels(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Returns the labels as float32. Raises DataError if one of them is missing, or not 0 or 1."""
+    kind = column.type
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise DataError(f"column {name}, the label, has the type {kind}", "convert it to the numbers 0 and 1")
+    values = pa.concat_arrays(column.chunks)
+    numbers = values.cast(pa.int8() if pa.types.is_boolean(kind) else pa.float64(), safe=False)
+    wrong = pc.invert(pc.is_in(numbers, value_set=pa.array([0, 1], numbers.type)))
+    count = pc.sum(wrong).as_py()
+    if count:
+        row = pc.index(wrong, True).as_py()
+        raise DataError(
+            f"column {name}, the label, row {row}: {values[row].as_py()!r} is not 0 or 1 ({count} of "
+            f"{len(values)} labels are wrong)",
+            "correct these labels, or leave these rows out",
+        )
+    return numbers.cast(pa.float32())
+
+
+def _require_two_labels(labels: pa.Array) -> None:
+    distinct = labels.unique().to_pylist()
+    if len(distinct) < 2:
+        raise DataError(
+            f"all {len(labels)} labels are {distinct[0]:g}, so a model could only learn a constant",
+            "pass rows with both labels",
+        )
+
+
+def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
+    """Raises DataError if a feature is null. Only lists may be null."""
+    for feature in (*spec.dense, *spec.categorical):
+        nulls = features.column(feature.name).null_count
+        if nulls:
+            raise DataError(
+                f"the feature {feature.name} is null in {nulls} of {len(features)} rows",
+                "add an operator that fills nulls, such as fill_median, and fit again",
+            )

@@ -1,0 +1,93 @@
+"""Reads the sections `model` and `train` of a training on a frame, and refuses settings that need jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.load import read_section
+from conf.types import ModelConfig, Train
+from training.settings import complete
+
+_ONE_RANK = "one rank trains, in this process"
+_NO_LAKE = "the training does not use a lake"
+_NO_KEYS = "rows of a frame have no keys of users and items"
+# Settings without an effect, or whose effect needs more than the rows of a frame.
+_REFUSED = {
+    "num_ranks": _ONE_RANK,
+    "elastic": _ONE_RANK,
+    "start_timeout_s": _ONE_RANK,
+    "embeddings.placement": _ONE_RANK,
+    "embeddings.replicated_max_bytes": _ONE_RANK,
+    "embeddings.row_wise_share": _ONE_RANK,
+    "checkpoint_every_steps": _NO_LAKE,
+    "keep_checkpoints": _NO_LAKE,
+    "profile": _NO_LAKE,
+    "retrain": _NO_LAKE,
+    "refit": _NO_LAKE,
+    "reading.staging_folder": _NO_LAKE,
+    "reading.staging_mib": _NO_LAKE,
+    "embedding_memory": _NO_LAKE,
+    "embedding_memory_mib": _NO_LAKE,
+    "negatives": _NO_KEYS,
+    "unknown_share": _NO_KEYS,
+    "max_softmax_items": _NO_KEYS,
+    "baselines": "train each baseline by a call of its own",
+}
+_MEASURED = ("evaluate_every_steps", "stop_at")
+
+
+def read_model(section: Mapping[str, Any] | ModelConfig) -> ModelConfig:
+    """Returns the section `model` with all settings of its architecture.
+
+    Raises:
+        ConfigError: it is no mapping, the architecture does not exist, or a setting is wrong.
+    """
+    return complete(_read(ModelConfig, section, "model"))
+
+
+def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) -> Train:
+    """Returns the section `train`; None for its defaults.
+
+    Args:
+        section: its keys. Those that have no effect in a training on a frame are refused.
+        is_measured: whether there are validation rows.
+
+    Raises:
+        ConfigError: a key is unknown or refused, a value breaks its rule, or a setting needs validation rows.
+    """
+    train = Train() if section is None else _read(Train, section, "train")
+    wrong = [f"train.{name} ({why})" for name, why in _REFUSED.items() if _is_set(train, name)]
+    if train.loss != "bce":
+        wrong.append(f"train.loss={train.loss} ({_NO_KEYS})")
+    if wrong:
+        raise ConfigError(
+            f"a training on a frame does not have the settings {', '.join(wrong)}",
+            "remove them, or train in a lake with train_model",
+        )
+    unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]
+    if unmeasured and not is_measured:
+        raise ConfigError(
+            f"{' and '.join(unmeasured)} need validation rows", "pass `validation`, or remove the settings"
+        )
+    return train
+
+
+def _read(kind: Any, section: Any, name: str) -> Any:
+    """Returns a section as an object of its type."""
+    if isinstance(section, kind):
+        return section
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"{name} is {section!r}, but it must be a mapping", f"pass the keys of the section `{name}`"
+        )
+    return read_section(kind, dict(section), "", f"correct these keys of `{name}`", (name,))
+
+
+def _is_set(train: Train, name: str) -> bool:
+    """Returns whether the caller has set a key, whose name may have two parts."""
+    outer, _, inner = name.partition(".")
+    if outer not in train.model_fields_set:
+        return False
+    return not inner or inner in getattr(train, outer).model_fields_set
