@@ -69,7 +69,8 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
     unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]
     if unmeasured and not is_measured:
         raise ConfigError(
-            f"{' and '.join(unmeasured)} need validation rows", "pass `validation`, or remove the settings"
+            f"{' and '.join(unmeasured)} cannot be used without validation rows",
+            "pass `validation`, or remove these settings",
         )
     return train
 

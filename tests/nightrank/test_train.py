@@ -367,7 +367,7 @@ def test_the_label_is_that_of_the_workflow_or_named() -> None:
         ({"train": {"epochs": 0}}, "ConfigError", "train.epochs=0"),
         ({"train": {"epoch": 1}}, "ConfigError", "unknown key train.epoch=1"),
         ({"train": 3}, "ConfigError", "train is 3, but it must be a mapping"),
-        ({"train": {"evaluate_every_steps": 3}}, "ConfigError", "train.evaluate_every_steps need validation rows"),
+        ({"train": {"evaluate_every_steps": 3}}, "ConfigError", "train.evaluate_every_steps cannot be used without validation rows"),
         ({"workflow": nightrank.Workflow(PLAIN)}, "ConfigError", "the workflow is not fitted"),
     ],
 )  # fmt: skip
@@ -523,6 +523,28 @@ def test_temporary_files_are_private_and_deleted_with_the_model(folders: Path) -
     gc.collect()
     assert list(folders.iterdir()) == []
     assert len(untyped(workflow.transform(OTHERS))) == len(OTHERS)
+
+
+def test_a_forked_process_keeps_the_files_of_its_parent(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = trained()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    del model
+    gc.collect()
+    (folder,) = folders.iterdir()
+    assert any(folder.rglob("model.json"))
+
+
+def test_folders_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/models").write_text("no folder")
+    with pytest.raises(nightrank.InfrastructureError, match=r"cannot copy .* to .*/full/models/frame/"):
+        model.save(tmp_path / "full")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(nightrank.InfrastructureError, match="cannot make a temporary folder"):
+        trained()
 
 
 def test_a_later_fit_does_not_change_the_model() -> None:
