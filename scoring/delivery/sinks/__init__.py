@@ -19,18 +19,16 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import Field, create_model
 
 from conf.errors import ConfigError
+from conf.extensions import Extension, extensions, known_names
 from conf.load import read_section
 from conf.types import Deliver, SinkConfig, SinkSettings
 from scoring.delivery.published_lists import Delivered, PublishedLists
-
-GROUP = "nightrank.sinks"
 
 
 def built_in_sinks() -> list[str]:
@@ -44,7 +42,7 @@ def known_sinks() -> list[str]:
     Raises:
         ConfigError: two sinks have the same kind.
     """
-    return sorted([*built_in_sinks(), *_plug_ins()])
+    return known_names("sinks", _modules())
 
 
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
@@ -54,13 +52,13 @@ def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
         ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
             breaks its rule. Two sinks of the same kind are installed.
     """
-    plug_ins = _plug_ins() if deliver.sinks else {}  # reads files of all installed packages
+    plug_ins = (
+        extensions("sinks", _modules()) if deliver.sinks else {}
+    )  # reads files of all installed packages
     return [_read(sink, index, plug_ins) for index, sink in enumerate(deliver.sinks)]
 
 
-def _read(
-    sink: SinkConfig, index: int, plug_ins: Mapping[str, EntryPoint]
-) -> tuple[ModuleType, SinkSettings]:
+def _read(sink: SinkConfig, index: int, plug_ins: Mapping[str, Extension]) -> tuple[ModuleType, SinkSettings]:
     module = _module(sink.kind, f"deliver.sinks.{index}.kind", plug_ins)
     settings: type[SinkSettings] = module.Settings
     read = read_section(
@@ -92,19 +90,23 @@ def check_access(deliver: Deliver) -> None:
             check(settings)
 
 
-def _module(kind: str, key: str, plug_ins: Mapping[str, EntryPoint]) -> ModuleType:
+def _module(kind: str, key: str, plug_ins: Mapping[str, Extension]) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
         ConfigError: there is no such sink, its module cannot be imported, or its module is not one of a sink.
     """
     if kind in plug_ins:
-        return _load(plug_ins[kind])
+        extension = plug_ins[kind]
+        extension.member("Settings", SinkSettings)
+        extension.member("deliver")
+        return extension.load()
     built_in = built_in_sinks()
     if kind not in built_in:
         raise ConfigError(
             f"{key}={kind!r} does not exist; known: {sorted([*built_in, *plug_ins])}",
-            f"set {key} to one of these, or install a package with an entry point of the group {GROUP}",
+            f"set {key} to one of these, or install a package with an entry point of the group "
+            "nightrank.sinks",
         )
     return import_module(f"{__name__}.{kind}")
 
@@ -122,42 +124,6 @@ def sink_section(kind: str) -> type[SinkSettings]:
     )
 
 
-def _plug_ins() -> dict[str, EntryPoint]:
-    """Returns the entry points of sinks of other packages, by kind."""
-    points: dict[str, EntryPoint] = {}
-    built_in = built_in_sinks()
-    for point in entry_points(group=GROUP):
-        other = points.get(point.name)
-        if point.name in built_in or (other is not None and other.value != point.value):
-            first = f"{__name__}.{point.name}" if other is None else _origin(other)
-            raise ConfigError(
-                f"two sinks are named {point.name!r}: {first} and {_origin(point)}",
-                "remove one of the two packages, or rename the entry point in one of them",
-            )
-        points[point.name] = point
-    return points
-
-
-def _load(point: EntryPoint) -> ModuleType:
-    """Imports the module of an entry point, and checks that it is one of a sink."""
-    try:
-        module = point.load()
-    except Exception as error:  # a module of others may raise anything while it is imported
-        raise ConfigError(
-            f"the sink {point.name!r}, {_origin(point)}, cannot be imported: {type(error).__name__}: {error}",
-            "correct or reinstall the package that has this entry point",
-        ) from error
-    settings = getattr(module, "Settings", None)
-    is_settings = isinstance(settings, type) and issubclass(settings, SinkSettings)
-    if not is_settings or not callable(getattr(module, "deliver", None)):
-        raise ConfigError(
-            f"the sink {point.name!r}, {_origin(point)}, lacks a class Settings(SinkSettings) or a function "
-            "deliver(settings, lists)",
-            "correct the module; docs/delivery.md describes what a sink contains",
-        )
-    return module
-
-
-def _origin(point: EntryPoint) -> str:
-    package = f" of the package {point.dist.name}" if point.dist is not None else ""
-    return f"the module {point.value}{package}"
+def _modules() -> dict[str, str]:
+    """Maps the kind of each sink in this folder to its module."""
+    return {kind: f"{__name__}.{kind}" for kind in built_in_sinks()}
