@@ -11,7 +11,7 @@ from conf.types import FeatureGroup
 from etl.fit.fit_rounds import fit_rounds, fit_without_statistics
 from etl.fit.frame_statistics import FrameRows, FrameStatistics
 from etl.fit.rounds import plan_rounds
-from etl.ops import Operator, operator_from_config
+from etl.ops import Operator, operator_digests, operator_from_config
 from etl.ops.base import Type
 from etl.workflow.chain_descriptions import canonical_groups, chain_description
 from etl.workflow.feature_plan import plan_features
@@ -76,12 +76,14 @@ def fit_frame(
     fitted = fit_rounds(chains, rounds, {"rows": statistics}, fit_without_statistics)
     features = fitted_features(chains, names, fitted, {})
     tables = statistics.tables()
+    extensions = operator_digests(step.operator.name for chain in chains for step in chain.steps)
     version = digest_of(
         {
             "frame": _FORMAT,
             "features": [group.model_dump(mode="json") for group in canonical_groups(groups)],
             "chains": [chain.to_json() for chain in fitted],
             "tables": tables.digests(),
+            **({"extensions": extensions} if extensions else {}),
         }
     )
     return LocalWorkflow(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Literal
 
-from etl.ops import OPERATORS, Step
+from etl.ops import Step, column_operator
 from etl.ops.training_statistics import Need
 from etl.workflow.unfitted_chains import Chain
 
@@ -163,5 +163,5 @@ def _needs_rows(step: Step) -> bool:
 
     The outputs of such a step depend on rows or tables.
     """
-    _, fitted_type = OPERATORS[step.operator.name]
+    _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.sql_only

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.types import Config
+from etl.ops import operator_digests
 from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
@@ -34,6 +35,7 @@ def workflow_version(
         if isinstance(step.operator, JoinExternal) and not parent
         for table in [step.operator.source(step)[0]]
     }
+    extensions = operator_digests(step.operator.name for chain in planned.chains for step in chain.steps)
     canonical = config.model_copy(update={"features": canonical_groups(config.features)})
     return digest_of(
         {
@@ -44,6 +46,7 @@ def workflow_version(
             "days": {day.dt: day.digest for day in days},
             "external": external,
             **preparation(config),
+            **({"extensions": extensions} if extensions else {}),
         }
     )
 

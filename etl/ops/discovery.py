@@ -24,6 +24,7 @@ _SHARED_MODULES = {
     "frames",
     "keyed",
     "memory_tables",
+    "package_operators",
     "pages",
     "parameters",
     "tables",

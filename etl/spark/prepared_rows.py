@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config
+from etl.ops import operator_digests
 from etl.raw.files import RawFiles
 from etl.spark.histories import GROUP_METHOD, METHOD, add_history
 from etl.spark.last_clicks import LastClicks
@@ -70,17 +71,23 @@ def clicks_before(spark: SparkSession, config: Config, lake: Lake) -> LastClicks
 def preparation(config: Config) -> dict[str, str]:
     """Returns the versions of the methods that draw negatives, divide rows into splits and add histories.
 
+    It also contains the digest of the operators of `prepare` that other packages add.
+
     The result is part of the inputs of workflows, profiles and feature partitions. So jobs compute these
     again if a method has changed since they were written. The result contains only methods that differ from
     those of an earlier release. If there are none, the result is empty, and partitions of the earlier release
     remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
+    operators = operator_digests(
+        entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare
+    )
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
         **({"history": f"{method}, {digest_of(config.history.model_dump())}"} if config.history else {}),
+        **({"operators": digest_of(operators)} if operators else {}),
     }
 
 

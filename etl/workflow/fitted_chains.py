@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
+from conf.extensions import Extension
 from conf.lazy_pyspark import F, T
-from etl.ops import OPERATORS, Fitted
+from etl.ops import Fitted, operator_extension, stored_fitted_type
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables, Tables
 from storage.feature_spec import Feature
@@ -163,19 +164,44 @@ class FittedChain:
             "types": self.types,
             "outputs": self.outputs,
             "steps": [
-                {"op": step.name, "inputs": step.inputs, "outputs": step.outputs, "state": step.state()}
-                for step in self.steps
+                {
+                    "op": step.name,
+                    "inputs": step.inputs,
+                    "outputs": step.outputs,
+                    "state": step.state(),
+                    **({"package": extension.package} if extension else {}),
+                }
+                for step, extension in zip(self.steps, self._extensions(), strict=True)
             ],
         }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FittedChain:
-        """Creates the chain from the result of `to_json`."""
+        """Creates the chain from the result of `to_json`.
+
+        Raises:
+            ConfigError: an operator does not exist here, such as one of a package that is not installed.
+        """
         steps = tuple(
-            OPERATORS[step["op"]][1].from_state(step["inputs"], step["outputs"], step["state"])
+            stored_fitted_type(step["op"], step.get("package")).from_state(
+                step["inputs"], step["outputs"], step["state"]
+            )
             for step in stored["steps"]
         )
         return cls(tuple(stored["inputs"]), tuple(stored["types"]), steps, tuple(stored["outputs"]))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Pickles a chain with operators of other packages as JSON values.
+
+        So a worker that lacks the package raises the ConfigError of `from_json`, not a ModuleNotFoundError.
+        """
+        if any(self._extensions()):
+            return FittedChain.from_json, (self.to_json(),)
+        return super().__reduce_ex__(protocol)
+
+    def _extensions(self) -> list[Extension | None]:
+        """Returns, for each step, the extension that adds its operator; None for operators of etl/ops."""
+        return [operator_extension(step.name) for step in self.steps]
 
 
 def apply_chains(

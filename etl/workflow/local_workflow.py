@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError
-from etl.ops import OPERATORS
+from etl.ops import column_operator
 from etl.ops.base import Type
 from etl.ops.tables import RARE, LocalTables, vocabulary_key, workflow_table
 from etl.workflow.fitted_chains import FittedChain, compute_features
@@ -157,7 +157,7 @@ class LocalWorkflow:
                 continue
             if step.name == "categorify":
                 return str(step.state()["vocabulary"])
-            if not OPERATORS[step.name][0].keeps_ids:
+            if not column_operator(step.name)[0].keeps_ids:
                 break
             name = step.inputs[0]
         raise ConfigError(
