@@ -17,7 +17,7 @@ from storage.table_digest import table_digest
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.loop.training_plan import TrainPlan
 from training.registry import versions
-from training.settings import Features, check_loss, check_model, complete
+from training.settings import Features, architecture_digests, check_loss, check_model, complete
 
 # The name of the models. A lake has one folder of models for each name.
 NAME = "frame"
@@ -53,7 +53,8 @@ def make_table_plan(
     if "validation" in splits and not train.evaluate_every_steps:
         train = train.model_copy(update={"evaluate_every_steps": _steps_per_epoch(splits["train"], train)})
     digest = digest_of({split: table_digest(table) for split, table in tables.items()})
-    version = versions.version_of(model, train, digest, None)
+    extensions = architecture_digests([model.architecture])
+    version = versions.version_of(model, train, digest, None, extensions)
     description: dict[str, Any] = {
         "name": NAME,
         "version": version,

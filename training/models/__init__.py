@@ -5,7 +5,8 @@ has a function that builds the model from its settings (training/settings/<name>
 
     build(settings: Settings, inputs: Inputs) -> nn.Module
 
-The model takes
+The module may also be in another package, which names it by an entry point of the group `nightrank.models`
+(docs/extending.md). The model takes
 
     dense        (B, D) float32, the spec's dense features in order
     categorical  (B, W) int32 or int64, ids in the layout of training/models/inputs.py
@@ -37,7 +38,7 @@ from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.table_factory import TableFactory
 from training.embeddings.tiers import PlannedTable, Tiers
 from training.models.inputs import Inputs
-from training.settings import complete, known_architectures, read_settings
+from training.settings import architecture_extension, complete, known_architectures, read_settings
 
 __all__ = ["build_model", "complete", "known_architectures", "planned_tables", "read_settings"]
 
@@ -96,11 +97,16 @@ def _build(config: ModelConfig, spec: FeatureSpec, seed: int, tables: TableFacto
         model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, tables))
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"training/models/{config.architecture}.py built a {type(model).__name__}, not a torch module",
-            "let its build() return an nn.Module",
+            f"the architecture {config.architecture} built a {type(model).__name__}, not a torch module",
+            "let the build() of its module return an nn.Module",
         )
     return model
 
 
 def _module(config: ModelConfig) -> ModuleType:
-    return import_module(f"{__name__}.{config.architecture}")
+    """Returns the module of an architecture, in this folder or in another package."""
+    extension = architecture_extension(config.architecture)
+    if extension is None:
+        return import_module(f"{__name__}.{config.architecture}")
+    extension.member("build")
+    return extension.load()

@@ -11,14 +11,13 @@ the same result as the first run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from conf.errors import DataError
+from conf.source_digests import combined_digest, source_digests
 from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
 from storage.manifest import digest_of
@@ -87,35 +86,41 @@ class ChampionDecision:
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
-def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
+def model_version(
+    config: Config, dataset_digest: str, parent: str | None, extensions: Mapping[str, str] | None = None
+) -> str:
     """Returns the version of the model that a configuration trains; see `version_of`."""
-    return version_of(config.model, config.train, dataset_digest, parent)
+    return version_of(config.model, config.train, dataset_digest, parent, extensions)
 
 
-def version_of(model: ModelConfig, train: Train, dataset_digest: str, parent: str | None) -> str:
+def version_of(
+    model: ModelConfig,
+    train: Train,
+    dataset_digest: str,
+    parent: str | None,
+    extensions: Mapping[str, str] | None = None,
+) -> str:
     """Returns a version of 16 hex digits: a digest of settings, data, code and parent.
 
     The version does not depend on the number of ranks.
+
+    Args:
+        model, train: the sections `model` and `train` of the configuration.
+        dataset_digest: the digest of the data manifest.
+        parent: the version of the model with which the training starts; None for random weights.
+        extensions: the digests of the packages whose architectures are trained. None or empty: the version
+            does not depend on other packages.
     """
     settings = train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
-    return digest_of([model.model_dump(mode="json"), settings, dataset_digest, code_version(), parent])
+    code = [code_version(), *([dict(extensions)] if extensions else [])]
+    return digest_of([model.model_dump(mode="json"), settings, dataset_digest, *code, parent])
 
 
 def code_version() -> str:
     """Returns a digest of the source files of all packages that influence a trained model."""
     package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
     root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip
-    sources = [source for name in _CODE for source in _sources(root.parent / name, name)]
-    return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
-
-
-def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
-    """Yields one pair (path, digest of the content) for every Python file below a folder."""
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _sources(entry, f"{name}/{entry.name}")
-        elif entry.name.endswith(".py"):
-            yield f"{name}/{entry.name}", sha256(entry.read_bytes()).hexdigest()
+    return combined_digest(source for name in _CODE for source in source_digests(root.parent / name, name))
 
 
 def model_path(lake: Lake, name: str, version: str) -> str:

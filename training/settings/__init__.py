@@ -14,10 +14,13 @@ Every job first checks the settings of the model, even a job that does not need 
 
 `check_settings.py` refuses settings that an architecture does not have. `architectures.py` lists the modules.
 An architecture may also define its Settings in its own module in training/models, without a file in this
-folder. In this case, checking the settings imports torch.
+folder. In this case, checking the settings imports torch. The same is true of an architecture of another
+package. The package names its module by an entry point of the group `nightrank.models`.
 """
 
 from training.settings.check_settings import (
+    architecture_digests,
+    architecture_extension,
     check_loss,
     check_model,
     complete,
@@ -26,4 +29,13 @@ from training.settings.check_settings import (
 )
 from training.settings.field_types import Features
 
-__all__ = ["Features", "check_loss", "check_model", "complete", "known_architectures", "read_settings"]
+__all__ = [
+    "Features",
+    "architecture_digests",
+    "architecture_extension",
+    "check_loss",
+    "check_model",
+    "complete",
+    "known_architectures",
+    "read_settings",
+]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pkgutil
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 from conf.errors import ConfigError
+from conf.extensions import Extension, digests_of, find_extension, known_names
 from conf.load import read_section
 from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
@@ -41,6 +43,24 @@ def known_architectures() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES)
 
 
+def architecture_extension(architecture: str) -> Extension | None:
+    """Returns the extension of another package that adds the architecture; None if there is none.
+
+    Raises:
+        ConfigError: two architectures have the name of an installed extension.
+    """
+    return find_extension("models", architecture, _built_in())
+
+
+def architecture_digests(architectures: Iterable[str]) -> dict[str, str]:
+    """Returns the digest of the code of each architecture that another package adds; empty if there is none.
+
+    Raises:
+        ConfigError: the module of an architecture cannot be imported.
+    """
+    return digests_of(architecture_extension(name) for name in dict.fromkeys(architectures))
+
+
 def complete(config: ModelConfig) -> ModelConfig:
     """Returns the configuration with all settings of its architecture, including defaults.
 
@@ -54,7 +74,10 @@ def complete(config: ModelConfig) -> ModelConfig:
 def read_settings(config: ModelConfig) -> Strict:
     """Returns a model's settings as its architecture's `Settings`. Raises the same errors as `complete`."""
     architecture = config.architecture
-    settings: type[Strict] = _module(architecture).Settings
+    extension = architecture_extension(architecture)
+    settings: type[Strict] = (
+        extension.member("Settings", Strict) if extension else _module(architecture).Settings
+    )
     return read_section(
         MODEL_SECTIONS.get(architecture) or model_section(architecture, settings),
         config.model_dump(),
@@ -104,13 +127,26 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     )
 
 
+def _built_in() -> dict[str, str]:
+    return {name: f"{_MODELS}.{name}" for name in known_architectures()}
+
+
 def _module(architecture: str) -> ModuleType:
-    """Returns the module that contains the architecture's settings."""
-    known = known_architectures()
-    if architecture not in known:
+    """Returns the module that contains the architecture's settings.
+
+    Raises:
+        ConfigError: the architecture does not exist, or its module in another package cannot be imported.
+    """
+    built_in = _built_in()
+    extension = find_extension("models", architecture, built_in)
+    if extension is not None:
+        return extension.load()
+    if architecture not in built_in:
         raise ConfigError(
-            f"model.architecture={architecture!r} does not exist; known: {known}",
-            f"set model.architecture to one of these, or add the module training/models/{architecture}.py",
+            f"model.architecture={architecture!r} does not exist; known: {known_names('models', built_in)}",
+            "set model.architecture to one of these, add the module "
+            f"training/models/{architecture}.py, or install a package with an entry point of the group "
+            "nightrank.models",
         )
     without_torch = f"{_SETTINGS}.{architecture}"
     return import_module(without_torch if find_spec(without_torch) else f"{_MODELS}.{architecture}")
