@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, assert_never
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, assert_never
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from conf.extensions import Extension, find_extension, known_names
 from conf.names import PlainText, RawLocation
 from conf.raw_types import PositiveInt, Seed, Strict
 
+# Maps the keys of the section that no rule of another package may have to their modules.
+_BUILT_IN: Mapping[str, str] = {
+    "attributes": "conf.rule_types",
+    "boost": "scoring.rules.boost",
+    "exploration": "scoring.rules.exploration",
+    "max_per_category": "scoring.rules.category",
+}
 _MOST_LOG_ODDS = 50  # moves any float32 probability past any other
 
 
@@ -80,8 +89,24 @@ class Exploration(Strict):
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
 
+def rule_extension(name: str) -> Extension | None:
+    """Returns the extension of another package that adds the rule; None if there is none.
+
+    Raises:
+        ConfigError: two rules have the name of an installed extension.
+    """
+    return find_extension("rules", name, _BUILT_IN)
+
+
 class ListRules(Strict):
-    """Business rules, applied after the ranking in this order: boost, maximum per category, exploration."""
+    """Business rules, applied after the ranking in this order: boost, maximum per category, exploration.
+
+    Other keys are names of rules of other packages (docs/extending.md), with their settings. These rules
+    change ranking scores after the boost, and leave out items before the maximum per category.
+    """
+
+    # Editors know only the keys below.
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     attributes: dict[str, Attribute] = Field(
         default={}, description="Maps a name to an attribute of items. Rules refer to it by this name."
@@ -100,6 +125,22 @@ class ListRules(Strict):
         description="Draws items for the last positions of a list. Null: no items are drawn.",
     )
 
+    @property
+    def packages(self) -> dict[str, dict[str, Any]]:
+        """Returns the settings of each rule of another package by its name, in the order of the file."""
+        return {name: dict(settings or {}) for name, settings in (self.model_extra or {}).items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rules_exist(cls, values: Any) -> Any:
+        names = [str(name) for name in values if name not in _BUILT_IN] if isinstance(values, dict) else []
+        if unknown := [name for name in names if rule_extension(name) is None]:
+            known = sorted({*known_names("rules", _BUILT_IN)} - {"attributes"})
+            raise ValueError(f"there are no rules {unknown}; known: {known}")
+        if wrong := [name for name in names if not isinstance(values.get(name), dict | None)]:
+            raise ValueError(f"the rules {wrong} need a section with their settings, such as {{weight: 2}}")
+        return values
+
     @model_validator(mode="after")
     def _attributes_are_used(self) -> ListRules:
         used = {rule.attribute for rule in (self.boost, self.max_per_category) if rule is not None}
@@ -110,7 +151,7 @@ class ListRules(Strict):
             )
         if idle := sorted(set(self.attributes) - used):
             raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
-        if not used and self.exploration is None:
+        if not used and self.exploration is None and not self.packages:
             raise ValueError(
                 "the section contains no rule: add `boost`, `max_per_category` or `exploration`, or remove "
                 "the section"

@@ -38,8 +38,8 @@ class ListScorer:
     def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
         """Returns the scores of T lists of I items each, shape (T, I), float32.
 
-        The scores are probabilities. The scores of a blend are log-odds, unless there is a boost, which needs
-        numbers from 0 to 1.
+        The scores are probabilities. The scores of a blend are log-odds, unless a rule changes ranking scores
+        (such as a boost), because such a rule needs numbers from 0 to 1.
 
         Args:
             parts, which, items: as for `PairScorer.list_logits`.
@@ -49,16 +49,16 @@ class ListScorer:
             return self.pair_scorer.score_lists(parts, which, items)
         logits = self.pair_scorer.list_logits(parts, which, items)
         blended = self.blend.scores(logits, source_scores.to(logits.device))
-        return blended.sigmoid() if self._boosts else blended
+        return blended.sigmoid() if self._rules_move_items else blended
 
     @property
-    def _boosts(self) -> bool:
+    def _rules_move_items(self) -> bool:
         """Returns whether the rules change the ranking scores of items."""
-        return self.rules is not None and self.rules.boost is not None
+        return self.rules is not None and self.rules.moves_items
 
     def shown(self, scores: Tensor) -> Tensor:
         """Returns the scores that lists show, from 0 to 1, of the scores that `scores` returned."""
-        return scores if self.blend is None or self._boosts else scores.sigmoid()
+        return scores if self.blend is None or self._rules_move_items else scores.sigmoid()
 
     def keys(
         self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
@@ -75,7 +75,7 @@ class ListScorer:
             names: the keys of the users.
 
         Raises:
-            DataError: the score of a candidate is NaN.
+            DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
         """
         wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
         if wrong.any():

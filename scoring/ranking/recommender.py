@@ -158,9 +158,9 @@ class Recommender:
         items = torch.where(valid, index, 0)
         chosen = rules.choose(items, valid, users.to_pylist(), self.k)
         filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
-        if rules.boost is None:
+        if not rules.moves_items:
             shown = self.list_scorer.shown(scores.gather(1, chosen.positions))
-        else:  # the keys contain ranking scores, but a list shows the scores before the boost
+        else:  # the keys contain ranking scores, but a list shows the scores before the rules
             of_sources = None
             if of_items is not None:
                 of_sources = torch.from_numpy(of_items(picked.cpu().numpy()))

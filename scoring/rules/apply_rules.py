@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from scoring.rules.attributes import ItemAttribute, align, read_attribute
+from conf.errors import DataError
+from scoring.rules.attributes import NO_VALUE, ItemAttribute, align, read_attribute
 from scoring.rules.boost import Boosted
 from scoring.rules.category import within_maximum
 from scoring.rules.exploration import draw_keys, text_hashes
+from scoring.rules.package_rules import ItemRule, load_package_rule
 from scoring.rules.request import BoostRequest, RulesRequest
 
 RANKED, EXPLORE = "ranked", "explore"
@@ -55,6 +57,7 @@ class ItemRules:
         item_hashes: (N,) int64: the hash of each item key; empty if `explore` is 0.
         salt: the salt of the hashes of user keys.
         reasons: the texts of the reasons, indexed by reason code.
+        packages: the rules of other packages by name, in the order in which they are applied.
     """
 
     boost: Boosted | None
@@ -65,15 +68,23 @@ class ItemRules:
     item_hashes: Tensor
     salt: str
     reasons: tuple[str, ...]
+    packages: Mapping[str, ItemRule] = field(default_factory=dict)
 
     @property
     def need_whole_rankings(self) -> bool:
         """Returns whether a list may contain items that are not among the k best items by ranking key.
 
-        This is so with a maximum per category and with exploration. A boost changes the ranking keys
-        themselves, so it does not need more than the k best items.
+        This is so with a maximum per category, with exploration, and with rules of other packages that leave
+        out items. A boost changes the ranking keys themselves, so it does not need more than the k best
+        items.
         """
-        return self.categories is not None or self.explore > 0
+        leave_out = any(rule.leaves_out_items for rule in self.packages.values())
+        return self.categories is not None or self.explore > 0 or leave_out
+
+    @property
+    def moves_items(self) -> bool:
+        """Returns whether the ranking scores of items differ from their scores."""
+        return self.boost is not None or any(rule.moves_items for rule in self.packages.values())
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
         """Returns the ranking scores of items, float32.
@@ -81,8 +92,21 @@ class ItemRules:
         Args:
             scores: the probabilities of the items.
             items: item indices, in the shape of `scores`.
+
+        Raises:
+            DataError: a rule of another package returned scores of another shape, or NaN for a number.
         """
-        return scores if self.boost is None else self.boost.keys(scores, items)
+        ranked_by = scores if self.boost is None else self.boost.keys(scores, items)
+        for name, rule in self.packages.items():
+            before, ranked_by = ranked_by, rule.ranking_scores(ranked_by, items).float()
+            if ranked_by.shape != before.shape or (ranked_by.isnan() & ~before.isnan()).any():
+                raise DataError(
+                    f"the rule {name} returned ranking scores of the shape {tuple(ranked_by.shape)}, "
+                    f"{int(ranked_by.isnan().sum())} of them NaN, for scores of the shape "
+                    f"{tuple(before.shape)}",
+                    "correct the rule's function ranking_scores, or the table that it reads",
+                )
+        return ranked_by
 
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
         """Chooses the list of each user from the user's ranking.
@@ -117,11 +141,16 @@ class ItemRules:
         return Chosen(positions, filled, torch.where(ranked.gather(1, positions), reasons, _EXPLORE_CODE))
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """Returns which cells have a candidate that the maximum per category allows, shape (U, W), bool."""
+        """Returns which cells have a candidate that all rules allow, shape (U, W), bool."""
+        for rule in self.packages.values():
+            valid = valid & rule.allowed(items, valid)
         if self.categories is None:
             return valid
         # Cells without a candidate come last, so they cannot use up the maximum before a candidate.
-        return valid & within_maximum(self.categories[items], self.most)
+        categories = self.categories[items]
+        if self.packages:  # nor may items that a rule left out
+            categories = categories.where(valid, NO_VALUE)
+        return valid & within_maximum(categories, self.most)
 
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -153,7 +182,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         device: the device for the tensors of the result.
 
     Raises:
-        ConfigError, DataError: the errors that read_attribute and align raise.
+        ConfigError, DataError: the errors that read_attribute, align and load_package_rule raise.
     """
     reasons, boost = [RANKED, EXPLORE], None
     boost_reason = torch.full((len(items),), _RANKED_CODE)
@@ -164,6 +193,12 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
     if cap is not None:
         attribute = align(cap.table, read_attribute(cap.table), items)
         categories = torch.from_numpy(attribute.codes).to(device)
+    packages = {rule.name: load_package_rule(rule, items, device) for rule in request.packages}
+    for name, rule in packages.items():
+        moved = rule.moved()
+        if moved is not None:
+            boost_reason = boost_reason.where((boost_reason != _RANKED_CODE) | ~moved.cpu(), len(reasons))
+            reasons.append(f"rule:{name}")
     hashes = text_hashes(items.to_pylist()) if request.explore else torch.empty(0, dtype=torch.int64)
     return ItemRules(
         boost and Boosted(boost.amounts.to(device), boost.by),
@@ -174,6 +209,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         hashes.to(device),
         request.salt,
         tuple(reasons),
+        packages,
     )
 
 

@@ -5,6 +5,7 @@ A request contains only paths and settings, so it can be pickled and hashed.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,21 @@ class CapRequest:
 
 
 @dataclass(frozen=True)
+class PackageRuleRequest:
+    """The settings of a rule of another package.
+
+    Attributes:
+        name: the name of the rule.
+        settings: its settings as JSON.
+        run_date: the date of the lists.
+    """
+
+    name: str
+    settings: str
+    run_date: str
+
+
+@dataclass(frozen=True)
 class RulesRequest:
     """The business rules of one run.
 
@@ -67,12 +83,14 @@ class RulesRequest:
         cap: the settings of the maximum per category; None if there is no maximum.
         explore: how many of the k positions get items drawn at random.
         salt: the seed and the date that the random draw depends on.
+        packages: the settings of the rules of other packages, in the order in which they are applied.
     """
 
     boost: BoostRequest | None
     cap: CapRequest | None
     explore: int
     salt: str
+    packages: tuple[PackageRuleRequest, ...] = ()
 
 
 def rules_request(
@@ -102,6 +120,10 @@ def rules_request(
         CapRequest(tables[cap.attribute], cap.max) if cap else None,
         positions_to_explore(exploration.share, k) if exploration else 0,
         f"{exploration.seed}|{run_date}" if exploration else "",
+        tuple(
+            PackageRuleRequest(name, json.dumps(settings, sort_keys=True, default=str), run_date)
+            for name, settings in rules.packages.items()
+        ),
     )
 
 

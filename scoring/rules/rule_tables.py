@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from scoring.rules.attributes import digest_of_table, read_attribute
+from scoring.rules.package_rules import package_rule_digests
 from scoring.rules.request import AttributeTable, RulesRequest, rules_request
 from storage.manifest import digest_of
 from storage.run_context import RunContext
@@ -16,10 +17,10 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
     """Returns the request for the business rules, and the digest (hash) of their tables.
 
     The request is None if no rules are configured. The digest is in a dictionary, under the key `rules`. The
-    dictionary is empty if the rules read no table.
+    dictionary is empty if the rules read no table. The code of rules of other packages is part of the digest.
 
     Raises:
-        ConfigError, DataError: the errors that read_attribute raises.
+        ConfigError, DataError: the errors that read_attribute and package_rule_digests raise.
     """
     config = context.config
     request = rules_request(
@@ -27,7 +28,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
     )
     if request is None:
         return None, {}
-    digests = {}
+    digests = package_rule_digests(config.score.rules, context.run_date)
     for rule in (request.boost, request.cap):
         if rule is not None:
             digests[f"{rule.table.path}:{rule.table.column}"] = _digest(rule.table, request)
