@@ -6,8 +6,9 @@ from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, model_validator
 
+from conf.package_source_types import PackageSource, Source
 from conf.raw_types import Days, PositiveInt, RawTable, Strict
-from conf.source_types import AllItems, Als, Covisitation, Ease, ItemKnn, Popular, Retrieval, Source
+from conf.source_types import AllItems, Als, Covisitation, Ease, ItemKnn, Popular, Retrieval
 from conf.split_types import SPLITS, Split
 
 
@@ -167,7 +168,7 @@ class Candidates(Strict):
 
 
 def _window_days(source: Source) -> int | None:
-    if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als):
+    if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als | PackageSource):
         return source.window_days
     if isinstance(source, AllItems | Retrieval):
         return None

@@ -231,6 +231,4 @@ class Retrieval(Strict):
         return self
 
 
-Source = Annotated[
-    AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval, Field(discriminator="source")
-]
+BuiltInSource = AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval

@@ -11,15 +11,19 @@ from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.id_features import features_with_oov_id
 from reporting.monitoring.lineage_events import check_openlineage
+from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.inputs.requests import require_context, require_no_pairs
+from scoring.rules.package_rules import read_package_rules
 from training.settings import Features, check_loss, check_model, read_settings
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, settings of models and sinks, segments, blend, lineage. Every job calls this first.
+    """Checks operators, settings of models, sources, rules and sinks, segments, blend, lineage.
+
+    Every job calls this first.
 
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
@@ -28,6 +32,8 @@ def check_config(config: Config) -> None:
     for location, model in _models(config):
         with _located(location):
             read_settings(model)
+    read_package_sources(config.candidates)
+    read_package_rules(config.score.rules)
     read_sinks(config.deliver)
     _check_segments(config, feature_plan)
     _check_blend(config)

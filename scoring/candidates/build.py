@@ -8,6 +8,7 @@ from typing import assert_never
 
 from pyspark.sql import DataFrame
 
+from conf.package_source_types import PackageSource
 from conf.source_types import ItemKnn
 from conf.types import AllItems, Als, Candidates, Covisitation, Ease, Popular, Retrieval
 from scoring.candidates.all_items import all_items
@@ -18,6 +19,7 @@ from scoring.candidates.ease import ease_items
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.item_knn import item_knn_items
 from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.package_sources import package_items
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from spark.rows import Rows, select
@@ -67,7 +69,7 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
 
 
 def _candidates_of(
-    source: Popular | Covisitation | ItemKnn | Ease | Als | Retrieval, tables: SourceTables
+    source: Popular | Covisitation | ItemKnn | Ease | Als | Retrieval | PackageSource, tables: SourceTables
 ) -> DataFrame:
     """Returns the candidates of one source: a frame with the columns user_key, candidates and scores.
 
@@ -85,6 +87,8 @@ def _candidates_of(
             segments = tables.segments[source.segment]
             return popular_in_segment(tables.exclusions, rows, tables.items, segments, source.n)
         return popular_items(tables.exclusions, popularity(rows, tables.items), source.n)
+    if isinstance(source, PackageSource):
+        return package_items(source, tables.exclusions.users, rows, tables.items, tables.run_date)
     assert_never(source)
 
 

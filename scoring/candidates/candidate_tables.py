@@ -18,6 +18,7 @@ from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
+from scoring.candidates.package_sources import source_digests
 from scoring.candidates.popular import SEGMENT
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
@@ -56,13 +57,17 @@ class CandidateTables:
     retriever: ModelInfo | None
 
     def inputs(self, context: RunContext, dataset: Dataset) -> dict[str, str]:
-        """Returns the names and digests of everything that candidates are computed from."""
+        """Returns the names and digests of everything that candidates are computed from.
+
+        These include the code of sources that other packages add.
+        """
         return {
             "users": self.users.digest,
             "dataset": dataset.digest,
             "config": config_digest(context.config, "candidates"),
             **table_digests(context),
             **({"retriever": self.retriever.version} if self.retriever else {}),
+            **source_digests(context.config.candidates),
         }
 
 
