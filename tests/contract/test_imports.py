@@ -68,6 +68,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.settings",
         "scoring",
     ),
+    # What packages of others import, only when a name is used.
+    "nightrank.extending": ("conf", "etl.ops", "training.models", "training.settings", "scoring"),
     "jobs": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting"),
     "airflow_dags": (),
     "local_airflow": ("setup",),

@@ -21,6 +21,7 @@ from setup import python_wheel
 from setup.console import SetupError
 from setup.install import BOOTSTRAP, VENV, site_packages
 from tests.etl.lakes.servers import READERS_LOCK, Unavailable, interpreter, missing
+from tests.extensions.packages import write_shop
 from tests.nightrank.conftest import RUN_DATE, World
 
 pytestmark = pytest.mark.processes
@@ -273,3 +274,18 @@ def test_imports_get_the_prefix(source: str, expected: str | None) -> None:
 def test_an_import_without_from_is_refused() -> None:
     with pytest.raises(SetupError, match=r"from conf\.errors import"):
         python_wheel.rewritten("import conf.errors\n")
+
+
+def test_an_operator_of_another_package_works_beside_it(installed: Installed, tmp_path: Path) -> None:
+    """The package imports only from nightrank.extending."""
+    write_shop(tmp_path)
+    code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import pandas as pd, nightrank
+groups = [{"columns": ["I1"], "kind": "dense", "ops": ["share_of_maximum"]}]
+features = nightrank.Workflow(groups).fit_transform(pd.DataFrame({"I1": [1, 4]}))
+tops = {name.split(".")[0] for name in sys.modules}
+print(json.dumps({"features": features["I1"].tolist(), "ours": sorted(tops & {"conf", "etl", "pyspark"})}))
+"""
+    assert installed.json(code, str(tmp_path)) == {"features": [0.25, 1.0], "ours": []}

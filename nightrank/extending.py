@@ -1,0 +1,94 @@
+"""What packages import that add operators, models, rules, sources of candidates or sinks (docs/extending.md).
+
+    from nightrank.extending import Operator, RowWise, Statistics, Step
+
+A package that imports only from here also works with the wheel of `nightrank`, whose other modules have other
+names than those of the checkout. The modules are imported when their names are used first, so an operator
+imports neither torch nor Spark.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conf.errors import ConfigError, DataError, InfrastructureError
+    from conf.lazy_pyspark import F, T, Window
+    from conf.types import SinkSettings, Strict
+    from etl.ops.base import Fitted, Operator, RowWise, Step, Type
+    from etl.ops.doubles import as_doubles, from_doubles
+    from etl.ops.frames import RowChanger, RowFilter
+    from etl.ops.tables import LocalTables, Tables
+    from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
+    from scoring.candidates.package_sources import SourceInputs
+    from scoring.delivery.published_lists import Delivered, PublishedLists
+    from scoring.rules.package_rules import ItemRule, RuleInputs
+    from training.models.click_model import ClickModel
+    from training.models.inputs import Inputs
+    from training.models.layers import in_float32
+    from training.settings import Features
+
+__all__ = [
+    "ClickModel",
+    "ConfigError",
+    "DataError",
+    "Delivered",
+    "F",
+    "Features",
+    "Fitted",
+    "InfrastructureError",
+    "Inputs",
+    "ItemRule",
+    "LocalTables",
+    "MergeableStatistic",
+    "Need",
+    "Operator",
+    "PublishedLists",
+    "RowChanger",
+    "RowFilter",
+    "RowWise",
+    "RuleInputs",
+    "SinkSettings",
+    "SourceInputs",
+    "Statistics",
+    "Step",
+    "Strict",
+    "T",
+    "Tables",
+    "Type",
+    "Window",
+    "as_doubles",
+    "from_doubles",
+    "in_float32",
+]
+
+_NAMES = {
+    "conf.errors": ("ConfigError", "DataError", "InfrastructureError"),
+    "conf.lazy_pyspark": ("F", "T", "Window"),
+    "conf.types": ("SinkSettings", "Strict"),
+    "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
+    "etl.ops.doubles": ("as_doubles", "from_doubles"),
+    "etl.ops.frames": ("RowChanger", "RowFilter"),
+    "etl.ops.tables": ("LocalTables", "Tables"),
+    "etl.ops.training_statistics": ("MergeableStatistic", "Need", "Statistics"),
+    "scoring.candidates.package_sources": ("SourceInputs",),
+    "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
+    "scoring.rules.package_rules": ("ItemRule", "RuleInputs"),
+    "training.models.click_model": ("ClickModel",),
+    "training.models.inputs": ("Inputs",),
+    "training.models.layers": ("in_float32",),
+    "training.settings": ("Features",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name. Python calls this if the name was not used before."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Returns the public names."""
+    return sorted({*globals(), *__all__})

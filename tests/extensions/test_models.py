@@ -1,0 +1,90 @@
+"""The model of a package is trained, saved, loaded and exported like those of training/models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.errors import ConfigError
+from conf.types import Config, ModelConfig, Split
+from storage.dataset import Dataset
+from storage.paths import Lake
+from tests.extensions.packages import forget_shop
+from tests.training.feature_rows import Rows, make_spec, segment_rows
+from tests.training.feature_tables import make_config, publish_all
+from training.checkpoints import load_model
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
+from training.models import build_model
+from training.settings import complete
+
+RUN_DATE = "2026-01-04"
+SMALL = {"architecture": "small_network", "hidden": 8}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def publish(lake: Lake) -> Dataset:
+    spec, train = segment_rows(4_000, seed=1)
+    days: dict[Split, dict[str, Rows]] = {
+        "train": {"2026-01-02": train},
+        "validation": {"2026-01-03": segment_rows(1_000, 2)[1]},
+        "test": {RUN_DATE: segment_rows(1_000, 3)[1]},
+    }
+    return publish_all(lake, RUN_DATE, spec, days)
+
+
+def config_of(lake: Lake, **model: object) -> Config:
+    train = {"global_batch_size": 256, "epochs": 4, "num_ranks": 1, "device": "cpu"}
+    return make_config(lake, model={**SMALL, **model}, train=train)
+
+
+def test_it_is_trained_and_loaded(shop: Path, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    plan = make_plan(config_of(lake), lake, publish(lake))
+    description = train_in_process(plan)
+    assert description["architecture"] == "small_network"
+    assert description["model"]["embedding_dim"] == 8  # a default of the package
+    assert description["history"][-1]["loss"] < description["history"][0]["loss"]
+    forget_shop()
+    loaded = load_model(plan.model_path, torch.device("cpu")).model
+    assert type(loaded).__module__ == "shop_extensions.small_network"
+    assert [tuple(weights.shape) for weights in loaded.last.parameters()] == [(1, 8), (1,)]  # type: ignore[union-attr]
+
+
+def test_its_version_depends_on_the_code_of_the_package(shop: Path, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    dataset = publish(lake)
+    dlrm = make_config(lake, model={"architecture": "dlrm"}, train={"baselines": []})
+    with_baseline = make_config(lake, model={"architecture": "dlrm"}, train={"baselines": ["small_network"]})
+    configs = (config_of(lake), with_baseline, dlrm)
+
+    def versions() -> list[str]:
+        return [str(make_plan(config, lake, dataset).description["version"]) for config in configs]
+
+    first = versions()
+    (shop / "__init__.py").write_text("VERSION = 2\n")
+    changed = [before != after for before, after in zip(first, versions(), strict=True)]
+    assert changed == [True, True, False]
+
+
+def test_settings_are_checked_by_the_package(shop: Path) -> None:
+    for settings, message in (
+        ({"hidden": 0}, r"model\.hidden=0: Input should be greater than 0"),
+        ({"deep": [8]}, r"architecture small_network: unknown key model\.deep"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            complete(ModelConfig.model_validate({**SMALL, **settings}))
+
+
+def test_equal_seeds_give_equal_weights(shop: Path) -> None:
+    config, spec = ModelConfig.model_validate(SMALL), make_spec(2, [9, 5])
+    first, second, other = (build_model(config, spec, seed=seed) for seed in (1, 1, 2))
+    for name, weights in first.state_dict().items():
+        assert torch.equal(weights, second.state_dict()[name])
+    assert not torch.equal(first.state_dict()["hidden.weight"], other.state_dict()["hidden.weight"])

@@ -1,0 +1,187 @@
+"""The operator of a package: fitted, applied, stored and read like those of etl/ops, and part of versions."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+import nightrank
+from conf.errors import ConfigError, raised_in
+from etl.fit.workflow_version import workflow_version
+from etl.spark.prepared_rows import preparation
+from etl.workflow.feature_plan import plan
+from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.local_workflow import load_local
+from storage.paths import Lake
+from tests.etl.ops.case import assert_same
+from tests.etl.ops.rows import (
+    DAYS,
+    TEST_DAY,
+    by_day,
+    features_of,
+    fit_rows,
+    make_config,
+    make_rows,
+    to_spark,
+)
+from tests.extensions.packages import forget_shop, write_package
+
+GROUPS: list[dict[str, Any]] = [
+    {"columns": ["I1", "X"], "kind": "dense", "ops": ["share_of_maximum", "fill", {"clip": {"min": 0}}]}
+]
+PLAIN: list[dict[str, Any]] = [{"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "log1p"]}]
+FRAME: Any = pd.DataFrame({"I1": [1, 8, 4], "X": [0.5, 0.25, 0.0]})
+# Versions of PLAIN, fitted from days without rows and on FRAME, that releases without extensions compute.
+PLAIN_VERSION, PLAIN_FRAME_VERSION = "4e8058a437b581d4", "bdd928231092e603"
+ROWS = make_rows(DAYS[0], 30, seed=5)
+
+
+def remove_shop(shop: Path) -> None:
+    """Uninstalls the package in this process."""
+    for file in (shop.parent / "shop_extensions-1.0.dist-info").iterdir():
+        file.unlink()
+    (shop.parent / "shop_extensions-1.0.dist-info").rmdir()
+    shop.rename(shop.parent.parent / "removed")
+    forget_shop()
+
+
+def edit(shop: Path) -> None:
+    """Changes the code of the package, but not of the module of the operator."""
+    (shop / "__init__.py").write_text("VERSION = 2\n")
+
+
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
+def test_both_engines_fit_and_apply_it(
+    spark: SparkSession, shop: Path, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine `arrow` computes in Python workers, which find the package on their import path."""
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", str(shop.parent))
+    config = make_config(tmp_path, GROUPS, workflow={"engine": engine})
+    fitted = fit_rows(spark, config, by_day(spark, ROWS))
+    expected = {}
+    for name in ("I1", "X"):
+        largest = max(row[name] for row in ROWS if row[name] is not None)
+        expected[name] = [max((row[name] or 0) / largest, 0) for row in ROWS]
+    assert_same(features_of(fitted, to_spark(spark, ROWS)), expected)
+    stored = load_local(Lake(config.lake), fitted.version)
+    assert stored.chains == fitted.chains
+    (step, *_) = stored.chains[0].to_json()["steps"]
+    assert (step["op"], step["package"]) == ("share_of_maximum", "shop-extensions")
+    assert all("package" not in other for other in stored.chains[0].to_json()["steps"][1:])
+
+
+def test_a_worker_without_the_package_names_it(spark: SparkSession, shop: Path, tmp_path: Path) -> None:
+    config = make_config(tmp_path, GROUPS, workflow={"engine": "arrow"})
+    fitted = fit_rows(spark, config, by_day(spark, ROWS))
+    with pytest.raises(PythonException) as failed:
+        features_of(fitted, to_spark(spark, make_rows(TEST_DAY, 3, seed=1)))
+    error = raised_in(str(failed.value))
+    assert isinstance(error, ConfigError)
+    assert "'share_of_maximum' of the package shop-extensions, which is not installed" in error.problem
+
+
+def test_a_workflow_on_a_frame_is_saved_and_loaded_only_with_the_package(shop: Path, tmp_path: Path) -> None:
+    workflow = nightrank.Workflow(GROUPS)
+    features: Any = workflow.fit_transform(FRAME)
+    np.testing.assert_allclose(features["I1"], FRAME["I1"] / 8)
+    np.testing.assert_allclose(features["X"], FRAME["X"] / 0.5)
+    workflow.save(tmp_path / "saved")
+    forget_shop()
+    loaded: Any = nightrank.Workflow.load(tmp_path / "saved").transform(FRAME)
+    pd.testing.assert_frame_equal(loaded, features)
+    remove_shop(shop)
+    with pytest.raises(
+        ConfigError, match="operator 'share_of_maximum' of the package shop-extensions, which"
+    ):
+        nightrank.Workflow.load(tmp_path / "saved")
+
+
+def test_the_operator_of_another_package_is_not_taken(shop: Path, tmp_path: Path) -> None:
+    workflow = nightrank.Workflow(GROUPS).fit(FRAME)
+    workflow.save(tmp_path / "saved")
+    text = (shop / "share_of_maximum.py").read_text()
+    remove_shop(shop)
+    points = {"operators": {"share_of_maximum": "imitation"}}
+    write_package(shop.parent, "imitation", points, {"imitation": text})
+    with pytest.raises(
+        ConfigError, match=r"of the package shop-extensions, but here it is .* imitation 1\.0"
+    ):
+        nightrank.Workflow.load(tmp_path / "saved")
+
+
+def test_versions_depend_on_the_code_of_used_packages_only(shop: Path, tmp_path: Path) -> None:
+    def versions() -> list[str]:
+        computed = []
+        for number, groups in enumerate((GROUPS, PLAIN)):
+            config = make_config(tmp_path / str(number), groups)
+            computed += [
+                workflow_version(config, plan(config), None, []),
+                nightrank.Workflow(groups).fit(FRAME).version,
+            ]
+        return computed
+
+    first = versions()
+    edit(shop)
+    second = versions()
+    assert [before != after for before, after in zip(first, second, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_versions_of_workflows_without_extensions_stay(tmp_path: Path) -> None:
+    config = make_config(tmp_path, PLAIN)
+    assert workflow_version(config, plan(config), None, []) == PLAIN_VERSION
+    assert nightrank.Workflow(PLAIN).fit(FRAME).version == PLAIN_FRAME_VERSION
+
+
+FILTER = """
+from collections.abc import Mapping
+from typing import ClassVar
+from nightrank.extending import F, RowFilter, Type
+
+class EvenRows(RowFilter):
+    '''Keeps rows with an even number.'''
+    name: ClassVar[str] = "even_rows"
+    column: str
+
+    def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        return columns
+
+    @property
+    def reason(self) -> str:
+        return "odd"
+
+    def keeps(self, columns: Mapping[str, Type]):
+        return F.coalesce(F.col(self.column) % 2 == 0, F.lit(False))
+"""
+
+
+def test_an_operator_of_prepare_changes_what_partitions_depend_on(site: Path, tmp_path: Path) -> None:
+    write_package(site, "rows", {"operators": {"even_rows": "even_rows"}}, {"even_rows": FILTER})
+    config = make_config(tmp_path, PLAIN, prepare=[{"even_rows": {"column": "I1"}}])
+    assert [row_filter.reason for row_filter in plan(config).filters] == ["odd"]
+    first = preparation(config)
+    (site / "even_rows.py").write_text(f"{FILTER}\n")
+    assert preparation(config) != first
+    assert preparation(make_config(tmp_path, PLAIN)) == {}
+
+
+def test_chains_without_extensions_are_pickled_as_before(shop: Path) -> None:
+    """Only chains with an operator of a package are read by name in the other process."""
+    for groups, by_name in ((PLAIN, False), (GROUPS, True)):
+        workflow = nightrank.Workflow(groups).fit(FRAME)
+        assert workflow._fitted is not None
+        for chain in workflow._fitted.chains:
+            made_by = chain.__reduce_ex__(4)[0]
+            assert (made_by == FittedChain.from_json) == by_name
+            assert pickle.loads(pickle.dumps(chain)) == chain

@@ -1,0 +1,27 @@
+"""The section of docs/extending.md about packages shows the code and the entry points that these tests install."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import get_args
+
+from conf.extensions import Kind
+from tests.conftest import ROOT
+from tests.extensions.packages import SHOP, SHOP_POINTS
+
+PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("## From your own package")[2]
+
+
+def test_the_modules_of_the_page_are_those_of_the_package() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert blocks == [(SHOP / name).read_text(encoding="utf-8") for name in ("season.py", "newest.py")]
+
+
+def test_the_project_file_has_an_entry_point_of_each_kind() -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    project = tomllib.loads(text)["project"]
+    points = project["entry-points"]
+    assert set(points) == {f"nightrank.{kind}" for kind in get_args(Kind)}
+    assert {kind: points[f"nightrank.{kind}"] for kind in SHOP_POINTS} == SHOP_POINTS
+    assert (project["name"], project["version"]) == ("shop-extensions", "1.0")

@@ -1,0 +1,154 @@
+"""The rule of a package changes lists, together with the rules of the checkout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conf.errors import ConfigError, DataError
+from conf.types import ListRules
+from scoring.ranking.recommender import Recommender
+from scoring.rules.package_rules import package_rule_digests, read_package_rules
+from scoring.rules.request import rules_request
+from tests.extensions.packages import forget_shop, write_package
+from tests.scoring.ranking.test_recommender import batch_of
+from tests.scoring.reference_scores import ReferenceScores, make_recommender, make_reference
+
+RUN_DATE = "2026-01-05"
+K = 6
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceScores:
+    return make_reference(tmp_path_factory.mktemp("reference"))
+
+
+def recommender_with(reference: ReferenceScores, **rules: Any) -> Recommender:
+    request = rules_request(ListRules.model_validate(rules), K, RUN_DATE, {})
+    return make_recommender(replace(reference.request, k=K, rules=request))
+
+
+def lists_of(recommender: Recommender, reference: ReferenceScores) -> pd.DataFrame:
+    lists = recommender.recommend(batch_of(reference.users))
+    return pd.concat([batch.to_pandas() for batch in lists], ignore_index=True)
+
+
+def expected(reference: ReferenceScores, user: int, up: str, factor: float, ended: str) -> list[str]:
+    """The list of a user by plain Python."""
+    keys = reference.items.item_key
+    scores = reference.probabilities[user].astype(np.float32)
+    ranked = [
+        (-np.float32(score * (factor if key.startswith(up) else 1)), key)
+        for key, score in zip(keys, scores, strict=True)
+        if not key.startswith(ended)
+    ]
+    return [key for _, key in sorted(ranked)][:K]
+
+
+def test_lists_equal_plain_python(reference: ReferenceScores, shop: Path) -> None:
+    season = {"season": "i01", "factor": 3.0, "ended": "i02"}
+    lists = lists_of(recommender_with(reference, season=season), reference)
+    plain = lists_of(make_recommender(replace(reference.request, k=K)), reference)
+    probability = dict(zip(zip(plain.user_id, plain.item_id, strict=True), plain.score, strict=True))
+    for number, user in enumerate(reference.users.user_key):
+        got = lists[lists.user_id == user]
+        assert got.item_id.tolist() == expected(reference, number, "i01", 3.0, "i02")
+        assert got.reason.tolist() == [
+            "rule:season" if key.startswith("i01") else "ranked" for key in got.item_id
+        ]
+        for key, score in zip(got.item_id, got.score, strict=True):  # the published scores do not change
+            assert score == pytest.approx(probability.get((user, key), score), abs=1e-6)
+    assert lists.item_id.tolist() != plain.item_id.tolist()
+
+
+def test_items_that_are_left_out_do_not_fill_a_category(
+    reference: ReferenceScores, shop: Path, tmp_path: Path
+) -> None:
+    """All items are of one category, of which two may be in a list; and half of the lists is drawn."""
+    (tmp_path / "shelf.csv").write_text("sku,shelf\n" + "".join(f"{k},a\n" for k in reference.items.item_key))
+    shelf = {"path": str(tmp_path / "shelf.csv"), "format": "csv", "key": "sku", "column": "shelf"}
+    rules: dict[str, Any] = {
+        "attributes": {"shelf": shelf},
+        "max_per_category": {"attribute": "shelf", "max": 2},
+        "season": {"season": "x", "ended": "i00"},
+    }
+    lists = lists_of(recommender_with(reference, **rules), reference)
+    for number, user in enumerate(reference.users.user_key):
+        got = lists[lists.user_id == user].item_id.tolist()
+        assert got == expected(reference, number, "x", 1.0, "i00")[:2]
+    drawn = lists_of(recommender_with(reference, **rules, exploration={"share": 0.5}), reference)
+    assert not drawn.item_id.str.startswith("i00").any()
+    assert drawn.groupby("user_id").size().tolist() == [2] * len(reference.users)
+
+
+def test_settings_are_checked_by_the_package(shop: Path) -> None:
+    for settings, message in (
+        ({}, r"score\.rules\.season\.season is missing"),
+        ({"season": "a", "speed": 3}, r"unknown key score\.rules\.season\.speed=3"),
+        ({"season": "a", "factor": 0}, r"score\.rules\.season\.factor=0: Input should be greater than 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_package_rules(ListRules.model_validate({"season": settings}))
+    with pytest.raises(ValueError, match=r"the rules \['season'\] need a section with their settings"):
+        ListRules.model_validate({"season": 3})
+
+
+def test_the_digest_depends_on_code_and_tables(site: Path, shop: Path) -> None:
+    assert package_rule_digests(None, RUN_DATE) == {}
+    assert package_rule_digests(ListRules.model_validate({"exploration": {"share": 0.5}}), RUN_DATE) == {}
+    rules = ListRules.model_validate({"season": {"season": "a"}})
+    first = package_rule_digests(rules, RUN_DATE)
+    (shop / "__init__.py").write_text("VERSION = 2\n")
+    assert [*first] == ["rules.season"]
+    assert package_rule_digests(rules, RUN_DATE) != first
+    text = (shop / "season.py").read_text() + "\n\ndef digest(settings, run_date):\n    return run_date\n"
+    (shop / "season.py").write_text(text)
+    forget_shop()
+    of_day, of_next = (
+        package_rule_digests(rules, day)["rules.season.tables"] for day in (RUN_DATE, "2026-01-06")
+    )
+    assert (of_day, of_next) == (RUN_DATE, "2026-01-06")
+
+
+RULE = """
+from nightrank.extending import ItemRule, Strict
+
+class Settings(Strict):
+    pass
+
+class Wrong(ItemRule):
+    def ranking_scores(self, scores, items):
+        return {result}
+
+def load(settings, inputs):
+    return {loaded}
+"""
+
+
+@pytest.mark.parametrize(
+    "result, loaded, message",
+    [
+        ("scores * float('nan')", "Wrong()", "the rule wrong returned ranking scores.* of them NaN"),
+        ("scores.sum(1)", "Wrong()", r"the rule wrong returned ranking scores of the shape \(\d+,\)"),
+        ("scores", "3", "the module wrong of the package wrong 1.0, loaded a int, not an ItemRule"),
+    ],
+)
+def test_a_wrong_rule_is_named(
+    reference: ReferenceScores, site: Path, result: str, loaded: str, message: str
+) -> None:
+    text = RULE.format(result=result, loaded=loaded)
+    write_package(site, "wrong", {"rules": {"wrong": "wrong"}}, {"wrong": text})
+    with pytest.raises((ConfigError, DataError), match=message):
+        lists_of(recommender_with(reference, wrong=None), reference)
+
+
+def test_equal_rules_are_equal_requests_for_workers(shop: Path) -> None:
+    """Workers keep a recommender by the hash of its request."""
+    orders = ({"season": "a", "factor": 2}, {"factor": 2, "season": "a"}, {"season": "a", "factor": 3})
+    requests = [rules_request(ListRules.model_validate({"season": one}), K, RUN_DATE, {}) for one in orders]
+    assert len({*requests}) == 2
