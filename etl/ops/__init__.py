@@ -7,15 +7,10 @@ because they are imported only if a configuration or a stored workflow names the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, cast
-
-from pydantic import Discriminator, Tag, TypeAdapter, create_model
+from typing import Any, cast
 
 from conf.errors import ConfigError
 from conf.extensions import Extension, digests_of, find_extension, known_names
-from conf.raw_types import Strict
 from etl.ops.base import Fitted, Operator, Pipeline, RowWise, Step, Type
 from etl.ops.discovery import find_operators
 from etl.ops.frames import FrameOperator, RowChanger, RowFilter
@@ -55,26 +50,6 @@ __all__ = [
 Entry = str | Mapping[str, Mapping[str, Any] | None]
 
 
-def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
-    """Returns a pydantic validator of configuration entries `{operator: parameters}`.
-
-    The type of an entry is a union with one pydantic model per operator.
-    """
-    members: list[Any] = [
-        Annotated[
-            create_model(f"{operator.__name__}Entry", __base__=Strict, **{operator.name: (operator, ...)}),  # type: ignore[call-overload]
-            Tag(operator.name),
-        ]
-        for operator in operators
-    ]
-    union: Any = Annotated[reduce(or_, members), Discriminator(lambda entry: next(iter(entry)))]
-    return TypeAdapter(union)
-
-
-FEATURE_ENTRIES = entries_of(operator for operator, _ in OPERATORS.values())
-PREPARE_ENTRIES = entries_of(FRAME_OPERATORS.values())
-
-
 def operator_from_config(entry: Entry) -> Operator:
     """Creates the operator for an entry of `features.ops`, such as `log1p` or `{clip: {min: 0}}`.
 
@@ -82,14 +57,12 @@ def operator_from_config(entry: Entry) -> Operator:
         ConfigError: the operator is unknown, or a parameter is unknown, missing or not allowed. Or the
             operator of a package cannot be used (`package_operator`).
     """
-    return cast(Operator, _from_config(entry, "features.ops", OPERATORS, FEATURE_ENTRIES, Operator))
+    return cast(Operator, _from_config(entry, "features.ops", _of_columns(), Operator))
 
 
 def frame_operator_from_config(entry: Entry) -> FrameOperator:
     """Creates the operator for an entry of `prepare`. Raises the errors of `operator_from_config`."""
-    return cast(
-        FrameOperator, _from_config(entry, "prepare", FRAME_OPERATORS, PREPARE_ENTRIES, FrameOperator)
-    )
+    return cast(FrameOperator, _from_config(entry, "prepare", FRAME_OPERATORS, FrameOperator))
 
 
 def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
@@ -161,8 +134,11 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
 
 def _built_in() -> dict[str, str]:
     """Maps each operator of this folder to its module."""
-    types: dict[str, type[Parameters]] = {name: operator for name, (operator, _) in OPERATORS.items()}
-    return {name: operator.__module__ for name, operator in {**types, **FRAME_OPERATORS}.items()}
+    return {name: operator.__module__ for name, operator in {**_of_columns(), **FRAME_OPERATORS}.items()}
+
+
+def _of_columns() -> dict[str, type[Parameters]]:
+    return {name: operator for name, (operator, _) in OPERATORS.items()}
 
 
 def _of_package(name: str) -> PackageOperator | None:
@@ -172,15 +148,13 @@ def _of_package(name: str) -> PackageOperator | None:
 def _from_config(
     entry: Entry,
     where: str,
-    known: Mapping[str, Any],
-    entries: TypeAdapter[Any],
+    known: Mapping[str, type[Parameters]],
     kind: type[Operator] | type[FrameOperator],
 ) -> Parameters:
     """Creates the operator for an entry of the section `where`.
 
     Args:
         known: the operators of the checkout for this section, by name.
-        entries: the validator of entries with these operators.
         kind: the base class that an operator of a package needs in this section.
     """
     if isinstance(entry, Mapping) and len(entry) != 1:
@@ -188,11 +162,12 @@ def _from_config(
             f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"
         )
     name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-    if name not in known:
+    operator_type = known.get(name)
+    if operator_type is None:
         of_package = _of_package(name)
         if of_package is None or not issubclass(of_package.operator, kind):
             raise _unknown(name, where, known)
-        entries = entries_of([of_package.operator])
+        operator_type = of_package.operator
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
         raise ConfigError(
@@ -201,8 +176,8 @@ def _from_config(
             f"write {name}: {{parameter: value}}; docs/operators describes the parameters",
         )
     try:
-        operator: Parameters = getattr(entries.validate_python({name: parameters}), name)
-    except ConfigError as error:  # Parameters raises it, and pydantic does not catch it
+        operator: Parameters = operator_type(**parameters)
+    except ConfigError as error:
         raise ConfigError(f"{where}: {error.problem}", error.remedy) from error
     return operator
 

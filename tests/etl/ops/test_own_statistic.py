@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import etl.ops
 from conf.dates import days_since_epoch
 from conf.errors import ConfigError, DataError
 from etl.fit.fit_workflow import fit_workflow
@@ -62,13 +61,7 @@ ROWS = [row for day in DAYS for row in make_rows(day, 40, seed=7)]
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator `subtract_mean`, found in its file as those of etl/ops are."""
-    known = {**OPERATORS, "subtract_mean": operator_in(subtract_mean)}
-    monkeypatch.setitem(OPERATORS, "subtract_mean", known["subtract_mean"])
-    monkeypatch.setattr(
-        etl.ops,
-        "FEATURE_ENTRIES",
-        etl.ops.entries_of([operator for operator, _ in known.values()]),
-    )
+    monkeypatch.setitem(OPERATORS, "subtract_mean", operator_in(subtract_mean))
 
 
 def _counts(folder: Path, rows: Sequence[Row]) -> Counts:
