@@ -4,9 +4,9 @@ A package names such a module by an entry point. The group of the entry point is
 is the name of the extension in configurations, and its value is the module. docs/extending.md says what a
 module of each kind contains.
 
-The entry points of all packages are read at most once in a process, because this takes tens of milliseconds:
-when a configuration has a name that the checkout does not have, or when all names are listed. A module is
-imported only if the configuration or a stored workflow uses its extension.
+The entry points of all packages are read at most once in a process, because this opens a file of each
+package: when a configuration has a name that the checkout does not have, or when all names are listed. A
+module is imported only if the configuration or a stored workflow uses its extension.
 """
 
 from __future__ import annotations
