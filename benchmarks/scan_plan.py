@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/scan_plan.py [--quick] [--rows N]
 
-The log has the layout of Criteo's click log (benchmarks/criteo_log.py): five days. The job runs twice with
-each engine: for the first four days, which are all new, two of them training days, and then for the fifth
-day. Nothing is timed, so the figures do not depend on other load of the machine.
+The log has the layout of Criteo's click log (benchmarks/criteo_log.py): five days. The job runs with each
+engine for the first four days, which are all new, two of them training days. With `sql` it then runs for the
+fifth day. Nothing is timed, so the figures do not depend on other load of the machine.
 
 For `sql`, Spark's event log says how many rows and bytes each scan of files read (benchmarks/event_log.py).
 The scans of a day are its scanned rows divided by its lines. With Parquet, only the bytes of the needed
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scanned: list[dict[str, Scanned]] = []
         sizes: dict[str, dict[str, int]] = {}
         for engine, lake in lakes.items():
-            for number, day in enumerate(log[-2:]):
+            for number, day in enumerate(log[-2:] if engine == "sql" else log[-2:-1]):
                 events = Path(scratch) / f"events-{engine}-{number}"
                 run_job(engine, lake, events, log, day.dt, options.config)
                 if engine == "sql":

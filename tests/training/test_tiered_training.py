@@ -257,6 +257,12 @@ def test_a_parent_with_fewer_ids_fills_both_memories(tmp_path: Path, ranks: int)
         assert same(on_ranks(ranks, lambda collectives, hot=hot: body(collectives, hot)), expected)
 
 
+def first_rows(batch: Batch, number: int) -> Batch:
+    """Triton's interpreter needs milliseconds for each row."""
+    tensors = (batch.dense, batch.categorical, batch.labels, batch.weights)
+    return Batch(*(tensor[:number] for tensor in tensors), number)
+
+
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd", "lazy_adam"])
 def test_kernels_read_and_write_both_memories(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     device = device_of_kernels(monkeypatch)
@@ -265,7 +271,7 @@ def test_kernels_read_and_write_both_memories(monkeypatch: pytest.MonkeyPatch, o
     def of(hot: float | None, storage: str) -> dict[str, Any]:
         embeddings = {"optimizer": optimizer}
         trainer = trainer_of(ALONE, "deepfm", embeddings, hot, device, embedding_storage=storage)
-        steps(trainer, batches_of("deepfm", ALONE, device)[:2])
+        steps(trainer, [first_rows(batch, 12) for batch in batches_of("deepfm", ALONE, device)[:2]])
         return state_of(trainer)
 
     for storage in ("fp32", "bf16"):
