@@ -59,7 +59,12 @@ class Extension:
     package_version: str
 
     def __str__(self) -> str:
-        return f"the {_WORDS[self.kind]} {self.name!r}, {self.origin},"
+        return f"the {self.word} {self.name!r}, {self.origin},"
+
+    @property
+    def word(self) -> str:
+        """Returns the word for a member of this kind, for messages."""
+        return _WORDS[self.kind]
 
     @property
     def origin(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from conf.dates import iso_date
 from conf.errors import ConfigError
+from conf.extensions import Extension
 from conf.overrides import set_override
 from conf.types import Config, Strict
 from conf.yaml_files import read_config_file, read_models
@@ -66,6 +68,32 @@ def read_section(
             _describe({**detail, "loc": (*path, *detail["loc"])}) for detail in error.errors()
         )
         raise ConfigError(f"{intro}{problems}", fix) from error
+
+
+def read_package_settings(
+    extension: Extension, values: dict[str, Any], path: tuple[str, ...], other_keys: Iterable[str] = ()
+) -> Strict:
+    """Checks the settings of an extension, and returns them as an object of the class Settings of its module.
+
+    Args:
+        extension: the extension.
+        values: the keys of its section that are settings of the extension.
+        path: the keys above these keys, for errors.
+        other_keys: keys of the same section that every extension of this kind has, for errors.
+
+    Raises:
+        ConfigError: the module cannot be imported or has no such class, a key is not one of the settings, or
+            a value breaks its rule.
+    """
+    kind: type[Strict] = extension.member("Settings", Strict)
+    return read_section(
+        kind,
+        values,
+        f"{extension.word} {extension.name}: ",
+        f"its settings are {sorted({*other_keys, *kind.model_fields})}; correct these keys in the "
+        "configuration file or in --set",
+        path,
+    )
 
 
 def _describe(error: Any) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import ConfigError
 from conf.extensions import Extension, digests_of
 from conf.lazy_pyspark import F, Window
-from conf.load import read_section
+from conf.load import read_package_settings
 from conf.package_source_types import PackageSource, source_extension
 from conf.types import Candidates, Strict
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
@@ -131,17 +131,9 @@ def _read(source: PackageSource, index: int | None = None) -> tuple[Extension, S
             "install the package that has this source",
         )
     extension.member("propose")
-    settings: type[Strict] = extension.member("Settings", Strict)
     place = () if index is None else (str(index),)
-    read = read_section(
-        settings,
-        source.settings,
-        f"source {source.source}: ",
-        f"its settings are {sorted({'n', 'window_days', *settings.model_fields})}; correct these keys in the "
-        "configuration file or in --set",
-        ("candidates", "sources", *place, source.source),
-    )
-    return extension, read
+    path = ("candidates", "sources", *place, source.source)
+    return extension, read_package_settings(extension, source.settings, path, ("n", "window_days"))
 
 
 def _require_columns(extension: Extension, columns: Sequence[str] | None, returned: Any) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.extensions import Extension
-from conf.load import read_section
+from conf.load import read_package_settings
 from conf.rule_types import rule_extension
 from conf.types import ListRules, Strict
 from scoring.rules.request import PackageRuleRequest
@@ -139,13 +139,4 @@ def _read(name: str, settings: str) -> tuple[Extension, Strict]:
             "install the package in the environment of every process that makes lists, or remove the rule",
         )
     extension.member("load")
-    kind: type[Strict] = extension.member("Settings", Strict)
-    read = read_section(
-        kind,
-        json.loads(settings),
-        f"rule {name}: ",
-        f"its settings are {sorted(kind.model_fields)}; correct these keys in the configuration file or in "
-        "--set",
-        ("score", "rules", name),
-    )
-    return extension, read
+    return extension, read_package_settings(extension, json.loads(settings), ("score", "rules", name))

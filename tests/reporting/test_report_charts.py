@@ -98,6 +98,23 @@ def test_line_skips_values_that_are_not_finite() -> None:
     _all_finite(drawn)
 
 
+def test_the_name_of_a_line_at_the_top_is_below_it() -> None:
+    points = [(1, 0.0), (2, 0.1)]
+    for value, below in ((0.2, True), (0.05, False)):
+        drawn = line_chart(
+            "Drift",
+            [Series("psi", points)],
+            x_label="day",
+            y_label="PSI",
+            references=[Reference("limit", value)],
+        )
+        line = re.search(r'y1="([^"]+)"[^>]*class="reference"', drawn)
+        name = re.search(r'y="([^"]+)"[^>]*class="reference-name"', drawn)
+        assert line
+        assert name
+        assert (float(name[1]) > float(line[1])) == below
+
+
 def test_long_line_is_thinned_and_keeps_its_ends() -> None:
     kept = Series("train", [(step, 1.0) for step in range(10_001)]).drawable()
     assert len(kept) <= 601

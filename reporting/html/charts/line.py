@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from reporting.elements.markup import Html, join, tag
 from reporting.html.charts.axis import Format, axis
-from reporting.html.charts.frame import LEFT, RIGHT, frame, legend, nothing_to_draw, x_of, y_of
+from reporting.html.charts.frame import LEFT, RIGHT, TOP, frame, legend, nothing_to_draw, x_of, y_of
 
 _MOST_POINTS = 600
 _MOST_DOTS = 40
@@ -101,7 +101,11 @@ def line_chart(
 
 
 def _reference(reference: Reference, at: float) -> Html:
-    """Returns the SVG elements of a reference line: the line and its name."""
+    """Returns the SVG elements of a reference line: the line, and its name above or below it.
+
+    The name is below a line at the top, where it would touch the label of the axis.
+    """
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
-    name = tag("text", reference.name, x=LEFT + 6, y=at - 6, class_="reference-name")
+    text_at = at + 16 if at < TOP + 16 else at - 6
+    name = tag("text", reference.name, x=LEFT + 6, y=text_at, class_="reference-name")
     return tag("g", line, name)
