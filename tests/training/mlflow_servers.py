@@ -36,9 +36,14 @@ def _started(
 ) -> Iterator[str]:
     port = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).parent / "mlflow"), *options]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONPATH": str(ROOT), **(environment or {})}
+    scripts = Path(sys.executable).parent
+    command = [str(scripts / "mlflow"), *options, "--host", "127.0.0.1", "--port", str(port)]
+    settings = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",  # mlflow starts uvicorn by its name
+        **(environment or {}),
+    }
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command,
