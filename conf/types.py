@@ -35,6 +35,7 @@ from conf.raw_types import (
     expand_range,
 )
 from conf.rule_types import ListRules
+from conf.serving_types import Serving
 from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
@@ -175,6 +176,7 @@ class Config(Strict):
     deliver: Deliver = Field(
         default=Deliver(), description="The sinks to which deliver_recommendations copies the lists."
     )
+    serving: Serving = Field(default=Serving(), description="Experiments in production.")
     measure: Measure = Field(default=Measure(), description="The clicks that the lists are compared with.")
     watch: Watch = Field(
         default=Watch(), description="Prometheus metrics, lineage events, and the price of a run."

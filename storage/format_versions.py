@@ -82,6 +82,7 @@ TRAINED_VERSION = Format("record of a trained version")
 PROMOTION = Format("promotion")
 BLEND = Format("blend")
 INTERVENTION = Format("record of interventions")
+EXPERIMENT_STOP = Format("record of stopped experiments")
 RUN_RECORD = Format("run record")
 
 ALL = (
@@ -95,5 +96,6 @@ ALL = (
     PROMOTION,
     BLEND,
     INTERVENTION,
+    EXPERIMENT_STOP,
     RUN_RECORD,
 )

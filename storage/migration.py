@@ -33,6 +33,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
         (r"(?:workflow|features)/[^/]+/feature_spec\.json", format_versions.FEATURE_SPEC),
         (r"models/[^/]+/promotions/dt=[^/]+\.json", format_versions.PROMOTION),
         (r"models/[^/]+/interventions/dt=[^/]+\.json", format_versions.INTERVENTION),
+        (r"models/[^/]+/experiment_stops/dt=[^/]+\.json", format_versions.EXPERIMENT_STOP),
         (r"models/[^/]+/blends/dt=[^/]+\.json", format_versions.BLEND),
         (r"models/[^/]+/(?:runs|refits)/dt=[^/]+\.json", format_versions.TRAINED_VERSION),
         (r"models/[^/]+/[^/]+/model\.json", format_versions.MODEL),

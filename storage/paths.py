@@ -195,18 +195,20 @@ class Lake:
         return self._table("evaluations")
 
     def gate_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that evaluate_model ranks, with their indices.
-
-        Their features come from rows before the test split.
-        """
+        """Returns the table of the items that evaluate_model ranks, with features from before the test."""
         return self._table("gate_items", workflow_version)
 
     def blend_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that learn_blend ranks, with their indices.
-
-        Their features come from rows before the validation split.
-        """
+        """Returns the table of the items that learn_blend ranks, with features from before the validation."""
         return self._table("blend_items", workflow_version)
+
+    def experiment_items(self, workflow_version: str) -> Table:
+        """Returns the table of candidate_items with the features of an experiment's treatment."""
+        return self._table("experiment_items", workflow_version)
+
+    def experiments(self, name: str) -> Table:
+        """Returns the table of the measures of an experiment in production, by date of the lists."""
+        return self._table("experiments", name)
 
     @property
     def measures(self) -> Table:
@@ -239,10 +241,7 @@ class Lake:
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """Returns the table of all items that may be recommended, with their indices.
-
-        The table `candidates` refers to items by these indices.
-        """
+        """Returns the table of all items that may be recommended, with the indices in `candidates`."""
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:

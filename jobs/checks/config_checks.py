@@ -21,7 +21,7 @@ from training.settings.unknown_share import require_oov_ids
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, settings of models, sources, rules and sinks, segments, blend, lineage.
+    """Checks operators, settings of models, sources, rules and sinks, segments, blend, experiment, lineage.
 
     Every job calls this first.
 
@@ -37,6 +37,7 @@ def check_config(config: Config) -> None:
     read_sinks(config.deliver)
     _check_segments(config, feature_plan)
     _check_blend(config)
+    _check_experiment(config)
     check_openlineage(config.watch.openlineage)
 
 
@@ -138,6 +139,29 @@ def _check_blend(config: Config) -> None:
             "all_items, which gives none",
             "name other sources, such as {source: ease, n: 500} and {source: popular, n: 100}, or set "
             "score.blend=none",
+        )
+
+
+def _check_experiment(config: Config) -> None:
+    """Raises ConfigError if there is an experiment, but its lists cannot be made or measured."""
+    if config.serving.experiment is None:
+        return
+    if not config.keys:
+        raise ConfigError(
+            "serving.experiment assigns users, but the section `keys` is missing",
+            "name the columns of the user and the item under `keys`, or remove serving.experiment",
+        )
+    if config.score.blend != "none":
+        raise ConfigError(
+            f"serving.experiment needs score.blend=none, not score.blend={config.score.blend}, because a "
+            "blend belongs to the champion and does not fit the model of the treatment",
+            "set score.blend=none, or remove serving.experiment",
+        )
+    if config.measure.against != "next_day":
+        raise ConfigError(
+            f"serving.experiment needs measure.against=next_day, not {config.measure.against}: only clicks "
+            "after the lists can compare the variants",
+            "set measure.against=next_day, or remove serving.experiment",
         )
 
 

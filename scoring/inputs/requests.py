@@ -29,6 +29,7 @@ NEIGHBOURS = "neighbours"
 SIMILARITIES = "similarities"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
+VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
 
 # The encoded value of one feature: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]

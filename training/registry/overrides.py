@@ -165,6 +165,11 @@ def reason_against_promotion(lake: Lake, name: str, version: str, state: Champio
     """Returns why overrides forbid the promotion of a version; None if they allow it."""
     if state.pinned is not None and state.pinned.champion != version:
         return f"champion {state.pinned.champion} is pinned ({state.pinned})"
+    return withdrawal_of(lake, name, version, state)
+
+
+def withdrawal_of(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
+    """Returns which rollback withdrew a version or one of its ancestors; None if none did."""
     for ancestor in _lineage(lake, name, version):
         if ancestor in state.withdrawn:
             subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"

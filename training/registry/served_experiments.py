@@ -1,0 +1,161 @@
+"""The experiment of a run date: which model ranks for its treatment, and whether the experiment was stopped.
+
+    models/<name>/experiment_stops/dt=<run date>.json     the experiments that stop on a run date
+
+A stop takes effect on its run date and on later ones. So the lists of a date do not depend on files of later
+dates, and a rerun makes the same lists. Nobody deletes a stop: a new name, or `serving.experiment.resume`,
+starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.serving_types import CHALLENGER, ServingExperiment
+from conf.types import Config
+from storage import file_io, format_versions
+from storage.manifest import digest_of
+from storage.paths import Lake
+from training.registry.champion_history import champion_state_as_of, dated_path, dates_of, read_decisions
+from training.registry.experiments import experiments_name
+from training.registry.model_json import is_complete
+from training.registry.overrides import withdrawal_of
+from training.registry.refits import refit_name, serving_model
+from training.registry.versions import model_path
+
+STOPS = "experiment_stops"  # folder name
+
+
+@dataclass(frozen=True)
+class ExperimentStop:
+    """The record of a stopped experiment.
+
+    Attributes:
+        run_date: the first run date on which the control serves all users.
+        experiment: the name of the experiment.
+        reason: one sentence that says why.
+        figures: the figures that decided, as JSON values.
+        at: time of the decision in UTC.
+    """
+
+    run_date: str
+    experiment: str
+    reason: str
+    figures: Mapping[str, Any]
+    at: str
+
+
+@dataclass(frozen=True)
+class ServedExperiment:
+    """The experiment of a run date.
+
+    Attributes:
+        settings: the section `serving.experiment`.
+        version: the version of the model of the treatment; None if the control serves all users.
+        folder: the folder of this model; None if the control serves all users.
+        idle_because: the reason why the control serves all users; None if the experiment runs.
+    """
+
+    settings: ServingExperiment
+    version: str | None
+    folder: str | None
+    idle_because: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of everything in the settings that decides which user gets which model."""
+        settings = self.settings
+        return digest_of([settings.name, settings.salted_prefix, settings.share, self.version])
+
+
+def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperiment | None:
+    """Returns the experiment of a run date; None if the configuration has none for this date.
+
+    The result does not depend on files of later dates.
+
+    Raises:
+        ConfigError: the model of the treatment does not exist.
+    """
+    settings = config.serving.experiment
+    if settings is None or not settings.runs_on(run_date):
+        return None
+    stop = stop_in_force(lake, config.name, settings, run_date)
+    if stop is not None:
+        return ServedExperiment(settings, None, None, f"it was stopped on {stop.run_date}: {stop.reason}")
+    version, folder = _treatment(config, lake, settings)
+    state = champion_state_as_of(lake, config.name, run_date)
+    withdrawn = withdrawal_of(lake, config.name, version, state)
+    serving = serving_model(config, lake, run_date)
+    idle = None
+    if withdrawn is not None:
+        idle = f"its model {withdrawn}"
+    elif serving is not None and version in (serving.version, serving.champion):
+        idle = f"its model {version} is the champion"
+    if idle is not None:
+        return ServedExperiment(settings, None, None, idle)
+    return ServedExperiment(settings, version, folder)
+
+
+def _treatment(config: Config, lake: Lake, settings: ServingExperiment) -> tuple[str, str]:
+    """Returns the version and the folder of the model of the treatment."""
+    version = settings.model
+    if version == CHALLENGER:
+        decisions = reversed(read_decisions(lake, config.name, settings.start))
+        kept_out = (
+            decision["challenger"]
+            for date, decision in decisions
+            if date < settings.start and not decision["promoted"]
+        )
+        newest = next(kept_out, None)
+        if newest is None:
+            raise ConfigError(
+                f"serving.experiment.model=challenger: before start={settings.start}, the gate promoted "
+                f"every challenger in {lake.models(config.name)}",
+                "name the version of a model in serving.experiment.model, or remove serving.experiment",
+            )
+        version = str(newest)
+    names = (config.name, refit_name(config.name), experiments_name(config))
+    for name in names:
+        if is_complete(model_path(lake, name, version)):
+            return version, model_path(lake, name, version)
+    folders = ", ".join(lake.models(name) for name in names)
+    raise ConfigError(
+        f"serving.experiment.model={settings.model}: there is no complete model {version} in {folders}",
+        "name the version of a model in one of these folders",
+    )
+
+
+def stop_in_force(lake: Lake, name: str, settings: ServingExperiment, run_date: str) -> ExperimentStop | None:
+    """Returns the first stop of an experiment that is in force on a run date; None if there is none.
+
+    From the date `resume` on, stops up to this date are no longer in force.
+    """
+    for stop in read_stops(lake, name, run_date):
+        resumed = settings.resume is not None and stop.run_date <= settings.resume <= run_date
+        if stop.experiment == settings.name and not resumed:
+            return stop
+    return None
+
+
+def read_stops(lake: Lake, name: str, until: str) -> list[ExperimentStop]:
+    """Returns the stops of all run dates up to `until`, in ascending order of their dates."""
+    stops = []
+    for date in dates_of(lake, name, STOPS):
+        if date <= until:
+            path = dated_path(lake, name, STOPS, date)
+            values = format_versions.EXPERIMENT_STOP.check(file_io.read_json(path), path)
+            stops += [ExperimentStop(**stop) for stop in values["stops"]]
+    return stops
+
+
+def record_stop(lake: Lake, name: str, stop: ExperimentStop) -> None:
+    """Atomically records that an experiment stops, unless it has a record of this date already."""
+    of_date = [known for known in read_stops(lake, name, stop.run_date) if known.run_date == stop.run_date]
+    if any(known.experiment == stop.experiment for known in of_date):
+        return
+    values = {"run_date": stop.run_date, "stops": [asdict(known) for known in (*of_date, stop)]}
+    path = dated_path(lake, name, STOPS, stop.run_date)
+    file_io.replace_json(path, format_versions.EXPERIMENT_STOP.stamp(values))
