@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
-from etl.checked_days import CheckedDays, Phase, check_days, raw_days
+from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
 from etl.latest.latest_features import publish_latest
 from etl.quality.report import DataReport
@@ -65,7 +65,13 @@ class BuildResult:
 
 
 def build(
-    workers: Workers, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
+    workers: Workers,
+    config: Config,
+    lake: Lake,
+    run_date: str,
+    parent_version: str | None,
+    phase: Phase,
+    other_version: str | None = None,
 ) -> BuildResult:
     """Performs all work of build_features for a run date. The dataset is published last.
 
@@ -78,6 +84,7 @@ def build(
             there is no champion.
         phase: function that takes the name of a phase of the work, and returns a context manager that
             measures the time of this phase.
+        other_version: another workflow, whose features, users and items are published too; None if none.
 
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
@@ -85,11 +92,16 @@ def build(
     checked = check_days(workers, config, lake, run_date, phase)
     with phase("workflow"):
         workflow, mode = _workflow(workers, config, lake, checked, parent_version)
+    used = [workflow]
+    if other_version not in (None, workflow.version):
+        used.append(_load(workers, config, lake, other_version))
     with phase("features"):
-        features = _publish_features(workers, config, lake, workflow, checked)
+        by_workflow = [_publish_features(workers, config, lake, one, checked) for one in used]
     checked.rows_of.release()
     with phase("users and items"):
-        publish_latest(workers, config, lake, workflow, run_date, list(features.values()), checked.splits)
+        for one, days in zip(used, by_workflow, strict=True):
+            publish_latest(workers, config, lake, one, run_date, list(days.values()), checked.splits)
+    features = by_workflow[0]
     split_in_rows = config.split.by != "day"
     clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
@@ -99,7 +111,7 @@ def build(
         )
         for split, days in checked.splits.items()
     }
-    changed = _changed_since_counted(workflow, checked.in_order)
+    changed = changed_since_counted(workflow, checked.in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
     delete_unneeded_days(config, lake, checked.in_order[0].dt)
@@ -171,9 +183,7 @@ def _workflow(
     mode = _mode_of_run(config.workflow, parent_version)
     parent = None
     if parent_version and mode != "fit":
-        parent = load_workflow(
-            lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine, workers
-        )
+        parent = _load(workers, config, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
@@ -184,6 +194,10 @@ def _workflow(
     workflow = fit_workflow(workers, config, lake, train, checked.rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
+
+
+def _load(workers: Workers, config: Config, lake: Lake, version: str) -> FittedWorkflow:
+    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
 
 
 def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
@@ -203,25 +217,6 @@ def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Litera
             )
         return mode
     assert_never(mode)
-
-
-def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
-    """Returns the days whose raw log has changed since the workflow was fitted on it.
-
-    The values of a training day are counted once, when this workflow version, or a version that it extends,
-    is fitted. If the raw log of the day changes later, features are computed from the new log. The counts
-    stay unchanged: adding the counts of the new log would count the day twice.
-    """
-    changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
-    if changed:
-        log.warning(
-            "the raw logs of %s have changed since workflow %s was fitted on them: the features of these "
-            "days are computed again, but the workflow's statistics and vocabularies stay unchanged "
-            "(workflow.mode=fit computes them again)",
-            list(changed),
-            workflow.version,
-        )
-    return changed
 
 
 def _publish_features(

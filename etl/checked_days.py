@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.split.window_days import plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
+from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
+
+log = logging.getLogger("nightrank.etl")
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
@@ -104,3 +108,22 @@ def quarantine_days(
     for raw in days:
         check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
     return counts
+
+
+def changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
+    """Returns the days whose raw log has changed since the workflow was fitted on it.
+
+    The values of a training day are counted once, when this workflow version, or a version that it extends,
+    is fitted. If the raw log of the day changes later, features are computed from the new log. The counts
+    stay unchanged: adding the counts of the new log would count the day twice.
+    """
+    changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
+    if changed:
+        log.warning(
+            "the raw logs of %s have changed since workflow %s was fitted on them: the features of these "
+            "days are computed again, but the workflow's statistics and vocabularies stay unchanged "
+            "(workflow.mode=fit computes them again)",
+            list(changed),
+            workflow.version,
+        )
+    return changed

@@ -15,6 +15,7 @@ from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.registry.model_json import read_description
+from training.registry.served_experiments import served_experiment
 from training.registry.versions import champion_as_of, model_path
 from training.registry.warm_or_fresh import fresh_start
 
@@ -39,8 +40,11 @@ def run(context: RunContext) -> JobSummary:
         log.info("fitting a new workflow instead of extending that of champion %s: %s", champion, reason)
     elif champion:
         parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
+    experiment = served_experiment(context.config, context.lake, context.run_date)
+    treatment = experiment.folder if experiment else None
+    other = read_description(treatment)["workflow_version"] if treatment else None
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
-    built = build(workers, context.config, context.lake, context.run_date, parent, context.phase)
+    built = build(workers, context.config, context.lake, context.run_date, parent, context.phase, other)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():
         dropped.update(counts.dropped)

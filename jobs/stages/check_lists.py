@@ -16,6 +16,7 @@ from storage.manifest import Manifest, read_manifest
 from storage.paths import Partition
 from storage.run_context import RunContext, require
 from training.registry.refits import serving_model
+from training.registry.served_experiments import served_experiment
 
 _REPORTED = (
     "users",
@@ -45,6 +46,7 @@ def run(context: RunContext) -> JobSummary:
             f"but the {of} is {version}",
             f"start the run of {context.run_date} again",
         )
+    check_experiment(context, manifest)
     check_origins(context, manifest)
     if not manifest.rows:
         raise DataError(
@@ -82,6 +84,18 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
                 f"{path} has {rows} rows, but its manifest says {entry.rows}",
                 f"run score_daily for {partition.dt} again",
             )
+
+
+def check_experiment(context: RunContext, lists: Manifest) -> None:
+    """Raises DataError unless the lists were made with the experiment of the configuration."""
+    experiment = served_experiment(context.config, context.lake, context.run_date)
+    if lists.inputs.get("experiment") != (experiment and experiment.digest):
+        name = experiment.settings.name if experiment else None
+        raise DataError(
+            f"the lists of {context.run_date} were computed with other settings of an experiment than those "
+            f"of the configuration (serving.experiment.name={name})",
+            f"run score_daily for {context.run_date} again",
+        )
 
 
 def check_origins(context: RunContext, lists: Manifest) -> None:

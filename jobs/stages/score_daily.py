@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from conf.load import config_digest
+from conf.serving_types import ServingExperiment
+from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
 from scoring.inputs.list_tables import list_manifests
-from scoring.inputs.requests import ListRequest, require_listable
+from scoring.inputs.requests import CONTROL, TREATMENT, VARIANT, ListRequest, require_listable
+from scoring.inputs.variants import with_variants
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.model.served_blend import blend_request, served_blend
+from scoring.model.treatment import Treatment, read_treatment
 from scoring.ranking.list_summary import summarize_lists
 from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
 from spark.arrow_frames import table_of
 from spark.choose_workers import stay_in_process
-from spark.rows import Rows, query, read_rows, spread, with_value
+from spark.rows import Rows, query, quoted, read_rows, records, spread, union_all, with_value
 from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
@@ -31,6 +35,25 @@ from storage.manifest import Manifest, data_files
 from storage.publish import Rules, rows_of
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
+from training.registry.served_experiments import ServedExperiment
+
+
+@dataclass(frozen=True)
+class VariantLists:
+    """What makes the lists of one variant. Without an experiment, all users are in the control.
+
+    Attributes:
+        name: `control` or `treatment`.
+        model: the model that ranks.
+        users: the manifest of the table `users` of the model's workflow.
+        request: the request to score lists.
+    """
+
+    name: str
+    model: ModelInfo
+    users: Manifest
+    request: ListRequest
+
 
 # Largest number of users per scoring task. It limits the work to repeat if a task is lost.
 USERS_PER_TASK = 50_000
@@ -44,12 +67,16 @@ def run(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     model, dataset = serving_model_and_dataset(context)
     require_listable(model.spec)
+    experiment, treatment = read_treatment(context, model)
     users, items, candidates = list_manifests(context.lake, dataset.workflow_version, context.run_date)
     stay_in_process(context, users.rows * context.config.score.k)
     request, rule_digests = list_request(context, model, items)
     blend = served_blend(context, candidates)
     if blend is not None:
         request = replace(request, blend=blend_request(blend, candidates))
+    variants = [VariantLists(CONTROL, model, users, request)]
+    if treatment is not None:
+        variants.append(treatment_lists(context, treatment, dataset, items, request))
     score = context.config.score
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
@@ -59,14 +86,14 @@ def run(context: RunContext) -> JobSummary:
             )
             measured = {"int8": change_of_lists(known, model.spec, request)}
     with context.phase("score"):
-        scored = candidate_users(context, dataset, users, candidates)
-        lists = score_lists(scored, model.spec, request)
+        lists = _score(context, dataset, candidates, variants, experiment)
         if isinstance(lists, DataFrame):
             # Small lists are one query and then Arrow, because planning queries takes longer than the work.
             lists = table_of(lists) if users.rows * score.k <= ENTRIES_IN_DRIVER else lists.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
+    inputs |= _inputs_of(experiment, treatment)
     ranked_by = {}
     if blend is not None:
         inputs["blend"], ranked_by = blend.digest, {"blend": blend.to_facts()}
@@ -75,8 +102,9 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("publish"):
         versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
         refit = {"refit_of": model.refit_of} if model.refit_of else {}
+        shown = {"experiment": _facts_of(experiment, variants, lists)} if experiment else {}
         published = publish_rows(
-            _with_versions(lists, versions),
+            lists if experiment else _with_texts(lists, versions),
             context.lake.recommendations.partition(context.run_date),
             inputs={**inputs, "config": config_digest(context.config, "score")},
             row_group_rows=context.config.output.row_group_rows,
@@ -87,6 +115,7 @@ def run(context: RunContext) -> JobSummary:
                 **versions,
                 **refit,
                 **ranked_by,
+                **shown,
                 "precision": score.precision,
                 "scored_at": file_io.utc_now(),
             },
@@ -107,16 +136,98 @@ def run(context: RunContext) -> JobSummary:
             **versions,
             **refit,
             **({"ranked_by": blend.chosen} if blend else {}),
+            **shown,
             "churn": changes.get("churn"),
         },
     )
 
 
-def _with_versions(lists: Rows, versions: Mapping[str, str]) -> Rows:
-    """Adds a column with the same text in all rows for each of `versions`."""
-    for name, value in versions.items():
+def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
+    """Adds a column with the same text in all rows for each of `texts`."""
+    for name, value in texts.items():
         lists = with_value(lists, name, value)
     return lists
+
+
+def treatment_lists(
+    context: RunContext, treatment: Treatment, dataset: Dataset, items: Manifest, control: ListRequest
+) -> VariantLists:
+    """Returns what makes the lists of the treatment, from the candidates and the rules of the control."""
+    model = treatment.model
+    version, run_date = model.spec.workflow_version, context.run_date
+    partition = context.lake.candidate_items(version).partition(run_date)
+    if version != dataset.workflow_version:
+        with context.phase("items of the treatment"):
+            items = publish_treatment_items(context, dataset.workflow_version, items, treatment)
+        partition = context.lake.experiment_items(version).partition(run_date)
+    request = replace(
+        control,
+        model=model.request(context.config.score),
+        item_files=tuple(data_files(partition, items)),
+        context=tuple(sorted(encoded_context(context, model).items())),
+    )
+    return VariantLists(TREATMENT, model, treatment.users, request)
+
+
+def _score(
+    context: RunContext,
+    dataset: Dataset,
+    candidates: Manifest,
+    variants: Sequence[VariantLists],
+    experiment: ServedExperiment | None,
+) -> Rows:
+    """Returns the lists of all users.
+
+    With an experiment, they also have the columns model_version, workflow_version and variant.
+    """
+    if experiment is None:
+        (control,) = variants
+        scored = candidate_users(context, dataset, control.users, candidates)
+        return score_lists(scored, control.model.spec, control.request)
+    settings = experiment.settings if len(variants) > 1 else None
+    parts = []
+    for variant in variants:
+        scored = candidate_users(context, dataset, variant.users, candidates, variant, settings)
+        lists = score_lists(scored, variant.model.spec, variant.request)
+        versions = {
+            "model_version": variant.model.version,
+            "workflow_version": variant.model.spec.workflow_version,
+        }
+        parts.append(_with_texts(lists, {**versions, VARIANT: variant.name}))
+    return union_all(parts)
+
+
+def _inputs_of(experiment: ServedExperiment | None, treatment: Treatment | None) -> dict[str, str]:
+    """Returns the inputs of the lists that an experiment adds, as the manifest names them."""
+    inputs = {"experiment": experiment.digest} if experiment else {}
+    if treatment is not None:
+        inputs |= {"treatment_users": treatment.users.digest, "treatment_items": treatment.items.digest}
+    return inputs
+
+
+def _facts_of(experiment: ServedExperiment, variants: Sequence[VariantLists], lists: Rows) -> dict[str, Any]:
+    """Returns the facts of an experiment: its settings, and model, users and coverage of each variant."""
+    counted = query(
+        f"""
+        SELECT {VARIANT}, count(DISTINCT user_id) AS users, count(DISTINCT item_id) AS items_recommended
+        FROM {{lists}} GROUP BY {VARIANT}
+        """,
+        lists=lists,
+    )
+    counts = {row.pop(VARIANT): row for row in records(counted)}
+    return {
+        "name": experiment.settings.name,
+        "share": experiment.settings.share,
+        "idle_because": experiment.idle_because,
+        "variants": {
+            variant.name: {
+                "model_version": variant.model.version,
+                "workflow_version": variant.model.spec.workflow_version,
+                **counts.get(variant.name, {"users": 0, "items_recommended": 0}),
+            }
+            for variant in variants
+        },
+    }
 
 
 def list_request(
@@ -137,15 +248,38 @@ def list_request(
     return request, digests
 
 
-def candidate_users(context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest) -> Rows:
+def candidate_users(
+    context: RunContext,
+    dataset: Dataset,
+    users: Manifest,
+    candidates: Manifest,
+    variant: VariantLists | None = None,
+    experiment: ServingExperiment | None = None,
+) -> Rows:
     """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
 
     The rows are read from the files that the two manifests name, even if the tables are replaced meanwhile.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date, whose workflow version `candidates` has.
+        users, candidates: the manifests of the two tables.
+        variant: the variant whose users are returned, by the features of its workflow.
+        experiment: assigns users to variants. None: all users are returned.
     """
     lake, version = context.lake, dataset.workflow_version
+    listed = read_rows(context, lake.candidates(version).partition(context.run_date), candidates)
+    if variant is not None:
+        version = variant.model.spec.workflow_version
+    if variant is not None and experiment is not None:
+        columns = [name for name, _ in candidates.schema]
+        assigned = with_variants(listed, USER_KEY, experiment, columns)
+        kept = ", ".join(map(quoted, columns))
+        text = f"SELECT {kept} FROM {{assigned}} WHERE {VARIANT} = '{variant.name}'"
+        listed = query(text, assigned=assigned)
     joined = query(
         "SELECT * FROM {users} AS users JOIN {candidates} AS candidates USING (user_key)",
         users=read_rows(context, lake.users(version).partition(context.run_date), users),
-        candidates=read_rows(context, lake.candidates(version).partition(context.run_date), candidates),
+        candidates=listed,
     )
     return spread(joined, USER_KEY, -(-users.rows // USERS_PER_TASK))

@@ -16,7 +16,7 @@ from conf.types import Scope
 from reporting.facts.list_facts import History, histories
 from reporting.facts.parquet import rows_where
 from reporting.facts.run_facts import published_facts
-from scoring.inputs.requests import CANDIDATES, EXCLUDED
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, VARIANT
 from storage.dataset import read_dataset, read_spec
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, data_files, is_published, read_manifest
@@ -24,6 +24,8 @@ from storage.paths import Lake, Partition
 
 # Columns of a list that are shown; lists of earlier releases have no reason.
 ENTRY = ("position", "item_id", "score", "reason")
+# Columns that differ between the variants of an experiment.
+_OF_VARIANT = ("model_version", "workflow_version", VARIANT)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class InspectedList:
         user: the id of the user.
         run_date: the date of the list.
         facts: the facts in the manifest of the lists, such as model_version, workflow_version, scored_at and
-            k.
+            k. During an experiment, they contain the variant of the user, and the versions are its own.
         spec: the features of the workflow version.
         entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position.
         user_features: maps each feature of the user to its encoded value.
@@ -62,24 +64,34 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
             had no candidates.
     """
     manifest = _lists_of(lake, run_date)
-    version = manifest.facts["workflow_version"]
-    columns: list[str] = [name for name in ENTRY if name in dict(manifest.schema)]
+    columns: list[str] = [name for name in (*ENTRY, *_OF_VARIANT) if name in dict(manifest.schema)]
     rows = _rows(lake.recommendations.partition(run_date), manifest, columns, pc.field("user_id") == user)
+    facts = _facts_of_list(manifest, rows)
+    version = str(facts["workflow_version"])
     spec = read_spec(lake, version)
     users = lake.users(version).partition(run_date)
     own_features = _features(users, spec, "user", USER_KEY, [user])
     if not rows:
         raise _no_list_error(lake, run_date, user, version, known=user in own_features)
-    entries = sorted(rows, key=lambda row: int(row["position"]))
+    shown = [{name: row[name] for name in ENTRY if name in row} for row in rows]
+    entries = sorted(shown, key=lambda row: int(row["position"]))
     items = _features(
         lake.items(version).partition(run_date), spec, "item", ITEM_KEY, [row["item_id"] for row in entries]
     )
     history = None
     if is_published(lake.datasets.partition(run_date)):
         history = histories(lake, read_dataset(lake, run_date), [user]).get(user)
-    return InspectedList(
-        user, run_date, manifest.facts, spec, entries, own_features.get(user, {}), items, history
-    )
+    return InspectedList(user, run_date, facts, spec, entries, own_features.get(user, {}), items, history)
+
+
+def _facts_of_list(manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the facts of the lists; during an experiment, with the model that ranked for the user."""
+    facts = dict(manifest.facts)
+    if rows and VARIANT in rows[0]:
+        if rows[0]["model_version"] != facts["model_version"]:
+            facts.pop("refit_of", None)
+        facts |= {name: rows[0][name] for name in _OF_VARIANT}
+    return facts
 
 
 def _lists_of(lake: Lake, run_date: str) -> Manifest:

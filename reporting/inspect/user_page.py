@@ -50,9 +50,10 @@ def page(user_list: InspectedList, names: Names) -> str:
     """
     facts = user_list.facts
     refit_of = f" (refit of {facts['refit_of']})" if facts.get("refit_of") else ""
+    variant = f"variant {facts['variant']} of {facts['experiment']['name']}, " if facts.get("variant") else ""
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
-        f"  model {facts['model_version']}{refit_of}, workflow {facts['workflow_version']}, "
+        f"  {variant}model {facts['model_version']}{refit_of}, workflow {facts['workflow_version']}, "
         f"scored {facts['scored_at']}",
         f"\nUser features\n  {described(user_list.user_features, names) or 'none'}",
         f"\nList ({len(user_list.entries)} of {facts['k']})\n{_list_table(user_list)}",

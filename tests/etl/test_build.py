@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,6 +134,28 @@ def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
         for engine in ("sql", "arrow"):
             cases.assert_features_equal(encoded(engine), expected, builds.first.workflow.spec)
     assert read_manifest(partition).digest == published.digest
+
+
+def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
+    spark: SparkSession, builds: TwoBuilds, tmp_path: Path
+) -> None:
+    """The first workflow stands for that of an experiment's treatment."""
+    copied = shutil.copytree(builds.config.lake, tmp_path / "lake")
+    config, lake = builds.config.model_copy(update={"lake": str(copied)}), Lake(str(copied))
+    first, second = builds.first.workflow, builds.second.workflow
+    workers = SparkWorkers(spark)
+    built = build.build(workers, config, lake, SECOND, second.version, lambda _: nullcontext(), first.version)
+    assert read_dataset(lake, SECOND).workflow_version == built.workflow.version == second.version
+    expected = oracle.encode(config, builds.first_fit, builds.good[DAYS[3]])
+    partition = lake.features(first.version).partition(DAYS[3])
+    cases.assert_features_equal(cases.read_rows(partition), expected, first.spec)
+    for side in ("users", "items"):
+        of_first, of_second = (
+            cases.read_rows(getattr(lake, side)(version).partition(SECOND))
+            for version in (first.version, second.version)
+        )
+        key = f"{side[:-1]}_key"
+        assert of_first[key].tolist() == of_second[key].tolist()
 
 
 def test_rows_of_a_day_are_computed_by_frames_if_its_log_has_changed(
