@@ -100,7 +100,18 @@ def _measure_recommendations(summary: JobSummary) -> list[str]:
         _number("lift", facts.get("lift"), 2),
         _number("new users'", _new_users(facts).get("hit_rate")),
         _number("recall", (facts.get("candidates") or {}).get("recall"), 2),
+        _treatment(facts.get("experiment") or {}),
     ]
+
+
+def _treatment(experiment: Mapping[str, Any]) -> str:
+    """Returns the relative difference of NDCG between the variants of an experiment, with its interval."""
+    between = (experiment.get("total") or {}).get("differences", {}).get("ndcg") or {}
+    low, high = between.get("relative_low"), between.get("relative_high")
+    if low is None or high is None:
+        return ""
+    words = f"treatment {between['relative_difference']:+.1%} ({low:+.1%} to {high:+.1%})"
+    return f"{words}, stops on {experiment['stops_on']}" if experiment.get("stops_on") else words
 
 
 def _new_users(facts: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.cold_start import cold_start_facts, users_and_items
+from scoring.evaluation.experiment_measures import measure_experiment
 from scoring.evaluation.list_facts import POPULAR, PUBLISHED, relevance_facts, shown_kinds, truth_facts
 from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
 from scoring.evaluation.rows_of_day import rows_of_day
@@ -77,6 +78,7 @@ def run(context: RunContext) -> JobSummary:
         counts = count_items(kinds, clicked, items)
     with context.phase("candidates"):
         recall = candidate_recall(context, clicked, warm, published)
+    experiment = measure_experiment(context, published, clicked)
     facts = {
         "recommendations_date": run_date,
         "against": against,
@@ -85,12 +87,14 @@ def run(context: RunContext) -> JobSummary:
         "cold_start": cold_start_facts(shown_kinds(measured, counts), counts, PUBLISHED),
         "candidates": recall,
         **({"blend": published.facts["blend"]} if "blend" in published.facts else {}),
+        **({"experiment": experiment} if experiment else {}),
     }
     with context.phase("publish"):
         inputs = {
             "recommendations": published.digest,
             "dataset": dataset.digest,
             "config": config_digest(context.config, "measure", "candidates"),
+            **({"serving": config_digest(context.config, "serving")} if experiment else {}),
         }
         publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
     return JobSummary(lake.measures.partition(run_date).path, rows_in=num_clicked, facts=facts)

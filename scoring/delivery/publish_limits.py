@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,14 +20,14 @@ from conf.types import Stop
 from etl.latest.latest_rows import ROWS_IN_DRIVER
 from metrics.psi import bin_numbers, drift_of
 from scoring.inputs.feature_rows import read_split
+from scoring.inputs.list_tables import last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from spark.arrow_frames import frame_of, table_of
-from storage import file_io
 from storage.dataset import Dataset, split_files, split_partitions
 from storage.feature_spec import ITEM_KEY, LABEL
-from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.manifest import Manifest, data_files, read_manifest
 from storage.parquet_files import read_file
-from storage.paths import Lake, Partition
+from storage.paths import Partition
 from storage.publish import publish_facts, rows_of
 from storage.run_context import RunContext
 
@@ -116,21 +115,6 @@ def publish_changes(
             f"to publish these lists anyway, run score_daily again with {without_limits}",
         )
     return changes
-
-
-def last_published(lake: Lake, run_date: str) -> Partition | None:
-    """Returns the partition with the published lists of the latest date before the run date.
-
-    Returns None if there are no earlier lists.
-    """
-    names = (
-        Path(entry.path).name.removeprefix("dt=") for entry in file_io.list_files(lake.recommendations.path)
-    )
-    for dt in sorted((name for name in names if name < run_date), reverse=True):
-        partition = lake.recommendations.partition(dt)
-        if is_published(partition):
-            return partition
-    return None
 
 
 def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:

@@ -76,6 +76,24 @@ from storage.job_summary import JobSummary
             },
             "HR@5 0.2000, new users' 0.1250, recall 0.62",
         ),
+        (
+            {
+                "job": "measure_recommendations",
+                "experiment": {
+                    "stops_on": None,
+                    "total": {
+                        "differences": {
+                            "ndcg": {
+                                "relative_difference": 0.02,
+                                "relative_low": -0.0104,
+                                "relative_high": 0.05,
+                            }
+                        }
+                    },
+                },
+            },
+            "treatment +2.0% (-1.0% to +5.0%)",
+        ),
         ({"job": "train_retriever", "steps": 7, "auc": 0.7}, "7 steps, validation AUC 0.7000"),
         ({"job": "refit_model", "steps": 7, "version": "0123456789abcdef"}, "7 steps, model 01234567"),
         ({"job": "refit_model", "version": None}, "no model was promoted"),

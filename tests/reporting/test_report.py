@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -282,6 +283,39 @@ def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> N
     assert "Model alone 10.0% 0.0500" in text
     assert "Source als alone 20.0% 0.1000" in text
     assert "Blend of the model and all sources (chosen) 30.0% 0.1500" in text
+
+
+def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    assert "Experiment" not in Page(build(config, RUN_DATE)[1]).text
+    variant = {"model_version": MODEL, "users": 90, "clicked": 30, "hit_rate": 0.2, "ndcg": 0.125, "mrr": 0.1}
+    between = {"difference": -0.01, "low": -0.03, "high": 0.01}
+    relative = {"relative_difference": -0.1, "relative_low": -0.25, "relative_high": 0.05}
+    differences = {"ndcg": {**between, **relative}}
+    facts: dict[str, Any] = {
+        "name": "deep",
+        "share": 0.25,
+        "confidence": 0.9,
+        "variants": {"control": {**variant, "coverage": 0.5}, "treatment": {**variant, "coverage": 0.25}},
+        "differences": differences,
+        "sample_ratio_p": {"users": 0.4, "clicked": 0.5},
+        "total": {"days": ["2026-01-07", RUN_DATE], "left_out": ["2026-01-06"], "differences": differences},
+        "stops_on": None,
+    }
+    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    publish_facts(partition, {**MEASURE, "experiment": facts})
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "Experiment deep : 25.0% of the users" in text
+    assert "treatment 01234567 90 30 20.0% 0.1250 0.1000 25.0%" in text
+    assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 dates with other models are left out" in text
+    assert "NDCG @10 -0.0100 -0.0300 to 0.0100 -10.0% -25.0% to 5.0%" in text
+    assert "guard rail" not in text
+    assert "do not fit the share" not in text
+    facts |= {"sample_ratio_p": {"users": 0.4, "clicked": 1e-9}, "stops_on": "2026-01-10"}
+    publish_facts(partition, {**MEASURE, "experiment": facts})
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "The guard rail stops it on 2026-01-10." in text
+    assert "do not fit the share (p=1e-09)" in text
 
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""The section about an experiment in production: its variants, their differences, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, lead, section, table, tag
+from reporting.facts.run_facts import RunFacts
+from scoring.evaluation.variant_figures import MISMATCH_P
+
+_MEASURES = {
+    "hit_rate": "Hit rate",
+    "ndcg": "NDCG",
+    "mrr": "MRR",
+    "hit_user_share": "Users who clicked an item of their list",
+}
+
+
+def render(run: RunFacts) -> Html | None:
+    """Returns the section; None if the lists of this date, and those last measured, have no experiment."""
+    facts = (run.recommendations.facts.get("experiment") if run.recommendations else None) or {}
+    measured = (run.measure.values.get("experiment") if run.measure else None) or {}
+    if not facts and not measured:
+        return None
+    parts = []
+    if run.measure and measured:
+        k = run.measure.values["k"]
+        parts = [
+            _variants(measured, run.measure.dt, k),
+            _differences(measured, measured["total"]["differences"], _days(measured["total"]), k),
+        ]
+        if len(measured["total"]["days"]) > 1:
+            parts.append(
+                _differences(measured, measured["differences"], f"Differences of {run.measure.dt}", k)
+            )
+    return section("experiment", "Experiment", _lead(facts, measured), *parts)
+
+
+def _lead(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Html:
+    """Returns the introductory sentences: what is tested, whether it runs, and warnings."""
+    name, share = facts.get("name", measured.get("name")), facts.get("share", measured.get("share"))
+    words: list[Child] = [
+        "Experiment ",
+        tag("code", str(name)),
+        f": {numbers.percent(share)} of the users get the lists of another model. ",
+    ]
+    if facts.get("idle_because"):
+        words.append(
+            tag("strong", f"The control serves all users, because {facts['idle_because']}. ", class_="warn")
+        )
+    if measured.get("stops_on"):
+        words.append(tag("strong", f"The guard rail stops it on {measured['stops_on']}. ", class_="stop"))
+    p_values = [p for p in (measured.get("sample_ratio_p") or {}).values() if p is not None]
+    if p_values and min(p_values) < MISMATCH_P:
+        text = f"The numbers of users do not fit the share (p={min(p_values):.2g}). "
+        words.append(tag("strong", text, class_="warn"))
+    if not measured:
+        words.append("Its lists have not been compared with clicks yet.")
+    return lead(*words)
+
+
+def _variants(measured: Mapping[str, Any], date: str, k: int) -> Html:
+    """Returns a table with one row for each variant, for the lists of one date."""
+    rows: list[list[Child]] = [
+        [
+            name,
+            tag("code", str(figures["model_version"])[:8]),
+            numbers.count(figures["users"]),
+            numbers.count(figures["clicked"]),
+            numbers.percent(figures["hit_rate"]),
+            numbers.decimal(figures["ndcg"]),
+            numbers.decimal(figures["mrr"]),
+            numbers.percent(figures["coverage"]),
+        ]
+        for name, figures in measured["variants"].items()
+    ]
+    headers = [
+        "Variant",
+        "Model",
+        "Users",
+        "With clicks",
+        f"Hit rate @{k}",
+        f"NDCG @{k}",
+        "MRR",
+        "Item coverage",
+    ]
+    return table(headers, rows, f"Lists of {date} against the clicks of the day after", text=(0, 1))
+
+
+def _days(total: Mapping[str, Any]) -> str:
+    days, left_out = total["days"], total["left_out"]
+    words = (
+        f"Differences of {len(days)} dates, {days[0]} to {days[-1]}"
+        if len(days) > 1
+        else (f"Differences of {days[0]}" if days else "Differences")
+    )
+    return words + (f"; {len(left_out)} dates with other models are left out" if left_out else "")
+
+
+def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], words: str, k: int) -> Html:
+    """Returns a table of the differences, treatment minus control, with their intervals."""
+    rows: list[list[Child]] = []
+    for measure, name in _MEASURES.items():
+        between = differences.get(measure)
+        if between is not None:
+            absolute = [numbers.decimal(between[key]) for key in ("difference", "low", "high")]
+            relative = [numbers.percent(between[f"relative_{key}"]) for key in ("difference", "low", "high")]
+            title = f"{name} @{k}" if measure in ("hit_rate", "ndcg") else name
+            rows.append(
+                [
+                    title,
+                    absolute[0],
+                    f"{absolute[1]} to {absolute[2]}",
+                    relative[0],
+                    f"{relative[1]} to {relative[2]}",
+                ]
+            )
+    interval = f"{measured['confidence']:.0%} interval"
+    headers = ["Treatment minus control", "Difference", interval, "Relative", interval]
+    return table(headers, rows, words)
