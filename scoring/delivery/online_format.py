@@ -13,12 +13,13 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from conf.errors import DataError
+from scoring.inputs.requests import VARIANT
 from storage.format_versions import Format
 
 LISTS = "lists"
@@ -28,7 +29,8 @@ KEYS_PER_BUCKET = 1000
 # A field of each bucket that is no key, so that a bucket exists before its first key.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
-_POINTER_TEXTS = ("date", "model_version", "workflow_version", "delivered_at")
+_VERSIONS = ("model_version", "workflow_version")
+_POINTER_TEXTS = ("date", *_VERSIONS, "delivered_at")
 _RANKED = "ranked"  # the reason of most entries, which is left out
 
 
@@ -65,6 +67,8 @@ class Pointer:
         model_version, workflow_version: those of the lists.
         delivered_at: time of the delivery in UTC.
         tables: the tables by name.
+        variants: during an experiment, maps each variant to its `model_version` and `workflow_version`. The
+            value of a list then names its variant. Those above are of the control.
     """
 
     date: str
@@ -72,10 +76,12 @@ class Pointer:
     workflow_version: str
     delivered_at: str
     tables: Mapping[str, OnlineTable]
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Returns the value of the pointer."""
-        return json.dumps(POINTER.stamp(asdict(self)), ensure_ascii=False)
+        values = {name: value for name, value in asdict(self).items() if name != "variants" or value}
+        return json.dumps(POINTER.stamp(values), ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str | bytes, where: str) -> Pointer:
@@ -93,9 +99,13 @@ class Pointer:
             values = POINTER.check(json.loads(text), where)
             tables = {name: _table(table) for name, table in values["tables"].items()}
             texts = {name: str(values[name]) for name in _POINTER_TEXTS}
+            variants = {
+                str(name): {version: str(variant[version]) for version in _VERSIONS}
+                for name, variant in values.get("variants", {}).items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{where} is not a pointer: {error!r}", remedy) from error
-        return cls(**texts, tables=tables)
+        return cls(**texts, tables=tables, variants=variants)
 
 
 def _table(values: Mapping[str, Any]) -> OnlineTable:
@@ -123,15 +133,26 @@ def bucket_of(key: str, buckets: int) -> int:
 def list_values(batch: pa.RecordBatch) -> list[str]:
     """Returns the text of each entry of a list: `["i17",0.25]`, or `["i17",0.25,"explore"]`.
 
+    During an experiment, the first entry of a list is `["i17",0.25,"ranked","treatment"]`.
+
     Args:
-        batch: rows with the columns item_id, score and reason.
+        batch: rows with the columns item_id, score and reason; during an experiment, also position and
+            variant.
     """
     items = texts(batch.column("item_id"))
     scores = texts(batch.column("score"))
     reasons = batch.column("reason").to_pylist()
+    starts = [f"[{item},{score}" for item, score in zip(items, scores, strict=True)]
+    if VARIANT in batch.schema.names:
+        pairs = zip(batch.column("position").to_pylist(), batch.column(VARIANT).to_pylist(), strict=True)
+        named = [variant if position == 1 else None for position, variant in pairs]
+    else:
+        named = [None] * len(batch)
     return [
-        f"[{item},{score}]" if reason == _RANKED else f"[{item},{score},{_text(reason)}]"
-        for item, score, reason in zip(items, scores, reasons, strict=True)
+        f"{start},{_text(reason)},{_text(variant)}]"
+        if variant is not None
+        else (f"{start}]" if reason == _RANKED else f"{start},{_text(reason)}]")
+        for start, reason, variant in zip(starts, reasons, named, strict=True)
     ]
 
 
@@ -171,22 +192,27 @@ def _float_text(text: str | None) -> str:
 
 
 def lists_of(values: Mapping[str, bytes], pointer: Pointer) -> pa.Table:
-    """Returns lists as rows of the table `recommendations`.
+    """Returns lists as rows of the table `recommendations`; during an experiment, with the column variant.
 
     Args:
         values: maps users to values of the table `lists`.
         pointer: the pointer that was read before the values.
     """
-    rows = [
-        (user, position, entry[0], entry[1], entry[2] if len(entry) > 2 else _RANKED)
-        for user, value in values.items()
-        for position, entry in enumerate(json.loads(value), start=1)
-    ]
-    kinds = (pa.string(), pa.int32(), pa.string(), pa.float32(), pa.string())
+    rows: list[tuple[Any, ...]] = []
+    control = {"model_version": pointer.model_version, "workflow_version": pointer.workflow_version}
+    for user, value in values.items():
+        entries = json.loads(value)
+        variant = entries[0][3] if entries and len(entries[0]) > 3 else None
+        made_by = control if variant is None else pointer.variants.get(variant, control)
+        versions = [made_by[name] for name in _VERSIONS]
+        for position, entry in enumerate(entries, start=1):
+            reason = entry[2] if len(entry) > 2 else _RANKED
+            rows.append((user, position, *entry[:2], reason, *versions, variant))
+    text = pa.string()
+    kinds = (text, pa.int32(), text, pa.float32(), text, text, text, *([text] if pointer.variants else []))
     columns = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(kinds)]
-    for version in (pointer.model_version, pointer.workflow_version):
-        columns.append(pa.array([version] * len(rows), pa.string()))
-    return pa.Table.from_arrays(columns, [*LIST_COLUMNS, "model_version", "workflow_version"])
+    names = [*LIST_COLUMNS, *_VERSIONS, VARIANT]
+    return pa.Table.from_arrays(columns, names[: len(kinds)])
 
 
 def features_of(values: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
@@ -198,8 +224,8 @@ def features_of(values: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
     """
     rows = [json.loads(value) for value in values.values()]
     columns = [pa.array(values, pa.string())]
-    for index, field in enumerate(list(schema)[1:]):
-        columns.append(pa.array(_parsed((row[index] for row in rows), field.type), field.type))
+    for index, column in enumerate(list(schema)[1:]):
+        columns.append(pa.array(_parsed((row[index] for row in rows), column.type), column.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -166,3 +166,16 @@ def _driver_advice() -> str:
         "--packages), or run `make jars` and set driver_jar of the sink to "
         "~/.cache/nightrank/jars/postgresql-42.7.8.jar"
     )
+
+
+def dates_of(database: Connection, target: str) -> list[str]:
+    """Returns the dates of a table, newest first.
+
+    The query finds each date by one lookup in the index of the primary key.
+    """
+    dates = database.rows(
+        f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
+        f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
+        "SELECT dt FROM dates WHERE dt IS NOT NULL"
+    )
+    return [str(dt) for (dt,) in dates]

@@ -34,9 +34,9 @@ class PublishedLists:
     """The published lists of a date.
 
     Attributes:
-        rows: one row per list entry, with the columns COLUMNS, model_version and workflow_version. They are
-            an Arrow table if all sinks can deliver without Spark (IN_PROCESS) and the lists are small, and a
-            frame of Spark otherwise.
+        rows: one row per list entry, with the columns COLUMNS, model_version and workflow_version, and with
+            the column variant during an experiment. They are an Arrow table if all sinks can deliver without
+            Spark (IN_PROCESS) and the lists are small, and a frame of Spark otherwise.
         manifest: the manifest of the partition that contains the lists.
         recorder: records, for lineage, the tables that are published from these lists.
         grace_hours: number of hours after which a sink may delete files that it has replaced.

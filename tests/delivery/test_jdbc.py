@@ -170,7 +170,7 @@ def test_a_failure_at_any_step_leaves_the_served_rows(
 
     def fail(*arguments: Any) -> None:
         if step == "_replace":  # the last statement of the transaction cannot be run
-            monkeypatch.setattr(jdbc, "_dates", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+            monkeypatch.setattr(jdbc, "dates_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         real(*arguments)
         raise KeyboardInterrupt
 

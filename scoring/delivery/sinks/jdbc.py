@@ -23,9 +23,10 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import PositiveInt, Secret, SinkSettings
-from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect
+from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect, dates_of
 from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
+from scoring.inputs.requests import VARIANT
 
 log = logging.getLogger("nightrank")
 
@@ -38,7 +39,6 @@ _TYPES = {
     "model_version": "text",
 }
 _KEY = ("user_id", "position")
-_VALUES = tuple(name for name in _TYPES if name not in _KEY)
 _BATCH_ROWS = 10_000
 _STAGING_AGE = timedelta(hours=24)
 _STAMP = "%Y%m%d%H%M%S"
@@ -93,10 +93,17 @@ class Tables:
     Attributes:
         target: the served table, which the website or app reads.
         staging: the staging table, a temporary table of this attempt. No other process reads it.
+        columns: the columns of the lists: those of _TYPES, and `variant` if the served table has it.
     """
 
     target: str
     staging: str
+    columns: tuple[str, ...]
+
+    @property
+    def values(self) -> list[str]:
+        """Returns the columns that are not in the key."""
+        return [name for name in self.columns if name not in _KEY]
 
 
 def check(sink: Settings) -> None:
@@ -118,7 +125,8 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     drops it.
 
     The table has the columns dt, user_id, position, item_id, score, reason and model_version. Its primary key
-    is (dt, user_id, position). Rows that have not changed are not written.
+    is (dt, user_id, position). Rows that have not changed are not written. The first lists of an experiment
+    add the column `variant`, which is null for lists without an experiment.
 
     Args:
         sink: the settings of the sink.
@@ -132,20 +140,21 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
             repeated.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
-    tables = Tables(
-        sink.table, f"{sink.table}_st_{datetime.now(UTC).strftime(_STAMP)}_{uuid.uuid4().hex[:8]}"
-    )
-    rows = lists.frame.select(*COLUMNS, "model_version")
+    staging = f"{sink.table}_st_{datetime.now(UTC).strftime(_STAMP)}_{uuid.uuid4().hex[:8]}"
+    variant = [VARIANT] if VARIANT in lists.frame.columns else []
+    rows = lists.frame.select(*COLUMNS, "model_version", *variant)
     with connect(rows.sparkSession, sink, credentials) as database:
-        _make_target(database, tables.target)
+        _make_target(database, sink.table)
+        rows = _like_target(database, sink.table, rows)
+        tables = Tables(sink.table, staging, tuple(rows.columns))
         _drop_abandoned(database, tables.target)
-        kept = sorted({*_dates(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
+        kept = sorted({*dates_of(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
             log.warning(
                 "%s keeps the dates %s: the lists of %s are not delivered", sink.name, kept, lists.run_date
             )
             return Delivered(f"{sink.url} {sink.table}", 0, 0, 0)
-        columns = ", ".join(f"{name} {kind}" for name, kind in _TYPES.items())
+        columns = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in tables.columns)
         database.execute(f"CREATE UNLOGGED TABLE {tables.staging} ({columns})")
         try:
             _stage(sink, credentials, rows, tables.staging)
@@ -167,17 +176,17 @@ def _make_target(database: Connection, target: str) -> None:
     )
 
 
-def _dates(database: Connection, target: str) -> list[str]:
-    """Returns the dates of a table, newest first.
-
-    The query finds each date by one lookup in the index of the primary key.
-    """
-    dates = database.rows(
-        f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
-        f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
-        "SELECT dt FROM dates WHERE dt IS NOT NULL"
+def _like_target(database: Connection, target: str, rows: DataFrame) -> DataFrame:
+    """Adds the column `variant` to the served table, or as nulls to the rows, if only the other has it."""
+    query = (
+        "SELECT 1 FROM pg_attribute WHERE attrelid = CAST(? AS regclass) AND attname = ? AND NOT attisdropped"
     )
-    return [str(dt) for (dt,) in dates]
+    has_variant = bool(database.rows(query, [target, VARIANT]))
+    if has_variant and VARIANT not in rows.columns:
+        return rows.withColumn(VARIANT, F.lit(None).cast("string"))
+    if VARIANT in rows.columns and not has_variant:
+        database.execute(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {VARIANT} text")
+    return rows
 
 
 def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: str) -> None:
@@ -234,9 +243,9 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
         deleted.
     """
     target, staging = tables.target, tables.staging
-    values = ", ".join(_VALUES)
-    changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in _VALUES)
-    old, new = (", ".join(f"{table}.{name}" for name in _VALUES) for table in ("t", "EXCLUDED"))
+    values = ", ".join(tables.values)
+    changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in tables.values)
+    old, new = (", ".join(f"{table}.{name}" for name in tables.values) for table in ("t", "EXCLUDED"))
     same_key = " AND ".join(f"s.{name} = t.{name}" for name in _KEY)
     with database.transaction():
         # This lock makes concurrent deliveries wait for each other. Readers do not wait.
@@ -256,7 +265,7 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
             f"WHERE ({old}) IS DISTINCT FROM ({new})",
             [run_date],
         )
-        kept = _dates(database, target)[:keep_dates]
+        kept = dates_of(database, target)[:keep_dates]
         if kept:
             deleted += database.execute(f"DELETE FROM {target} WHERE dt < CAST(? AS date)", [kept[-1]])
         database.execute(f"DROP TABLE {staging}")

@@ -13,6 +13,7 @@ from conf.names import LakeRoot
 from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.file_sink import Files, publish_files
 from scoring.delivery.published_lists import Delivered, PublishedLists
+from scoring.inputs.requests import VARIANT
 
 _ENDINGS = {"none": ".json", "gzip": ".json.gz"}
 _ENTRY = ("item_id", "position", "score", "reason")
@@ -49,8 +50,8 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
 
     Each line is an object {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items
-    ordered by position. The lines are sorted by user. This order continues across files, in the order in
-    which the manifest names the files.
+    ordered by position. During an experiment, it also has the key "variant". The lines are sorted by user.
+    This order continues across files, in the order in which the manifest names the files.
 
     Args:
         sink: the settings of the sink.
@@ -73,11 +74,15 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def lines(lists: PublishedLists) -> DataFrame:
-    """Returns the lines to write: a frame with the columns user_id, date and items, one row per user."""
+    """Returns the lines to write: a frame with the columns user_id, date and items, one row per user.
+
+    During an experiment, the frame also has the column variant.
+    """
     items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
-    users = lists.frame.groupBy("user_id").agg(items.alias("items"))
+    variant = [VARIANT] if VARIANT in lists.frame.columns else []
+    users = lists.frame.groupBy("user_id", *variant).agg(items.alias("items"))
     ordered = F.transform("items", lambda item: F.struct(*(item[name].alias(name) for name in _ENTRY)))
-    return users.select("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
+    return users.select("user_id", F.lit(lists.run_date).alias("date"), *variant, ordered.alias("items"))
 
 
 def _write(sink: Settings, lists: PublishedLists, folder: str) -> None:

@@ -110,7 +110,11 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
             tables[source.name] = table
         facts = lists.manifest.facts
         versions = str(facts["model_version"]), str(facts["workflow_version"])
-        new = Pointer(lists.run_date, *versions, file_io.utc_now(), tables)
+        variants = {
+            name: {version: str(variant[version]) for version in ("model_version", "workflow_version")}
+            for name, variant in (facts.get("experiment") or {}).get("variants", {}).items()
+        }
+        new = Pointer(lists.run_date, *versions, file_io.utc_now(), tables, variants)
         unchanged = current is not None and (current.date, dict(known)) == (new.date, tables)
         if not unchanged and not store.switch(client, new):
             return _too_old(sink, lists)
