@@ -307,7 +307,7 @@ def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) 
     text = Page(build(config, RUN_DATE)[1]).text
     assert "Experiment deep : 25.0% of the users" in text
     assert "treatment 01234567 90 30 20.0% 0.1250 0.1000 25.0%" in text
-    assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 dates with other models are left out" in text
+    assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 dates with other models" in text
     assert "NDCG @10 -0.0100 -0.0300 to 0.0100 -10.0% -25.0% to 5.0%" in text
     assert "guard rail" not in text
     assert "do not fit the share" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,6 +53,7 @@ from tests.scoring.scoring_lake import (
 from tests.scoring.test_jobs import read_rows
 from training.registry import mlflow_mirror
 from training.registry.overrides import OverrideRequest, roll_back
+from training.registry.refits import refit_name
 from training.registry.served_experiments import (
     ExperimentStop,
     read_stops,
@@ -288,11 +290,30 @@ def test_a_promoted_or_withdrawn_model_ends_the_treatment(config: Config, tmp_pa
         served = served_experiment(tested, lake, date)
         assert served is not None
         assert served.idle_because == reason
+    refit = Path(lake.models(refit_name("toy"))) / "r2"
+    write_model(refit, version="r2")
+    description = json.loads((refit / "model.json").read_text())
+    (refit / "model.json").write_text(json.dumps({**description, "refit_of": "m2"}))
     roll_back(lake, "toy", OverrideRequest("2026-01-07", "me", "worse"))
-    served = served_experiment(tested, lake, "2026-01-07")
-    assert served is not None
-    assert served.idle_because is not None
-    assert "m2 was withdrawn" in served.idle_because
+    for model in ("challenger", "r2"):
+        served = served_experiment(with_experiment(copied, model=model), lake, "2026-01-07")
+        assert served is not None
+        assert served.idle_because is not None
+        assert "m2 was withdrawn" in served.idle_because
+    before = served_experiment(with_experiment(copied, model="r2"), lake, RUN_DATE)
+    assert before is not None
+    assert before.folder == str(refit)
+
+
+def test_later_trainings_do_not_change_the_challenger(config: Config, tmp_path: Path) -> None:
+    copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
+    lake = Lake(copied.lake)
+    for date in (RUN_DATE, DAY_AFTER):
+        record_decision(lake, "toy", date, ChampionDecision("m3", "m1", False, "m1", "worse"))
+    for start, version in ((RUN_DATE, "m2"), (DAY_AFTER, "m3")):
+        served = served_experiment(with_experiment(copied, start=start), lake, "2026-01-20")
+        assert served is not None
+        assert served.version == version
 
 
 @pytest.mark.parametrize(

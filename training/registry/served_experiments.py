@@ -21,7 +21,7 @@ from storage.manifest import digest_of
 from storage.paths import Lake
 from training.registry.champion_history import champion_state_as_of, dated_path, dates_of, read_decisions
 from training.registry.experiments import experiments_name
-from training.registry.model_json import is_complete
+from training.registry.model_json import is_complete, read_description
 from training.registry.overrides import withdrawal_of
 from training.registry.refits import refit_name, serving_model
 from training.registry.versions import model_path
@@ -87,7 +87,9 @@ def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperi
         return ServedExperiment(settings, None, None, f"it was stopped on {stop.run_date}: {stop.reason}")
     version, folder = _treatment(config, lake, settings)
     state = champion_state_as_of(lake, config.name, run_date)
-    withdrawn = withdrawal_of(lake, config.name, version, state)
+    # A refit is withdrawn with the model that it refits.
+    origin = read_description(folder).get("refit_of") or version
+    withdrawn = withdrawal_of(lake, config.name, origin, state)
     serving = serving_model(config, lake, run_date)
     idle = None
     if withdrawn is not None:

@@ -96,7 +96,9 @@ def _days(total: Mapping[str, Any]) -> str:
         if len(days) > 1
         else (f"Differences of {days[0]}" if days else "Differences")
     )
-    return words + (f"; {len(left_out)} dates with other models are left out" if left_out else "")
+    return words + (
+        f"; {len(left_out)} dates with other models or another share are left out" if left_out else ""
+    )
 
 
 def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], words: str, k: int) -> Html:
