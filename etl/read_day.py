@@ -12,7 +12,7 @@ from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import RawFiles
 from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
-from etl.text.file_layout import FileLayout, file_layout
+from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import parse_block, plain
 from etl.text.scan_pass import columns_to_parse, starts_file
 from etl.text.two_passes import text_passes_apply
@@ -31,7 +31,7 @@ def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> 
     """
     if not text_passes_apply(workers, config):
         return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
-    layout, splits = file_layout(config, raw.paths), tuple(split_files(raw.paths))
+    layout, splits = layout_of_days(config, [raw]), tuple(split_files(raw.paths))
     return workers.run(len(splits), partial(_clicks_of, splits, layout, columns_to_parse(layout, ())), _KEYS)
 
 
@@ -41,7 +41,8 @@ def _clicks_of(
     """Runs one task: parses one file split."""
     lines = 0
     for block in read_blocks(splits[index]):
-        parsed = parse_block(block, layout, columns, layout.header and starts_file(splits[index], lines))
+        header = layout.header and starts_file(splits[index], lines)
+        parsed = parse_block(block, layout, columns, header, layout.erased.get(splits[index].path))
         lines += parsed.lines
         values = [plain(parsed.columns[field.name]).cast(field.type) for field in _KEYS]
         yield pa.RecordBatch.from_arrays(values, schema=_KEYS)

@@ -84,6 +84,8 @@ BLEND = Format("blend")
 INTERVENTION = Format("record of interventions")
 EXPERIMENT_STOP = Format("record of stopped experiments")
 RUN_RECORD = Format("run record")
+ERASED_USERS = Format("list of erased users")
+ERASURE = Format("record of an erasure")
 
 ALL = (
     MANIFEST,
@@ -98,4 +100,6 @@ ALL = (
     INTERVENTION,
     EXPERIMENT_STOP,
     RUN_RECORD,
+    ERASED_USERS,
+    ERASURE,
 )

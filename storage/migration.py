@@ -39,6 +39,8 @@ _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
         (r"models/[^/]+/[^/]+/model\.json", format_versions.MODEL),
         (r"checkpoints/[^/]+/step-\d+\.json", format_versions.CHECKPOINT),
         (r"runs/dt=[^/]+/[^/.][^/]*\.json", format_versions.RUN_RECORD),
+        (r"erasures/users\.json", format_versions.ERASED_USERS),
+        (r"erasures/\d{4}-\d\d-\d\d-[0-9a-f]+\.json", format_versions.ERASURE),
     )
 )
 

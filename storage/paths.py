@@ -32,8 +32,8 @@ deliveries/dt=…                 the sinks to which the lists of a date were de
 checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
 spark-events/                   Spark's event logs, for Spark's history server
-reports/, logs/
-mlflow.db                       MLflow's store; only in a local lake
+erasures/                       records of erased users, and users.json: salted digests of their ids
+reports/, logs/, mlflow.db      MLflow's store is only in a local lake
 
 The folder of a partition (`<table>/dt=…`) contains the manifest. On a local file system it also contains one
 hard link for each published file, for tools that list folders. The files themselves are in a separate folder,
@@ -144,10 +144,7 @@ class Lake:
         return self._table("typed", internal=True)
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Returns the table of statistics of the raw columns, by day.
-
-        Pass `split` for a log that is not stored by day.
-        """
+        """Returns the table of statistics of raw columns, by day; of a split if the log is one table."""
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
@@ -288,11 +285,13 @@ class Lake:
         return self._table("spark-events").path
 
     @property
-    def mlflow_uri(self) -> str | None:
-        """Returns the URI of MLflow's store in the lake.
+    def erasures(self) -> str:
+        """Returns the folder of the records of erased users."""
+        return self._table("erasures").path
 
-        The result is None on an object store, because SQLite needs a local file.
-        """
+    @property
+    def mlflow_uri(self) -> str | None:
+        """Returns the URI of MLflow's store in the lake; None on an object store (SQLite needs a file)."""
         if not file_io.is_local(self.root):
             return None
         return f"sqlite:///{file_io.filesystem(self.root)[1]}/mlflow.db"

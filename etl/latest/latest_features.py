@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from conf.types import Config, Split
 from etl.latest.latest_histories import LatestHistories, latest_histories
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
+from etl.raw.erased_rows import erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.spark.read_log import read_attributes
@@ -157,7 +158,11 @@ def attribute_features(
         raise ValueError(f"internal error, please report: there is no table of {side} attributes")
     name = config.keys.user if is_user else config.keys.item
     raw_rows = read_attributes(spark, config, table, name, f"{side}s", run_date, name)
-    return workflow.encode(raw_rows.withColumn(key, F.col(name).cast("string")), columns, [key])
+    keyed = raw_rows.withColumn(key, F.col(name).cast("string"))
+    erased = erased_of_table(config, table, run_date) if is_user else None
+    if erased is not None:
+        keyed = keyed.where(~is_erased(F.col(key), erased))
+    return workflow.encode(keyed, columns, [key])
 
 
 def latest_rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:

@@ -17,7 +17,7 @@ from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.spark.read_log import bad_rows
 from etl.spark.typed_rows import read_day
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import reasons_left_out
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake
@@ -35,7 +35,7 @@ class DayCounts:
         good: number of rows that are used.
         bad: number of quarantined rows.
         dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
-            if it is quarantined, or if an operator of `prepare` drops it.
+            if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
     """
 
     rows_in: int
@@ -73,13 +73,13 @@ def _count_and_publish(
     day = read_day(spark, config, lake, raw)
     rows, counted = day.rows, day.count_reasons()
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
-    filtered = [operator.reason for operator in plan(config).filters]
+    left_out = reasons_left_out(config)
     return publish(
-        bad_rows(rows).where(~F.col("reason").isin(*filtered)) if filtered else bad_rows(rows),
+        bad_rows(rows).where(~F.col("reason").isin(*left_out)),
         lake.quarantine.partition(raw.dt),
         inputs=inputs,
         row_group_rows=config.output.row_group_rows,
-        expected_rows=sum(count for reason, count in dropped.items() if reason not in filtered),
+        expected_rows=sum(count for reason, count in dropped.items() if reason not in left_out),
         rows_in=sum(counted.values()),
         dropped=dropped,
         sort_by=[ROW_ID],

@@ -16,6 +16,7 @@ from conf.types import Config, RawTable
 from etl.ops.base import Type
 from etl.ops.choose_engine import choose_engine
 from etl.raw import key_rule
+from etl.raw.erased_rows import ERASED, erased_of_day, is_erased, line_has_erased_field
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
 from etl.raw.row_rules import Check, RowRule, bad_key, row_rules
@@ -39,20 +40,26 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         user_key, item_key, group_key: strings. Each column exists only if the section `keys` sets it.
         event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
-    return derive_columns(config, add_reasons(config, _rows(spark, config, config.log, raw)))
+    return derive_columns(config, add_reasons(config, _rows(spark, config, config.log, raw), raw.dt))
 
 
-def add_reasons(config: Config, rows: DataFrame) -> DataFrame:
+def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
     """Completes `_reason`: also rows that break a rule of the log, or that `prepare` drops, have a reason.
 
-    `rows` has the raw columns of the log and the reason of each line that cannot be parsed. It must not have
-    the columns of `derive_columns` yet, because they may replace raw columns that decide on the reason.
+    So have the rows of erased users (etl/raw/erased_rows.py). `rows` has the raw columns of the log of the
+    day `dt` and the reason of each line that cannot be parsed. It must not have the columns of
+    `derive_columns` yet, because they may replace raw columns that decide on the reason.
     """
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
     reasons = [F.col(REASON)]
     reasons += [_reason(check, F.col(rule.column)) for rule in _rules(config, types) for check in rule.checks]
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
-    return rows.withColumn(REASON, F.coalesce(*reasons))
+    reason, erased = F.coalesce(*reasons), erased_of_day(config, dt)
+    if erased is None or config.keys is None:
+        return rows.withColumn(REASON, reason)
+    is_left_out = is_erased(F.col(config.keys.user).cast("string"), erased)
+    is_left_out |= reason.isNotNull() & line_has_erased_field(F.col(LINE), config.log.separator, erased)
+    return rows.withColumn(REASON, F.when(is_left_out, F.lit(ERASED)).otherwise(reason))
 
 
 def derive_columns(config: Config, rows: DataFrame) -> DataFrame:

@@ -11,7 +11,7 @@ line, with these columns:
         what must be added to it for the row_id and for the line number.
     _reason: the reason why the row is not used; null for a good row.
     _line: the text of a line that is quarantined, and null for every other line.
-    the raw columns of the log, with the types of the configuration.
+    the raw columns of the log, with the types of the configuration; null in rows of erased users.
 
 The headers of csv files are rows, too, and are left out when the rows are read. Without a count before, it is
 not known which rows they are, because blocks are read by different tasks.
@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 from conf.errors import DataError
 from conf.types import Config
 from etl.ops.choose_engine import choose_engine
+from etl.raw.erased_rows import ERASED
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.layout_digest import layout_digest
 from etl.raw.parse import (
@@ -45,7 +46,7 @@ from etl.raw.parse import (
 )
 from etl.raw.row_ids import LinesOfBlock, block_starts, damaged_files_named
 from etl.spark.read_log import add_reasons, derive_columns, read_log
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import reasons_left_out
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
@@ -152,18 +153,16 @@ def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: 
     if current is not None:
         return current
     lines = read_text_blocks(spark, config.log, raw.paths)
-    filtered = [operator.reason for operator in plan(config).filters]
-    quarantined = F.col(REASON).isNotNull()
-    if filtered:
-        quarantined &= ~F.col(REASON).isin(*filtered)
-    rows = add_reasons(config, lines).select(
+    quarantined = F.col(REASON).isNotNull() & ~F.col(REASON).isin(*reasons_left_out(config))
+    stored = F.coalesce(F.col(REASON) != ERASED, F.lit(True))
+    rows = add_reasons(config, lines, raw.dt).select(
         SOURCE,
         START,
         F.xxhash64(SOURCE, START).alias(_BLOCK),
         INDEX,
         REASON,
         F.when(quarantined, F.col(LINE)).alias(LINE),
-        *config.log.names,
+        *(F.when(stored, F.col(name)).alias(name) for name in config.log.names),
     )
     with damaged_files_named(raw.paths):
         files = write_files(rows, partition, new_attempt(partition), _FILE_ROWS, None, (), None)

@@ -138,7 +138,8 @@ def _parsed_blocks(
         return
     lines = 0
     for block in read_blocks(task.file_split):
-        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.file_split, lines))
+        header = layout.header and starts_file(task.file_split, lines)
+        parsed = parse_block(block, layout, needed, header, layout.erased.get(task.file_split.path))
         yield task.first_row + lines, parsed
         lines += parsed.lines
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from conf.types import Column, Config, EventTime, Keys, Label
 from etl.ops.base import Type
@@ -11,8 +11,11 @@ from etl.ops.dropna import Dropna
 from etl.ops.expression import kinds_of
 from etl.ops.filter import Filter
 from etl.ops.formula import Formula, parse
+from etl.raw.erased_rows import erased_of_day
+from etl.raw.files import RawFiles
 from etl.raw.parse import common_header, positions_in
 from etl.workflow.feature_plan import plan
+from storage.erased_users import ErasedUsers
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class FileLayout:
         event_time: column and unit of the time.
         filters: for each operator that drops rows: (reason, columns that must not be null, formula that must
             be true).
+        erased: maps the path of a file to the erased users whose rows in it are left out. Files without such
+            users are missing.
     """
 
     columns: tuple[Column, ...]
@@ -43,6 +48,7 @@ class FileLayout:
     keys: Keys | None
     event_time: EventTime | None
     filters: tuple[tuple[str, tuple[str, ...], str | None], ...]
+    erased: Mapping[str, ErasedUsers] = field(default_factory=dict)
 
     @property
     def types(self) -> Mapping[str, Type]:
@@ -52,6 +58,17 @@ class FileLayout:
     def formula(self, text: str) -> Formula:
         """Returns the parsed formula, which may refer to the raw columns."""
         return parse(text, kinds_of(self.types))
+
+
+def layout_of_days(config: Config, days: Sequence[RawFiles]) -> FileLayout:
+    """Returns the layout of the text files of some days, without the rows of erased users.
+
+    Raises:
+        DataError: see `file_layout`.
+    """
+    layout = file_layout(config, tuple(path for raw in days for path in raw.paths))
+    erased = {raw: users for raw in days if (users := erased_of_day(config, raw.dt)) is not None}
+    return replace(layout, erased={path: users for raw, users in erased.items() for path in raw.paths})
 
 
 def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:

@@ -15,8 +15,11 @@ import pyarrow.compute as pc
 
 from etl.native.scan import scan
 from etl.raw.arrow_parse import split_fields, typed_column
+from etl.raw.erased_rows import ERASED, has_erased_field
 from etl.raw.row_rules import row_rules
 from etl.text.file_layout import FileLayout
+from storage.erased_users import ErasedUsers
+from storage.feature_spec import USER_KEY
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,11 @@ class _RowReasons:
 
 
 def parse_block(
-    block: bytes | memoryview, layout: FileLayout, wanted: Sequence[str], header: bool
+    block: bytes | memoryview,
+    layout: FileLayout,
+    wanted: Sequence[str],
+    header: bool,
+    erased: ErasedUsers | None = None,
 ) -> ParsedBlock:
     """Parses a block of whole lines.
 
@@ -74,6 +81,7 @@ def parse_block(
         layout: the layout of the log.
         wanted: the string columns to return. Numeric columns are always parsed, to check their values.
         header: whether the first line is a header and not a row.
+        erased: users whose rows are rejected with the reason ERASED; None if there are none.
     """
     parsed = [column for column in layout.columns if column.type != "string" or column.name in wanted]
     position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
@@ -100,6 +108,8 @@ def parse_block(
         columns[column.name] = _without_null_values(encoded.indices, distinct)
     columns |= _derived_columns(columns, layout, reasons)
     _apply_filters(columns, layout, reasons)
+    if erased is not None:
+        _leave_out_erased(columns[USER_KEY], erased, reasons)
     skipped = 1 if header else 0
     row_lines = scanned.row_lines
     counts = {column.name: scanned.counts[position[column.name]] for column in parsed}
@@ -111,8 +121,26 @@ def parse_block(
     by_line = {**scanned.broken} | {
         int(scanned.row_lines[row]): reason for row, reason in reasons.by_row.items()
     }
+    if erased is not None:
+        _hide_erased(block, layout.separator, erased, by_line)
     rejected = tuple(sorted((line, reason) for line, reason in by_line.items() if line >= skipped))
     return ParsedBlock(len(block), scanned.lines, row_lines, columns, counts, rejected)
+
+
+def _leave_out_erased(users: pa.DictionaryArray, erased: ErasedUsers, reasons: _RowReasons) -> None:
+    """Gives the reason ERASED to the rows of erased users, whatever other reason they have."""
+    rows = _rows_with(users, np.flatnonzero(erased.are_in(users.dictionary)))
+    reasons.by_row |= dict.fromkeys(rows.tolist(), ERASED)
+
+
+def _hide_erased(
+    block: bytes | memoryview, separator: str, erased: ErasedUsers, by_line: dict[int, str]
+) -> None:
+    """Gives the reason ERASED to rejected lines with a field that is the id of an erased user."""
+    lines = sorted(line for line, reason in by_line.items() if reason != ERASED)
+    for line, text in zip(lines, texts_of_lines(block, lines), strict=True):
+        if has_erased_field(text, separator, erased):
+            by_line[line] = ERASED
 
 
 def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from conf.types import Config
 from etl.text.scanned_day import ScannedDay
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import reasons_left_out
 from storage.feature_spec import ROW_ID
 from storage.paths import Partition
 from storage.publish import publish, publish_files
@@ -51,7 +51,7 @@ def publish_quarantine(
     dropped: Counter[str] = Counter()
     for _, summary in day.split_summaries():
         dropped.update(summary.dropped)
-    filtered = [operator.reason for operator in plan(config).filters]
+    filtered = reasons_left_out(config)
     bad = sum(count for reason, count in dropped.items() if reason not in filtered)
     shared: dict[str, Any] = {
         "inputs": inputs,

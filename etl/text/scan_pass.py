@@ -133,7 +133,8 @@ def scan_file_split(
     counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
     for block in read_blocks(task.file_split):
-        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.file_split, lines))
+        header = layout.header and starts_file(task.file_split, lines)
+        parsed = parse_block(block, layout, needed, header, layout.erased.get(task.file_split.path))
         yield from _rejected_lines(index, lines, block, parsed)
         # A compressed file may have several blocks; only a split of one block is saved.
         if task.scratch and task.file_split.end is not None:

@@ -24,7 +24,7 @@ from etl.raw.files import RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.spark.quarantine import DayCounts
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
-from etl.text.file_layout import FileLayout, file_layout
+from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import file_name, publish_counts
 from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
@@ -213,7 +213,7 @@ class TextPasses:
         ]
 
     def _layout(self, days: Sequence[RawFiles]) -> FileLayout:
-        return file_layout(self._config, tuple(path for raw in days for path in raw.paths))
+        return layout_of_days(self._config, days)
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""

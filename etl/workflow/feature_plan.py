@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conf.types import Config, FeatureGroup
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
+from etl.raw.erased_rows import ERASED
 from etl.workflow.plan_checks import require_chains, require_keys, require_scopes
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 
@@ -60,6 +61,14 @@ def plan(config: Config) -> Plan:
     chains, features = plan_features(config.features, columns, config.log.label.column)
     require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
+
+
+def reasons_left_out(config: Config) -> list[str]:
+    """Returns the reasons of rows that are not used, but are not quarantined either.
+
+    These are rows that operators of `prepare` drop, and rows of erased users.
+    """
+    return [*(operator.reason for operator in plan(config).filters), ERASED]
 
 
 def plan_features(

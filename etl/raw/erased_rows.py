@@ -1,0 +1,62 @@
+"""Leaves out the rows of erased users when a raw log is read.
+
+The job erase_user does not change raw logs. It adds users to the list of storage/erased_users.py, with the
+last day whose rows are left out. A row of an erased user has the reason ERASED instead of any other. Such
+rows are counted, but neither used nor quarantined. A line that is rejected for another reason has this reason
+too if one of its fields is the id of an erased user, because the quarantine would store the text of the line.
+
+If the log is not stored by day, it is read again as a whole for each run date. Then the rows of these users
+are left out in every run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conf.lazy_pyspark import F
+from conf.types import Config, RawTable
+from etl.raw.value_text import literal_pattern
+from storage.erased_users import ErasedUsers, read_erased
+from storage.paths import Lake
+
+if TYPE_CHECKING:  # workers do not import pyspark
+    from pyspark.sql import Column
+
+ERASED = "erased_user"
+_AROUND = '"\r'
+
+
+def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
+    """Returns the users whose rows of a day's log are left out; None if there are none."""
+    if config.keys is None:
+        return None
+    erased = read_erased(Lake(config.lake))
+    return erased.of_day(dt if config.split.by == "day" else None) if erased else None
+
+
+def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | None:
+    """Returns the users whose rows in a table of user attributes are left out; None if there are none.
+
+    A table that is not stored by day may still have users who were erased on an earlier day.
+    """
+    erased = read_erased(Lake(config.lake))
+    return erased.of_day(dt if "{date}" in table.path else None) if erased else None
+
+
+def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
+    """Returns whether a field of a line, without quotes around it, is the id of an erased user."""
+    return any(erased.has(text.strip(_AROUND)) for text in line.split(separator))
+
+
+def is_erased(user: Column, erased: ErasedUsers) -> Column:
+    """Returns the condition that an id (string) is that of an erased user; false for null."""
+    digest = F.sha2(F.concat(F.lit(erased.salt), user), 256)
+    return F.coalesce(digest.isin(*sorted(erased.digests)), F.lit(False))
+
+
+def line_has_erased_field(line: Column, separator: str, erased: ErasedUsers) -> Column:
+    """Returns the condition of `has_erased_field` for the text of a line; false for null."""
+    fields = F.split(line, literal_pattern(separator), -1)
+    around = f"^[{_AROUND}]+|[{_AROUND}]+$"
+    has = F.exists(fields, lambda text: is_erased(F.regexp_replace(text, around, ""), erased))
+    return F.coalesce(has, F.lit(False))

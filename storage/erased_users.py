@@ -1,0 +1,116 @@
+"""The list of erased users of a lake: salted digests of their ids, never the ids themselves.
+
+The job erase_user adds users to `erasures/users.json`. Jobs that read a raw log leave out the rows of these
+users (etl/raw/erased_rows.py), because nobody changes the raw log. The salt is random and belongs to the
+lake, so digests of two lakes cannot be compared. Whoever has the list can still check whether an id is in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+import pyarrow as pa
+
+from storage import file_io, format_versions
+from storage.paths import Lake
+
+_FILE = "users.json"
+_SALT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ErasedUsers:
+    """Erased users whose rows are left out, for example those of one day.
+
+    Attributes:
+        salt: the salt of the lake, hexadecimal digits.
+        digests: the SHA-256 of salt and id of each user, as 64 hexadecimal digits.
+    """
+
+    salt: str
+    digests: frozenset[str]
+
+    def has(self, user: str) -> bool:
+        """Returns whether a user is one of them."""
+        return digest_of_user(self.salt, user) in self.digests
+
+    def are_in(self, users: pa.Array) -> np.ndarray:
+        """Returns which of n ids (string, some of them null) are those of erased users: (n,) bool."""
+        return np.fromiter((user is not None and self.has(user) for user in users.to_pylist()), bool)
+
+
+@dataclass(frozen=True)
+class ErasedList:
+    """The list of a lake.
+
+    Attributes:
+        salt: the salt of the lake, hexadecimal digits.
+        through: maps the digest of each user to the last day whose rows are left out.
+    """
+
+    salt: str
+    through: Mapping[str, str] = field(default_factory=dict)
+
+    def of_day(self, day: str | None) -> ErasedUsers | None:
+        """Returns the users whose rows of a day are left out; of all rows if `day` is None.
+
+        None if there are no such users.
+        """
+        digests = frozenset(user for user, last in self.through.items() if day is None or day <= last)
+        return ErasedUsers(self.salt, digests) if digests else None
+
+    def digest(self, user: str) -> str:
+        """Returns the salted digest of an id."""
+        return digest_of_user(self.salt, user)
+
+
+def digest_of_user(salt: str, user: str) -> str:
+    """Returns the SHA-256 of salt and id, as 64 hexadecimal digits."""
+    return sha256(f"{salt}{user}".encode()).hexdigest()
+
+
+def read_erased(lake: Lake) -> ErasedList | None:
+    """Returns the list of a lake; None if nobody was erased.
+
+    Raises:
+        DataError: the list is damaged, or a newer release wrote it.
+    """
+    path = _path(lake)
+    try:
+        values = format_versions.ERASED_USERS.check(file_io.read_json(path), path)
+    except FileNotFoundError:
+        return None
+    return ErasedList(values["salt"], values["through"])
+
+
+def list_or_new(lake: Lake) -> ErasedList:
+    """Returns the list of a lake, or a list with a new salt and without users, which is not written yet."""
+    return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
+
+
+def add_erased(lake: Lake, known: ErasedList, users: Iterable[str], through: str) -> ErasedList:
+    """Adds users to the list of a lake, and returns the new list.
+
+    Args:
+        lake: the lake.
+        known: the result of `list_or_new`.
+        users: the ids.
+        through: the last day whose rows are left out. A user who is in the list keeps the later day.
+    """
+    days = dict(known.through)
+    for user in users:
+        digest = known.digest(user)
+        days[digest] = max(through, days.get(digest, through))
+    changed = ErasedList(known.salt, dict(sorted(days.items())))
+    if changed != known:
+        values = {"salt": changed.salt, "through": dict(changed.through)}
+        file_io.replace_json(_path(lake), format_versions.ERASED_USERS.stamp(values))
+    return changed
+
+
+def _path(lake: Lake) -> str:
+    return f"{lake.erasures}/{_FILE}"

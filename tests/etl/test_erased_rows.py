@@ -1,0 +1,130 @@
+"""Rows of erased users are left out of the log and counted, by both engines, up to the day of the erasure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.types import Config
+from etl.raw.erased_rows import ERASED
+from etl.raw.file_splits import read_blocks, split_files
+from etl.raw.files import require_raw
+from etl.raw.parse import LINE_NUMBER, REASON
+from etl.spark.quarantine import quarantine_day
+from etl.spark.typed_rows import day_rows
+from etl.text.file_layout import layout_of_days
+from etl.text.parse_block import parse_block
+from etl.text.scan_pass import columns_to_parse
+from storage.erased_users import ErasedList, add_erased, list_or_new, read_erased
+from storage.format_versions import ERASED_USERS
+from storage.paths import Lake
+from tests.etl import cases
+from tests.etl.text.test_two_passes import GROUPS
+
+DAY, NEXT_DAY = "2026-01-01", "2026-01-02"
+USER, LONGER = "user 3", "user 33"
+
+
+def _line(user: str, label: str = "1", first: str = "2") -> str:
+    return "\t".join([label, first, *[""] * 5, user, "item 1", *[""] * 4])
+
+
+def _write(folder: Path, day: str) -> list[str]:
+    """A file of one block: rows of both users, good and rejected, between other lines."""
+    lines = [
+        _line(USER),
+        _line(LONGER),
+        _line(USER, label="2"),
+        _line(LONGER, label="2"),
+        _line(USER, first="x"),
+        f"too few\t{USER}",
+        f"too few\t{LONGER}",
+        _line("a", first="x"),
+        _line("b"),
+    ]
+    folder = folder / f"raw/dt={day}"
+    folder.mkdir(parents=True)
+    (folder / "a.tsv").write_text("".join(f"{line}\r\n" for line in lines))
+    return lines
+
+
+def _expected(lines: list[str]) -> list[str | None]:
+    """The reasons of these lines if USER is erased."""
+    rejected = {3: "label:label", 6: "field_count", 7: "integer:I1"}
+    return [ERASED if USER in line.split("\t") else rejected.get(index) for index, line in enumerate(lines)]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> tuple[Config, list[str]]:
+    """A log of two days, and the lines of each; USER is erased through DAY."""
+    config = cases.write_config(tmp_path, GROUPS)
+    lines = _write(tmp_path, DAY)
+    _write(tmp_path, NEXT_DAY)
+    lake = Lake(config.lake)
+    add_erased(lake, list_or_new(lake), [USER], DAY)
+    return config, lines
+
+
+def _reasons_of_text(config: Config, day: str, lines: int) -> list[str | None]:
+    raw = require_raw(config, config.log, day)
+    layout = layout_of_days(config, [raw])
+    [file_split] = split_files(raw.paths)
+    [block] = read_blocks(file_split)
+    names = columns_to_parse(layout, [])
+    parsed = parse_block(block, layout, names, False, layout.erased.get(file_split.path))
+    reasons = dict(parsed.rejected)
+    assert set(reasons).isdisjoint(parsed.row_lines.tolist())
+    return [reasons.get(line) for line in range(lines)]
+
+
+def test_text_is_read_without_the_rows_of_erased_users(log: tuple[Config, list[str]]) -> None:
+    config, lines = log
+    assert _reasons_of_text(config, DAY, len(lines)) == _expected(lines)
+    assert ERASED not in _reasons_of_text(config, NEXT_DAY, len(lines))
+
+
+@pytest.mark.parametrize("engine", ["arrow", "sql"])
+def test_frames_are_read_without_the_rows_of_erased_users(
+    spark: SparkSession, log: tuple[Config, list[str]], engine: Any
+) -> None:
+    config, lines = log
+    config = config.model_copy(update={"workflow": config.workflow.model_copy(update={"engine": engine})})
+    lake = Lake(config.lake)
+    for day in (DAY, NEXT_DAY):
+        raw = require_raw(config, config.log, day)
+        rows = day_rows(spark, config, lake, raw).orderBy(LINE_NUMBER).collect()
+        assert [row[REASON] for row in rows] == _reasons_of_text(config, day, len(lines))
+    counts = quarantine_day(spark, config, lake, require_raw(config, config.log, DAY))
+    assert (counts.rows_in, counts.good, counts.bad, counts.dropped[ERASED]) == (9, 2, 3, 4)
+    quarantine = cases.read_rows(lake.quarantine.partition(DAY))
+    assert quarantine["line_number"].tolist() == [4, 7, 8]
+    if engine == "sql":
+        typed = cases.read_rows(lake.typed.partition(DAY))
+        assert typed["user"].dropna().tolist() == [LONGER, LONGER, "b"]
+        assert [line for line in typed["_line"].dropna() if USER in line.split("\t")] == []
+
+
+def test_a_log_that_is_one_table_is_always_read_without_them(log: tuple[Config, list[str]]) -> None:
+    config, lines = log
+    whole = config.model_copy(update={"split": config.split.model_copy(update={"by": "fraction"})})
+    assert _reasons_of_text(whole, NEXT_DAY, len(lines)) == _expected(lines)
+
+
+def test_the_list_has_digests_only_and_keeps_the_later_day(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    assert read_erased(lake) is None
+    first = add_erased(lake, list_or_new(lake), [USER], NEXT_DAY)
+    add_erased(lake, list_or_new(lake), [USER, "other"], DAY)
+    known = read_erased(lake)
+    assert known == ErasedList(first.salt, {first.digest(USER): NEXT_DAY, first.digest("other"): DAY})
+    text = (tmp_path / "erasures/users.json").read_text()
+    assert USER not in text
+    assert f'"format_version": {ERASED_USERS.version}' in text
+    assert known.of_day("2026-01-03") is None
+    later = known.of_day(NEXT_DAY)
+    assert later is not None
+    assert (later.has(USER), later.has("other"), later.has(LONGER)) == (True, False, False)
+    assert list_or_new(Lake(str(tmp_path / "second"))).salt != first.salt
