@@ -88,7 +88,7 @@ class OnlineStore:
 
     def is_complete(self, client: Redis, name: str, table: OnlineTable) -> bool:
         """Returns whether the buckets of a table have as many keys as were delivered."""
-        return self._count(client, table.bucket_names(self.prefix, name)) == table.keys
+        return self.count(client, table.bucket_names(self.prefix, name)) == table.keys
 
     def write(self, client: Redis, source: Source, rows: Rows) -> OnlineTable:
         """Writes the rows of a table into new buckets, and counts their keys.
@@ -104,7 +104,7 @@ class OnlineStore:
         writer = BucketWriter(self.address, source, tuple(names))
         sorted_rows = _by_bucket(rows, source, table.buckets, self.connections)
         records(map_rows(sorted_rows, writer, _WRITTEN))
-        keys = self._count(client, names)
+        keys = self.count(client, names)
         if keys != source.keys:
             raise InfrastructureError(
                 f"{self.address.url}: the new buckets of the table {source.name} have {keys} keys, but the "
@@ -171,7 +171,7 @@ class OnlineStore:
                 pipe.expire(bucket, self.ttl_s)
             pipe.execute()
 
-    def _count(self, client: Redis, buckets: Sequence[str]) -> int:
+    def count(self, client: Redis, buckets: Sequence[str]) -> int:
         """Returns the number of keys in buckets, without their markers. A missing bucket counts -1."""
         keys = -len(buckets)
         for start in range(0, len(buckets), _NAMES_PER_PIPELINE):

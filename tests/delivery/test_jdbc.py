@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from scoring.delivery.erase_request import EraseRequest
 from scoring.delivery.postgresql import Connection, connect
 from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.secrets import Credentials
@@ -124,6 +125,27 @@ def test_what_is_served_equals_what_was_published(
     again = jdbc.deliver(sink, published)  # equal rows are not written a second time
     assert (again.rows, again.written, again.deleted) == (len(runs.lists), 0, 0)
     assert staging_tables(client, sink) == []
+
+
+def test_erased_users_have_no_row_of_any_date_or_killed_delivery(
+    runs: PublishedRuns, published: PublishedLists, sink: jdbc.Settings, client: Connection
+) -> None:
+    request = EraseRequest(frozenset({"u007", "u01", "o'hara"}), {}, lambda: runs.spark)
+    assert jdbc.erase(sink, request).rows == 0  # the table does not exist yet
+    jdbc.deliver(sink, published)
+    jdbc.deliver(sink, changed(published, published.frame, "2026-01-09"))
+    killed = f"{sink.table}_st_20260101000000_0123abcd"
+    client.execute(f"CREATE TABLE {killed} AS SELECT * FROM {sink.table} WHERE user_id < 'u010'")
+    of_user = int((runs.lists["user_id"] == "u007").sum())
+    erased = jdbc.erase(sink, request)
+    assert (erased.rows, "VACUUM" in erased.remark) == (of_user * 4, True)
+    for dt in (RUN_DATE, "2026-01-09"):
+        assert exact(served(client, sink, dt)) == expected(runs.lists[runs.lists["user_id"] != "u007"])
+    assert client.rows(f"SELECT count(*) FROM {killed} WHERE user_id = 'u007'") == [("0",)]
+    assert client.rows(f"SELECT count(DISTINCT user_id) FROM {killed}") != [("0",)]
+    again = jdbc.erase(sink, request)
+    assert (again.rows, again.remark) == (0, "")
+    client.execute(f"DROP TABLE {killed}")
 
 
 def test_changed_rows_are_updated_and_stale_ones_deleted(

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import Config, Deliver
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
+from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.sinks import json_lines, read_settings
 from storage.manifest import read_manifest
@@ -103,6 +104,30 @@ def test_what_is_there_and_whole_is_left_alone_and_what_changed_is_replaced(
     json_lines.deliver(sink, published(runs))
     assert read_manifest(partition_of(sink)).files[0].path != first.files[0].path
     assert len(read_lines(sink)) == 37
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_erased_users_leave_no_line_and_the_next_delivery_changes_nothing(
+    runs: PublishedRuns, tmp_path: Path, compression: str
+) -> None:
+    sink, lists = sink_to(tmp_path, compression=compression), published(runs)
+    json_lines.deliver(sink, lists)
+    before = read_lines(sink)
+    old = lists.manifest.digest
+    request = EraseRequest(frozenset({"u007", "u01", "stranger"}), {old: "new digest"}, lambda: runs.spark)
+    assert json_lines.erase(sink, request) == Erased(sink.path, 1)
+    assert read_lines(sink) == [line for line in before if line["user_id"] != "u007"]
+    manifest = read_manifest(partition_of(sink))
+    assert manifest.inputs["recommendations"] == "new digest"
+    entries = sum(len(line["items"]) for line in read_lines(sink))
+    assert (manifest.facts["users"], manifest.facts["entries"], manifest.rows) == (36, entries, 36)
+    files = [path for path in tmp_path.rglob("*.json*") if path.name != "_MANIFEST.json"]
+    contents = [path.read_bytes() for path in files]
+    texts = [gzip.decompress(data) if compression == "gzip" else data for data in contents]
+    assert texts
+    assert not any(b"u007" in text for text in texts)
+    assert json_lines.erase(sink, request) == Erased(sink.path, 0)
+    assert read_manifest(partition_of(sink)) == manifest
 
 
 def test_lost_users_are_noticed_before_the_manifest_is_replaced(runs: PublishedRuns, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from conf.types import Deliver, Secret
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from nightrank.online import OnlineReader, open_online
 from scoring.delivery import online_store
+from scoring.delivery.erase_request import EraseRequest
 from scoring.delivery.online_format import bucket_of
 from scoring.delivery.published_lists import FeatureTable, PublishedLists
 from scoring.delivery.sinks import read_settings, redis
@@ -220,6 +221,33 @@ def test_users_who_dropped_out_have_no_list_and_replaced_lists_expire(
     done = redis.deliver(sink, published(runs))  # of an earlier date than the store has
     assert (done.rows, done.written) == (0, 0)
     assert reader.current().date == "2026-02-01"
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_erased_users_have_no_key_in_any_bucket(
+    runs: PublishedRuns, sink: redis.Settings, reader: OnlineReader, valkey: Server
+) -> None:
+    """Also not in the buckets of a delivery that was replaced."""
+    redis.deliver(sink, published(runs, 30))
+    lists = published(runs)
+    redis.deliver(sink, lists)
+    old = lists.manifest.digest
+    request = EraseRequest(frozenset({"u007", "u01"}), {old: "new digest"}, lambda: runs.spark)
+    assert redis.erase(sink, request).rows == 2
+    others = [user for user in users_of(lists) if user != "u007"]
+    wanted = expected(lists)
+    wanted = wanted[wanted["user_id"] != "u007"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(lists_in(reader, users_of(lists)), wanted, check_exact=True)
+    with valkey.client() as client:
+        buckets = [*client.scan_iter(f"{sink.prefix}:lists:*")]
+        assert len(buckets) > 8
+        assert not any(client.hexists(bucket, "u007") for bucket in buckets)
+    table = reader.current().tables["lists"]
+    assert (table.digest, table.keys) == ("new digest", len(others))
+    with valkey.client() as client:
+        store = online_store.OnlineStore(redis._address(sink), sink.prefix, 3600, 2)
+        assert store.is_complete(client, "lists", table)  # so the next delivery does not write it again
+    assert redis.erase(sink, request).rows == 0
 
 
 def test_keys_that_the_server_loses_are_noticed_before_readers_use_them(

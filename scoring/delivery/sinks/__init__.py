@@ -7,6 +7,8 @@ group `nightrank.sinks`, whose name is the kind and whose value is a module. The
     deliver(settings: Settings, lists: PublishedLists) -> Delivered
     check(settings: Settings) -> None      optional: raises ConfigError if credentials, drivers or files that
                                            a delivery needs are missing
+    erase(settings: Settings, request: EraseRequest) -> Erased
+                                           optional: removes users (jobs/erase_user.py)
     IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table
 
 A delivery can be repeated: it replaces the lists of a date, and readers see either the old or the new lists.
@@ -28,6 +30,7 @@ from conf.errors import ConfigError
 from conf.extensions import Extension, extensions, known_names
 from conf.load import read_section
 from conf.types import Deliver, SinkConfig, SinkSettings
+from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.published_lists import Delivered, PublishedLists
 
 
@@ -76,6 +79,15 @@ def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists
     """Delivers the lists to one sink of `read_settings`."""
     delivered: Delivered = module.deliver(settings, lists)
     return delivered
+
+
+def erase_from(module: ModuleType, settings: SinkSettings, request: EraseRequest) -> Erased | None:
+    """Removes users from one sink of `read_settings`; None if the sink has no function `erase`."""
+    erase = getattr(module, "erase", None)
+    if erase is None:
+        return None
+    erased: Erased = erase(settings, request)
+    return erased
 
 
 def check_access(deliver: Deliver) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -23,9 +23,11 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import PositiveInt, Secret, SinkSettings
+from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect, dates_of
 from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
+from scoring.delivery.staging_tables import STAMP, drop_abandoned, staging_tables
 from scoring.inputs.requests import VARIANT
 
 log = logging.getLogger("nightrank")
@@ -40,8 +42,8 @@ _TYPES = {
 }
 _KEY = ("user_id", "position")
 _BATCH_ROWS = 10_000
-_STAGING_AGE = timedelta(hours=24)
-_STAMP = "%Y%m%d%H%M%S"
+_USERS_PER_DELETE = 1000
+_UNTIL_VACUUM = "PostgreSQL keeps the bytes of deleted rows until the next VACUUM of the table"
 
 
 # PostgreSQL silently truncates names to 63 bytes. The limit leaves room for suffixes of additional tables.
@@ -140,14 +142,14 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
             repeated.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
-    staging = f"{sink.table}_st_{datetime.now(UTC).strftime(_STAMP)}_{uuid.uuid4().hex[:8]}"
+    staging = f"{sink.table}_st_{datetime.now(UTC).strftime(STAMP)}_{uuid.uuid4().hex[:8]}"
     variant = [VARIANT] if VARIANT in lists.frame.columns else []
     rows = lists.frame.select(*COLUMNS, "model_version", *variant)
     with connect(rows.sparkSession, sink, credentials) as database:
         _make_target(database, sink.table)
         rows = _like_target(database, sink.table, rows)
         tables = Tables(sink.table, staging, tuple(rows.columns))
-        _drop_abandoned(database, tables.target)
+        drop_abandoned(database, tables.target)
         kept = sorted({*dates_of(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
             log.warning(
@@ -165,6 +167,24 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
             _drop(database, tables.staging)
             raise
     return Delivered(f"{sink.url} {sink.table}", lists.manifest.rows, written, deleted)
+
+
+def erase(sink: Settings, request: EraseRequest) -> Erased:
+    """Deletes the rows of users from the served table, for all dates, and from tables of killed deliveries.
+
+    Raises:
+        ConfigError, InfrastructureError: see `deliver`.
+    """
+    credentials = read_credentials(sink.name, sink.user, sink.password)
+    users, deleted = sorted(request.users), 0
+    with connect(request.open_session(), sink, credentials) as database:
+        [(exists,)] = database.rows("SELECT to_regclass(?)", [sink.table])
+        for table in [*([sink.table] if exists else []), *staging_tables(database, sink.table)]:
+            for start in range(0, len(users), _USERS_PER_DELETE):
+                some = users[start : start + _USERS_PER_DELETE]
+                places = ", ".join("?" * len(some))
+                deleted += database.execute(f"DELETE FROM {table} WHERE user_id IN ({places})", some)
+    return Erased(f"{sink.url} {sink.table}", deleted, _UNTIL_VACUUM if deleted else "")
 
 
 def _make_target(database: Connection, target: str) -> None:
@@ -280,20 +300,3 @@ def _drop(database: Connection, staging: str) -> None:
         log.warning(
             "%s stays until a later delivery drops it: %s", staging, error.java_exception.getMessage()
         )
-
-
-def _drop_abandoned(database: Connection, target: str) -> None:
-    """Drops the staging tables that killed attempts left behind more than a day ago.
-
-    Newer staging tables may still be in use.
-    """
-    schema, _, name = target.rpartition(".")
-    tables = database.rows(
-        "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",
-        [schema],
-    )
-    limit = (datetime.now(UTC) - _STAGING_AGE).strftime(_STAMP)
-    for (table,) in tables:
-        staged = re.fullmatch(re.escape(name) + r"_st_(\d{14})_[0-9a-f]{8}", str(table))
-        if staged and staged[1] < limit:
-            database.execute(f"DROP TABLE IF EXISTS {schema + '.' if schema else ''}{table}")

@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 
 from conf.names import LakeRoot
 from conf.types import PositiveInt, SinkSettings
+from scoring.delivery.erase_lines import erase_lines
+from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.file_sink import Files, publish_files
 from scoring.delivery.published_lists import Delivered, PublishedLists
 from scoring.inputs.requests import VARIANT
@@ -71,6 +73,11 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     )
     partition = publish_files(sink.name, sink.path, lists, files)
     return Delivered(partition.path, lists.manifest.rows)
+
+
+def erase(sink: Settings, request: EraseRequest) -> Erased:
+    """Removes the lines of users from the files of all dates, and deletes all other files at once."""
+    return Erased(sink.path, erase_lines(sink.name, sink.path, request))
 
 
 def lines(lists: PublishedLists) -> DataFrame:

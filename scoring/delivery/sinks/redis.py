@@ -15,6 +15,8 @@ from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Secret, SinkSettings
+from scoring.delivery.erase_request import Erased, EraseRequest
+from scoring.delivery.erase_stored import erase_users
 from scoring.delivery.online_format import LISTS, Pointer
 from scoring.delivery.online_store import OnlineStore, Source, tables_of
 from scoring.delivery.published_lists import Delivered, PublishedLists
@@ -119,6 +121,19 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         if not unchanged and not store.switch(client, new):
             return _too_old(sink, lists)
     return Delivered(_target(sink), lists.manifest.rows, lists.manifest.rows if LISTS in written else 0)
+
+
+def erase(sink: Settings, request: EraseRequest) -> Erased:
+    """Removes the lists and features of users, also from buckets that readers do not use any more.
+
+    Raises:
+        ConfigError: the credentials are missing, or the server rejects them.
+        InfrastructureError: the server cannot be reached.
+    """
+    address = _address(sink)
+    store = OnlineStore(address, sink.prefix, max(1, round(sink.ttl_hours * 3600)), sink.connections)
+    with redis_errors(address), address.client() as client:
+        return Erased(_target(sink), erase_users(store, client, request))
 
 
 def _sources(sink: Settings, lists: PublishedLists) -> Iterator[tuple[Source, Callable[[], Rows]]]:

@@ -1,0 +1,33 @@
+"""The staging tables of the JDBC sink: one for each attempt at a delivery."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from scoring.delivery.postgresql import Connection
+
+STAMP = "%Y%m%d%H%M%S"  # the time in the name of a staging table
+_STAGING_AGE = timedelta(hours=24)
+
+
+def drop_abandoned(database: Connection, target: str) -> None:
+    """Drops the staging tables that killed attempts left behind more than a day ago.
+
+    Newer staging tables may still be in use.
+    """
+    limit = (datetime.now(UTC) - _STAGING_AGE).strftime(STAMP)
+    for table, stamp in staging_tables(database, target).items():
+        if stamp < limit:
+            database.execute(f"DROP TABLE IF EXISTS {table}")
+
+
+def staging_tables(database: Connection, target: str) -> dict[str, str]:
+    """Maps each staging table of a served table to the time in its name."""
+    schema, _, name = target.rpartition(".")
+    tables = database.rows(
+        "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",
+        [schema],
+    )
+    staged = (re.fullmatch(re.escape(name) + r"_st_(\d{14})_[0-9a-f]{8}", str(table)) for (table,) in tables)
+    return {f"{schema + '.' if schema else ''}{match[0]}": match[1] for match in staged if match}
