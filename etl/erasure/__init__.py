@@ -1,0 +1,1 @@
+"""Erases users from a lake: finds their rows, rewrites the partitions, keeps digests consistent."""

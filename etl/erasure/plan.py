@@ -1,0 +1,265 @@
+"""Plans the erasure of users: which rows of which files, and the new manifest of every partition."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.types import Config
+from etl.erasure.changed_facts import lists_without, without_ids
+from etl.erasure.digest_changes import DigestChanges, settle
+from etl.erasure.lake_partitions import Published, published_partitions
+from etl.erasure.table_rules import (
+    COMPUTED_AGAIN,
+    FEATURES,
+    PROFILES,
+    QUARANTINE,
+    SCORES,
+    WORKFLOW,
+    TableRule,
+    Users,
+    rule_of,
+)
+from etl.erasure.workflow_tables import UserTables, user_tables
+from etl.raw.erased_rows import ERASED
+from etl.workflow.local_workflow import read_version, saved_versions
+from storage.feature_spec import LABEL, ROW_ID, USER_KEY
+from storage.manifest import Manifest, data_files
+from storage.parquet_files import read_file
+from storage.paths import Lake
+
+_RECOMMENDATIONS, _USERS = "recommendations", "users"
+_WITH_VALUES = (PROFILES, "quality")
+# Partitions are published in this order, all others between. If the job is killed, the next one still finds
+# in the later tables what it needs for the earlier ones.
+_FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """The rows of the users in one partition.
+
+    Attributes:
+        published: the partition.
+        rule: finds them.
+        files: maps the path of each file with such rows, as in the manifest, to their number.
+        rows: the columns of the rule, for all these rows.
+    """
+
+    published: Published
+    rule: TableRule
+    files: Mapping[str, int]
+    rows: pa.Table
+
+    @property
+    def removed(self) -> int:
+        """Returns the number of rows that will be removed; 0 for vocabularies, whose rows stay."""
+        return 0 if self.rule.keeps_rows else sum(self.files.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an erasure will do.
+
+    Attributes:
+        partitions: all partitions, in the order in which they are published.
+        rows: maps the path of each partition with rows of the users to these rows.
+        manifests: maps the path of each partition to its new manifest. Files have their old paths.
+        digests: maps old digests to new ones.
+        emptied: paths of partitions that are emptied, because the next run computes them again from the raw
+            log. The statistics in them count the users' rows.
+        workflows: maps each workflow version to its tables with ids of users.
+    """
+
+    partitions: Sequence[Published]
+    rows: Mapping[str, UserRows]
+    manifests: Mapping[str, Manifest]
+    digests: Mapping[str, str]
+    emptied: frozenset[str]
+    workflows: Mapping[str, UserTables] = field(default_factory=dict)
+
+    @property
+    def days(self) -> set[str]:
+        """Returns the days whose partitions have rows of the users."""
+        return {one.published.partition.dt for one in self.rows.values() if one.published.kind != WORKFLOW}
+
+    @property
+    def changed(self) -> list[Published]:
+        """Returns the partitions that will be published again."""
+        return [
+            one
+            for one in self.partitions
+            if one.path in self.rows or one.path in self.emptied or self.manifests[one.path] != one.manifest
+        ]
+
+
+def plan_erasure(lake: Lake, config: Config, users: Users, known: Mapping[str, str]) -> Plan:
+    """Reads the key columns of all tables, and plans the erasure. Changes nothing.
+
+    Args:
+        lake: the lake.
+        config: the configuration. Columns of the raw log have its names.
+        users: the users.
+        known: the changed digests of an attempt that was killed.
+
+    Raises:
+        DataError: a manifest or a file is damaged.
+    """
+    workflows = {
+        version: user_tables(read_version(lake, version)["chains"], users.column)
+        for version in saved_versions(lake)
+    }
+    partitions = sorted(published_partitions(lake, config), key=_rank)
+    rows: dict[str, UserRows] = {}
+    row_ids: dict[str, np.ndarray] = {}
+    for published in sorted(partitions, key=lambda one: one.kind != FEATURES):
+        rule = rule_of(published, users, workflows, row_ids)
+        if rule is None or (matched := _find(published, rule)) is None:
+            continue
+        rows[published.path] = matched
+        if published.kind == FEATURES:
+            dt = published.partition.dt
+            ids = matched.rows[ROW_ID].to_numpy()
+            row_ids[dt] = np.union1d(row_ids.get(dt, ids), ids)
+    changes, done = DigestChanges(known), frozenset(known.values())
+    removed = _removed_by_day(rows)
+    drafts = {one.path: _draft(one, rows.get(one.path), users, removed, done) for one in partitions}
+    emptied = frozenset(one.path for one in partitions if _is_computed_again(one, rows, removed))
+    settled = settle(
+        [one for one in partitions if one.path not in emptied],
+        drafts,
+        changes,
+        _removed_clicks(rows),
+        config,
+    )
+    manifests = {one.path: _with_lists(one, settled[one.path], rows, partitions, done) for one in partitions}
+    return Plan(partitions, rows, manifests, changes.changes, emptied, workflows)
+
+
+def _rank(published: Published) -> tuple[int, str]:
+    if published.kind in _FIRST:
+        return _FIRST.index(published.kind), published.path
+    return len(_FIRST) + (published.kind in _LAST), published.path
+
+
+def _find(published: Published, rule: TableRule) -> UserRows | None:
+    files, parts = {}, []
+    paths = data_files(published.partition, published.manifest)
+    for entry, path in zip(published.manifest.files, paths, strict=True):
+        table = read_file(path, rule.columns)
+        matched = rule.matches(table)
+        if matched.any():
+            files[entry.path] = int(matched.sum())
+            parts.append(table.filter(pa.array(matched)).select(list(rule.columns)))
+    return UserRows(published, rule, files, pa.concat_tables(parts)) if parts else None
+
+
+def _is_computed_again(
+    published: Published, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
+) -> bool:
+    """Returns whether the next run computes a partition again: typed rows, value counts, profiles."""
+    if published.kind == PROFILES:
+        return (published.partition.dt, published.manifest.inputs.get("raw", "")) in removed
+    return published.kind in COMPUTED_AGAIN and published.path in rows
+
+
+def _removed_by_day(rows: Mapping[str, UserRows]) -> dict[tuple[str, str], int]:
+    """Maps (day, digest of the raw log) to the number of rows of the users in the day's features."""
+    removed: dict[tuple[str, str], int] = {}
+    for matched in rows.values():
+        if matched.published.kind == FEATURES:
+            key = (matched.published.partition.dt, matched.published.manifest.inputs.get("raw", ""))
+            removed[key] = max(removed.get(key, 0), matched.removed)
+    return removed
+
+
+def _removed_clicks(rows: Mapping[str, UserRows]) -> dict[tuple[str, str, str | None], int]:
+    """Maps (workflow version, day, label of the files) to the number of clicks of the users."""
+    clicks: dict[tuple[str, str, str | None], int] = defaultdict(int)
+    for matched in rows.values():
+        published = matched.published
+        if published.kind != FEATURES:
+            continue
+        first = 0
+        for entry in published.manifest.files:
+            count = matched.files.get(entry.path, 0)
+            labels = matched.rows[LABEL].slice(first, count)
+            first += count
+            clicks[published.version, published.partition.dt, entry.split] += int(pc.sum(labels).as_py() or 0)
+    return dict(clicks)
+
+
+def _draft(
+    published: Published,
+    matched: UserRows | None,
+    users: Users,
+    removed: Mapping[tuple[str, str], int],
+    done: frozenset[str],
+) -> Manifest:
+    """Returns the manifest of a partition without the rows of the users, with its old inputs.
+
+    `done` are the digests of partitions that an attempt before has finished. Their facts stay.
+    """
+    manifest = published.manifest
+    if published.kind in _WITH_VALUES:
+        manifest = replace(manifest, facts=without_ids(manifest.facts, users.ids, users.column))
+        days = {piece["dt"] for piece in manifest.facts.get("pieces", ())}
+        if not days.isdisjoint(
+            day for day, _ in removed
+        ):  # the next run for this date makes the report again
+            manifest = replace(manifest, inputs={})
+    if matched is not None and not matched.rule.keeps_rows:
+        manifest = _with_fewer_rows(manifest, matched)
+    if published.kind == QUARANTINE and manifest.digest not in done:
+        unused = removed.get((published.partition.dt, manifest.inputs.get("raw", "")), 0)
+        manifest = replace(manifest, dropped=_dropped(manifest.dropped, matched, unused))
+    return manifest
+
+
+def _with_fewer_rows(manifest: Manifest, matched: UserRows) -> Manifest:
+    files = tuple(
+        replace(entry, rows=entry.rows - matched.files.get(entry.path, 0)) for entry in manifest.files
+    )
+    kind = matched.published.kind
+    if kind == FEATURES:  # its rows_in is the number of rows of the raw log
+        dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + matched.removed}
+        return replace(manifest, files=files, dropped=dict(sorted(dropped.items())))
+    rows_in = manifest.rows_in if kind == QUARANTINE else max(0, manifest.rows_in - matched.removed)
+    return replace(manifest, files=files, rows_in=rows_in)
+
+
+def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) -> dict[str, int]:
+    """Returns the numbers of rows by reason, after quarantined and used rows got the reason ERASED."""
+    counts = Counter(dropped)
+    reasons = matched.rows["reason"].to_pylist() if matched else []
+    counts.subtract(reasons)
+    counts[ERASED] += len(reasons) + unused
+    return {reason: count for reason, count in sorted(counts.items()) if count}
+
+
+def _with_lists(
+    published: Published,
+    manifest: Manifest,
+    rows: Mapping[str, UserRows],
+    partitions: Sequence[Published],
+    done: frozenset[str],
+) -> Manifest:
+    """Returns the manifest of a date of lists with the numbers of users that remain."""
+    if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
+        return manifest
+    version = manifest.facts.get("workflow_version", "")
+    same_run = [
+        rows[one.path].rows[USER_KEY].to_pylist()
+        for one in partitions
+        if (one.kind, one.version, one.partition.dt) == (_USERS, version, published.partition.dt)
+        and one.path in rows
+    ]
+    matched = rows.get(published.path)
+    lists = matched.rows if matched else pa.table({"user_id": pa.array([], pa.string())})
+    known = frozenset(user for users in same_run for user in users)
+    return lists_without(manifest, lists, known | frozenset(lists["user_id"].to_pylist()))

@@ -1,0 +1,147 @@
+"""Carries out a planned erasure: rewrites files, publishes partitions, and deletes the old files at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow.parquet as pq
+
+from conf.errors import InfrastructureError
+from etl.erasure.lake_partitions import Published, all_partitions, read_unrecorded
+from etl.erasure.plan import Plan, UserRows
+from etl.erasure.table_rules import COMPUTED_AGAIN, FEATURES, PROFILES, QUARANTINE, SCORES, WORKFLOW
+from etl.erasure.workflow_tables import refresh_workflow
+from storage import file_io
+from storage.hard_links import LOCK_NAME
+from storage.leftovers import delete_leftovers
+from storage.manifest import Manifest, data_files, replace_manifest
+from storage.parquet_files import errors_of_file
+from storage.paths import DATA, Lake, Partition
+from storage.publish import new_attempt, own_path, publish_facts, publish_files
+
+log = logging.getLogger("nightrank.erase")
+
+# Tables with ids of users. The old files of others are left to the jobs that write them.
+_WITH_USERS = frozenset(
+    {
+        *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
+        *("users", "candidates", "recommendations", "last_clicks"),
+    }
+)
+_DELTA_LOG = "_delta_log"
+_KEEP_ALL_HOURS = 24.0 * 365
+
+
+def carry_out(lake: Lake, plan: Plan) -> int:
+    """Publishes all changed partitions of a plan. The old files of each one are deleted right after that.
+
+    Returns the number of deleted files.
+
+    Raises:
+        DataError: a file is damaged.
+        InfrastructureError: a file cannot be read or written, or another job has replaced a partition.
+    """
+    deleted = 0
+    for published in plan.changed:
+        rows, manifest = plan.rows.get(published.path), plan.manifests[published.path]
+        _require_unchanged(published)
+        if published.path in plan.emptied:
+            publish_facts(published.partition, inputs={}, facts={})
+        elif rows is None:
+            replace_manifest(published.partition, manifest)
+        else:
+            _publish(rows, manifest)
+        deleted += delete_leftovers(published.partition, [read_unrecorded(published.partition)], 0)
+        log.info("%s is published without the users", published.path)
+    for version in sorted({one.version for one in plan.partitions if one.kind == WORKFLOW}):
+        if version in plan.workflows:
+            refresh_workflow(lake, version, plan.workflows[version])
+    return deleted
+
+
+def delete_old_files(lake: Lake) -> int:
+    """Deletes the data files that no manifest names, of all tables that may have ids of users.
+
+    Returns the number of deleted files.
+    """
+    named = {
+        file_io.filesystem(path)[1]
+        for one in all_partitions(lake)
+        for path in data_files(one.partition, one.manifest)
+    }
+    deleted = 0
+    for path in _files_below(f"{lake.root.rstrip('/')}/{DATA}"):
+        if path not in named:
+            file_io.filesystem(lake.root)[0].delete_file(path)
+            deleted += 1
+    return deleted
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Yields the paths of the data files of tables that may have ids of users."""
+    _, inner = file_io.filesystem(folder)
+    for info in file_io.list_files(folder, recursive=True):
+        table, *parts = info.path.removeprefix(f"{inner}/").split("/")
+        is_data = info.is_file and info.base_name != LOCK_NAME and _DELTA_LOG not in parts
+        if is_data and table in _WITH_USERS:
+            yield info.path
+
+
+def _require_unchanged(published: Published) -> None:
+    """Raises InfrastructureError if another job has replaced the partition since it was read."""
+    if read_unrecorded(published.partition) != published.manifest:
+        raise InfrastructureError(
+            f"another job has replaced {published.path} during the erasure",
+            "wait until no other job uses the lake, then run erase_user again: it continues",
+        )
+
+
+def _publish(rows: UserRows, manifest: Manifest) -> None:
+    """Writes the files that change under new names, and publishes them with the unchanged files."""
+    partition, attempt = rows.published.partition, new_attempt(rows.published.partition)
+    labels: dict[str, str | None] = {}
+    for entry in rows.published.manifest.files:
+        path = entry.path
+        # Files of early releases are in the folder of the partition, which publishing clears.
+        if path in rows.files or not path.startswith(f"{partition.data}/"):
+            path = own_path(f"{attempt}/{path.rsplit('/', 1)[1]}")
+            _rewrite(partition, entry.path, path, rows)
+        labels[path] = entry.split
+    written = publish_files(
+        partition,
+        labels,
+        inputs=manifest.inputs,
+        expected_rows=manifest.rows,
+        rows_in=manifest.rows_in,
+        dropped=manifest.dropped,
+        facts=manifest.facts,
+        grace_hours=_KEEP_ALL_HOURS,
+    )
+    if written.digest != manifest.digest:
+        raise InfrastructureError(
+            f"internal error: {partition.path} has the digest {written.digest} instead of {manifest.digest}",
+            "please report it",
+        )
+
+
+def _rewrite(partition: Partition, source: str, target: str, rows: UserRows) -> None:
+    """Copies a file without the users' rows, row group by row group, with the same schema and metadata."""
+    old, new = partition.file(source), partition.file(target)
+    files, inner = file_io.filesystem(new)
+    if file_io.is_local(new):
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+    old_files, old_inner = file_io.filesystem(old)
+    with (
+        errors_of_file(old, "run the job that writes this table again"),
+        old_files.open_input_file(old_inner) as opened,
+    ):
+        parquet = pq.ParquetFile(opened)
+        with (
+            files.open_output_stream(inner) as sink,
+            pq.ParquetWriter(sink, parquet.schema_arrow, compression="zstd") as writer,
+        ):
+            for group in range(parquet.metadata.num_row_groups):
+                kept = rows.rule.applied(parquet.read_row_group(group, use_threads=False))
+                if len(kept):
+                    writer.write_table(kept, row_group_size=len(kept))

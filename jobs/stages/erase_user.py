@@ -1,0 +1,209 @@
+"""Erases users from the lake and from the sinks, and writes a record for auditors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, InfrastructureError
+from etl.erasure.digest_changes import DigestChanges
+from etl.erasure.plan import Plan, plan_erasure
+from etl.erasure.record import Record, planned, read_record, read_records, record_path, write_record
+from etl.erasure.remaining import SHORTEST_ID, models_with_users, raw_files, texts_with_ids
+from etl.erasure.rewrite import carry_out, delete_old_files
+from etl.erasure.table_rules import Users
+from etl.raw.key_rule import RULE, are_bad_keys
+from scoring.delivery.erase_request import EraseRequest
+from scoring.delivery.sinks import erase_from, read_settings
+from storage import file_io
+from storage.erased_users import add_erased, list_or_new
+from storage.job_summary import JobSummary
+from storage.paths import Lake
+from storage.run_context import RunContext, require
+from training.registry.saved_models import saved_models
+
+_RAW = (
+    "The raw log is not changed. Jobs leave out the rows of these users, up to the day `through`, whenever "
+    "they read it again. Delete the rows at their source, or delete the raw files when no run needs them."
+)
+_MODELS = (
+    "The listed models keep one row of weights for each user, under a number that no user has any more. A "
+    "retraining that continues from one of them keeps this row. Only a training with workflow.mode=fit and a "
+    "newly initialised model does not have it; then delete the old model versions."
+)
+_STATISTICS = (
+    "Counts, means and other statistics over all users stay as they are, also those of models and of items."
+)
+_TEXTS = (
+    f"Run records, reports and logs were searched for ids of at least {SHORTEST_ID} characters. Delete the "
+    "listed files. Spark's event logs and copies outside of the lake were not searched."
+)
+_UNKNOWN_SINKS = "A sink that has no function to erase users still has their rows."
+
+
+def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str, JobSummary]:
+    """Erases users, or says what would be removed.
+
+    Args:
+        context: the context of the run. From now on, rows of its run date and of days before it are left out,
+            and those of all days that the lake has read.
+        ids: the ids of the users, as in the log.
+        dry_run: whether nothing is changed.
+
+    Returns:
+        A text for a terminal, and the summary.
+
+    Raises:
+        ConfigError: an id cannot be one of a user, or the configuration has no section `keys`.
+        DataError: a file of the lake is damaged.
+        InfrastructureError: another job uses the lake at the same time.
+    """
+    require(context.config, "keys")
+    _check(ids)
+    read_settings(context.config.deliver)  # before anything changes
+    lake = context.lake
+    known = list_or_new(lake)
+    users = Users.of(frozenset(ids), known.salt, known.digest, context.config)
+    record = read_record(lake, context.run_date, users)
+    with context.phase("search"):
+        plan = plan_erasure(lake, context.config, users, record.digests)
+    done, record = record.status == "complete", planned(record, plan)
+    through = max([record.through, context.run_date, *plan.days])
+    record = replace(record, through=through, remains=_remains(context, plan, record.remains))
+    if dry_run:
+        return _text(record, "would be removed"), _summary(lake, record, dry_run=True)
+    if done and not plan.rows and not context.config.deliver.sinks:
+        record = replace(record, status="complete")
+        return _text(record, "was removed before"), _summary(lake, record, dry_run=False)
+    # From now on, no job reads the rows of the users, so what it publishes does not have them.
+    add_erased(lake, known, ids, through)
+    write_record(lake, record)
+    with context.phase("tables"):
+        deleted = carry_out(lake, plan)
+        _require_none(plan_erasure(lake, context.config, users, record.digests))
+        deleted += delete_old_files(lake)
+    with context.phase("sinks"):
+        sinks = _erase_sinks(context, users, record)
+    with context.phase("remaining"):
+        remains = {**record.remains, "texts": texts_with_ids(lake, users)}
+    record = replace(
+        record,
+        status="complete",
+        completed_at=file_io.utc_now(),
+        digests={},
+        files_deleted=record.files_deleted + deleted,
+        sinks=(*record.sinks, *(sink for sink in sinks if sink["rows"] or not done)),
+        remains=remains,
+        notes=_notes(remains, sinks),
+    )
+    write_record(lake, record)
+    return _text(record, "was removed"), _summary(lake, record, dry_run=False)
+
+
+def list_records(lake: Lake) -> tuple[str, JobSummary]:
+    """Returns a table of all records of a lake for a terminal, and the summary."""
+    records = read_records(lake)
+    lines = [f"  {'Record':<24}  {'Users':>6}  {'Rows':>10}  {'Started':<20}  Status"]
+    lines += [
+        f"  {one.name:<24}  {len(one.users):>6,}  {one.rows:>10,}  {one.started_at:<20}  {one.status}"
+        for one in records
+    ]
+    facts = {"records": len(records)}
+    return "\n".join(lines), JobSummary(lake.erasures, rows_in=None, rows_out=None, dropped=None, facts=facts)
+
+
+def _check(ids: Sequence[str]) -> None:
+    wrong = are_bad_keys(pa.array(ids, pa.string())).to_pylist()
+    for user, is_wrong in zip(ids, wrong, strict=True):
+        if is_wrong or not user:
+            raise ConfigError(
+                f"{user!r} is not the id of a user: {RULE}, and it must not be empty",
+                "pass the ids as they are in the log, with --user or one a line in --users-file",
+            )
+
+
+def _require_none(left: Plan) -> None:
+    if left.rows:
+        raise InfrastructureError(
+            f"another job has published rows of these users during the erasure: {sorted(left.rows)[:3]}",
+            "wait until no other job uses the lake, then run erase_user again: it continues",
+        )
+
+
+def _remains(
+    context: RunContext, plan: Plan, before: Mapping[str, Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
+    """Returns what remains; after an attempt that was killed, also what this attempt had listed."""
+    now: dict[str, Sequence[Any]] = {
+        "raw_files": raw_files(context.config, plan),
+        "models": models_with_users(saved_models(context.lake), plan),
+        "texts": [],
+    }
+    return {
+        name: [*before.get(name, ()), *(one for one in values if one not in before.get(name, ()))]
+        for name, values in now.items()
+    }
+
+
+def _erase_sinks(context: RunContext, users: Users, record: Record) -> list[dict[str, Any]]:
+    changes = DigestChanges(record.digests)
+    digests = {old: changes.of(old) for old in record.digests}
+    request = EraseRequest(users.ids, digests, lambda: context.spark, context.recorder)
+    results: list[dict[str, Any]] = []
+    for module, settings in read_settings(context.config.deliver):
+        erased = erase_from(module, settings, request)
+        of_sink = {"name": settings.name, "kind": settings.kind}
+        if erased is None:
+            results.append({**of_sink, "target": "", "rows": None, "remark": _UNKNOWN_SINKS})
+        else:
+            results.append({**of_sink, "target": erased.target, "rows": erased.rows, "remark": erased.remark})
+    return results
+
+
+def _notes(remains: Mapping[str, Sequence[Any]], sinks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    notes = [_RAW, *([_MODELS] if remains["models"] else []), _STATISTICS, _TEXTS]
+    notes += [f"Sink {sink['name']}: {sink['remark']}" for sink in sinks if sink["remark"]]
+    return tuple(notes)
+
+
+def _text(record: Record, what: str) -> str:
+    """Returns what is removed, as a table for a terminal."""
+    lines = [f"{len(record.users)} users, days up to {record.through}: this {what}."]
+    if not record.tables:
+        lines.append("  No table of the lake has rows of these users.")
+    else:
+        lines.append(f"  {'Table':<44}  {'Partition':<12}  {'Rows':>8}  Change")
+    lines += [
+        f"  {one.table:<44}  {one.partition:<12}  {one.rows:>8,}  {one.change}" for one in record.tables
+    ]
+    lines += [f"  sink {sink['name']}: {sink['rows']} rows {sink['remark']}" for sink in record.sinks]
+    for name, values in record.remains.items():
+        lines += [f"  remains, {name}: {_shown(value)}" for value in values]
+    return "\n".join([*lines, *(f"  {note}" for note in record.notes)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        features = ", ".join(value["features"])
+        return (
+            f"{value['name']} {value['version']}, workflow {value['workflow_version']}, features {features}"
+        )
+    return str(value)
+
+
+def _summary(lake: Lake, record: Record, *, dry_run: bool) -> JobSummary:
+    facts = {
+        "users": len(record.users),
+        "partitions": len(record.tables),
+        "removed": record.rows,
+        "files_deleted": record.files_deleted,
+        "status": record.status,
+        "dry_run": dry_run,
+        "models": len(record.remains.get("models", ())),
+        "sinks": [dict(sink) for sink in record.sinks],
+    }
+    output = None if dry_run else record_path(lake, record)
+    return JobSummary(output, rows_in=None, rows_out=None, dropped=None, facts=facts)

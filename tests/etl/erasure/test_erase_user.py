@@ -1,0 +1,413 @@
+"""Erasing users: nothing of them is left, all other rows stay, and the next runs go on without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conf.errors import ConfigError, DataError
+from conf.load import load_config
+from conf.types import Config
+from etl.erasure import rewrite
+from etl.ops.tables import VOCABULARY, workflow_table
+from etl.raw.erased_rows import ERASED
+from etl.workflow.local_workflow import load_local
+from jobs import erase_user
+from jobs.stages.erase_user import run
+from storage import file_io
+from storage.dataset import read_dataset, split_files
+from storage.erased_users import read_erased
+from storage.manifest import read_manifest
+from storage.paths import Lake
+from storage.run_context import RunContext
+from tests.etl import cases
+from tests.etl.erasure import erased_lake as lakes
+from tests.etl.erasure.erased_lake import DAYS, FIRST, LONGER, PREFIX, REJECTED, RUN_DATE, USER
+from tests.processes import fork_server
+
+pytestmark = pytest.mark.processes
+
+TWO = [USER, PREFIX]
+LATER = ["2026-01-05", "2026-01-06", "2026-01-07"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The lake before an erasure; tests erase from copies."""
+    return lakes.build_lake(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture(scope="module")
+def erased(original: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The lake after two users were erased at once."""
+    config = _copy(original, tmp_path_factory.mktemp("erased"))
+    _erase(config, TWO)
+    return config
+
+
+def _copy(config: Config, folder: Path) -> Config:
+    shutil.copytree(config.lake, folder / "lake")
+    return config.model_copy(update={"lake": str(folder / "lake")})
+
+
+def _erase(config: Config, users: list[str], run_date: str = RUN_DATE) -> tuple[str, dict[str, Any]]:
+    text, summary = run(RunContext("erase_user", config, run_date), users, dry_run=False)
+    return text, dict(summary.facts)
+
+
+def _row_ids(config: Config, user: str) -> dict[str, set[int]]:
+    """The row_ids of a user's features, by day."""
+    table = Lake(config.lake).features(read_dataset(Lake(config.lake), RUN_DATE).workflow_version)
+    rows = {day: cases.read_rows(table.partition(day)) for day in DAYS}
+    return {day: {*of_day["row_id"][of_day["user_key"] == user]} for day, of_day in rows.items()}
+
+
+def test_no_text_of_the_lake_has_the_id(original: Config, erased: Config) -> None:
+    """Also not in leftovers of killed jobs and in replaced files. Ids that only begin like it stay."""
+    words = [re.compile(rf"{user}(?!\d)") for user in TWO]
+    before, after = lakes.texts_in_lake(original), lakes.texts_in_lake(erased)
+    assert all(any(word.search(text) for text in before) for word in words)
+    assert [text[:200] for text in after if any(word.search(text) for word in words)] == []
+    assert any(LONGER in text for text in after)
+    assert any("user 0" in text for text in after if text.startswith("{"))  # a file of another table
+
+
+def test_all_other_rows_stay_in_their_order(original: Config, erased: Config) -> None:
+    before, after = lakes.frames(original), lakes.frames(erased)
+    row_ids = {user: _row_ids(original, user) for user in TWO}
+    tables_with_users = set()
+    for name, rows in before.items():
+        if name.startswith("value_counts"):
+            assert name not in after  # counted again by the next run
+            continue
+        of_users = np.logical_or.reduce([lakes.is_of(rows, user, row_ids[user]) for user in TWO])
+        if of_users.any():
+            tables_with_users.add(name.split("/")[0].split()[0])
+        if name.endswith(VOCABULARY):
+            rows = rows.assign(value=rows["value"].mask(of_users, "\x1ferased:" + rows["id"].astype(str)))
+            of_users = np.zeros(len(rows), bool)
+        expected = rows[~of_users].reset_index(drop=True)
+        pd.testing.assert_frame_equal(after[name].reset_index(drop=True), expected)
+    expected_tables = {"features", "users", "candidates", "recommendations", "scores", "last_clicks"}
+    assert tables_with_users == {*expected_tables, "quarantine", "workflow"}
+
+
+def test_the_id_in_a_vocabulary_stays_but_is_not_looked_up(original: Config, erased: Config) -> None:
+    before, after = Lake(original.lake), Lake(erased.lake)
+    for run_date in (FIRST, RUN_DATE):
+        version = read_dataset(after, run_date).workflow_version
+        entries = cases.read_rows(workflow_table(before, version, VOCABULARY))
+        ids = entries[entries["column"] == "user"].set_index("value")["id"]
+        assert ids.size, "the vocabulary of users"
+        workflows = load_local(before, version), load_local(after, version)
+        for user, number in ids.items():
+            old, new = (workflow.encode_values({"user": user}, ["user"])["user"] for workflow in workflows)
+            assert old == number
+            assert new == (2 if user in TWO else number)
+        stored, rare = lakes.workflow_json(erased, version), workflow_table(after, version, "rare")
+        assert stored["tables"]["rare"] == read_manifest(rare).rows
+        frame = cases.read_rows(rare)
+        of_users = frame[frame["column"] == "user"] if len(frame) else frame
+        facts = stored["vocabularies"]["user"]
+        assert facts["rare_values"] == len(of_users)
+        assert facts["entries"] == len(ids)
+
+
+def test_the_next_runs_neither_fail_nor_publish_the_users(original: Config, tmp_path: Path) -> None:
+    """build_features finds its tables up to date, and a training finds the rows of its dataset."""
+    config = _copy(original, tmp_path)
+    _erase(config, TWO)
+    lake = Lake(config.lake)
+    before = lakes.frames(config)
+    stamps = _kept_manifests(config)
+    lakes.build_twice(tmp_path, config)
+    after = lakes.frames(config)
+    for name, rows in before.items():
+        pd.testing.assert_frame_equal(after[name], rows)
+    assert stamps == _kept_manifests(config)
+    for run_date in (FIRST, RUN_DATE):
+        assert split_files(lake, read_dataset(lake, run_date), "train")
+    # The tables that were emptied are those of a lake that has never read the users.
+    never = config.model_copy(update={"lake": str(tmp_path / "never/lake")})
+    shutil.copytree(lake.erasures, Path(never.lake) / "erasures")
+    lakes.build_twice(tmp_path / "never", never)
+    for day in DAYS:
+        profiles = [Lake(one.lake).profiles("hard").partition(day) for one in (config, never)]
+        assert read_manifest(profiles[0]).facts == read_manifest(profiles[1]).facts
+        for table in ("value_counts", "quarantine"):
+            first, second = (getattr(Lake(one.lake), table).partition(day) for one in (config, never))
+            pd.testing.assert_frame_equal(cases.read_rows(first), cases.read_rows(second))
+            manifests = read_manifest(first), read_manifest(second)
+            assert manifests[0].dropped == manifests[1].dropped
+            assert manifests[0].digest == manifests[1].digest
+    assert read_manifest(lake.quarantine.partition(DAYS[0])).dropped[ERASED] > 4
+
+
+def _kept_manifests(config: Config) -> dict[str, Any]:
+    """What the manifests of features and datasets say, and of users, which are computed from both."""
+    kinds = ("features/", "datasets", "users/", "items/")
+    return {name: facts for name, facts in lakes.manifests(config).items() if name.startswith(kinds)}
+
+
+def test_a_date_of_the_lake_is_not_made_again(original: Config, erased: Config) -> None:
+    """The inputs of every partition refer to the digests after the erasure, as they did before."""
+    before, after = lakes.manifests(original), lakes.manifests(erased)
+    old = {facts[0]: name for name, facts in before.items()}
+    new = {facts[0]: name for name, facts in after.items()}
+    for name, facts in before.items():
+        for key, digest in facts[1].items():
+            if digest in old:
+                assert new[after[name][1][key]] == old[digest], (name, key)
+    version = read_dataset(Lake(erased.lake), RUN_DATE).workflow_version
+    users = f"users/{version} {RUN_DATE}"
+    dataset = read_dataset(Lake(erased.lake), RUN_DATE)
+    combined = read_manifest(Lake(erased.lake).datasets.partition(RUN_DATE)).inputs["features"]
+    assert after[users][1]["features"] == combined != before[users][1]["features"]
+    assert after[f"candidates/{version} {RUN_DATE}"][1]["dataset"] == dataset.digest
+
+
+def test_numbers_in_manifests_are_those_of_the_rows_left(original: Config, erased: Config) -> None:
+    facts, old = (lakes.manifests(one)[f"recommendations {RUN_DATE}"][5] for one in (erased, original))
+    assert old["users"] - facts["users"] == 2
+    assert (facts["users_without"], facts["users_with_fewer"]) == (0, 0)
+    lake = Lake(erased.lake)
+    for run_date in (FIRST, RUN_DATE):
+        dataset = read_dataset(lake, run_date)
+        table = lake.features(dataset.workflow_version)
+        for member in (member for members in dataset.splits.values() for member in members):
+            rows = cases.read_rows(table.partition(member.dt))
+            assert member.clicks == rows["label"].sum()
+            manifest = read_manifest(table.partition(member.dt))
+            assert manifest.rows_in == manifest.rows + sum(manifest.dropped.values())
+
+
+def test_a_user_who_comes_back_gets_a_new_id_with_the_next_extension(
+    original: Config, tmp_path: Path
+) -> None:
+    """Rows after the last day that the lake has read count as those of a new user."""
+    config = _copy(original, tmp_path)
+    shutil.copytree(config.data, tmp_path / "raw")
+    config = config.model_copy(update={"data": str(tmp_path / "raw")})
+    for seed, day in enumerate(LATER):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 150, seed))
+    lake = Lake(config.lake)
+    parent = read_dataset(lake, RUN_DATE).workflow_version
+    before = _ids_of_users(lake, parent)
+    user = max(before.index)
+    assert user in {f"user {number}" for number in range(9)}
+    _erase(config, [user], run_date=DAYS[0])  # the lake has read later days too
+    known = read_erased(lake)
+    assert known is not None
+    assert set(known.through.values()) == {RUN_DATE}
+    larger = {"ops": [{"categorify": {"max_size": 20}}]}
+    features = [
+        group.model_copy(update=larger) if group.columns == ["user"] else group for group in config.features
+    ]
+    config = lakes.retraining(config).model_copy(update={"features": features})
+    cases.run_build(lakes.workers(tmp_path), config, LATER[-1], parent)
+    extension = read_dataset(lake, LATER[-1]).workflow_version
+    after = _ids_of_users(lake, extension)
+    assert after[f"\x1ferased:{before[user]}"] == before[user]
+    assert after[before.index.drop(user)].to_dict() == before.drop(user).to_dict()
+    rows = {day: cases.read_rows(lake.features(extension).partition(day)) for day in (RUN_DATE, LATER[0])}
+    assert user not in set(rows[RUN_DATE]["user_key"])
+    again = rows[LATER[0]][rows[LATER[0]]["user_key"] == user]["user"]
+    assert set(again) == {after[user]}
+    assert after[user] > before.max()
+
+
+def _ids_of_users(lake: Lake, version: str) -> pd.Series:
+    """The id of each value in the vocabulary of users."""
+    entries = cases.read_rows(workflow_table(lake, version, VOCABULARY))
+    return entries[entries["column"] == "user"].set_index("value")["id"]
+
+
+def _erase_and_die(config: Config, publications: int) -> None:
+    """Erases, and kills this process before this publication."""
+    done = iter(range(publications))
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            if next(done, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return called
+
+    for name in (
+        "publish_files",
+        "replace_manifest",
+        "publish_facts",
+        "refresh_workflow",
+        "delete_leftovers",
+    ):
+        setattr(rewrite, name, counted(getattr(rewrite, name)))
+    _erase(config, TWO)
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BaseContext]:
+    with fork_server("tests.etl.erasure.test_erase_user") as context:
+        yield context
+
+
+@pytest.mark.parametrize("publications", [0, 3, 12, 23, 38])
+def test_after_a_kill_the_job_continues(
+    publications: int, original: Config, erased: Config, server: Any, tmp_path: Path
+) -> None:
+    config = _copy(original, tmp_path)
+    process = server.Process(target=_erase_and_die, args=(config, publications))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert lakes.record_of(config)["status"] == "started"
+    _erase(config, TWO)
+    assert lakes.manifests(config) == lakes.manifests(erased)
+    expected = lakes.frames(erased)
+    assert {name: len(rows) for name, rows in lakes.frames(config).items()} == {
+        name: len(rows) for name, rows in expected.items()
+    }
+    record, uninterrupted = lakes.record_of(config), lakes.record_of(erased)
+    assert record["status"] == "complete"
+    assert record["tables"] == uninterrupted["tables"]
+    assert not any(re.search(rf"{USER}(?!\d)", text) for text in lakes.texts_in_lake(config))
+
+
+def test_the_record_names_tables_and_what_remains_but_no_id(original: Config, erased: Config) -> None:
+    record = lakes.record_of(erased)
+    lake = Lake(erased.lake)
+    known = read_erased(lake)
+    assert known is not None
+    assert record["users"] == sorted(known.digest(user) for user in TWO)
+    assert set(known.through.values()) == {RUN_DATE}
+    row_ids = {user: _row_ids(original, user) for user in TWO}
+    expected = {
+        name: int(sum(lakes.is_of(rows, user, row_ids[user]).sum() for user in TWO))
+        for name, rows in lakes.frames(original).items()
+    }
+    listed = {f"{one['table']} {one['partition']}": one["rows"] for one in record["tables"] if one["rows"]}
+    assert listed == {name: count for name, count in expected.items() if count}
+    assert [path.rsplit("/", 2)[-2] for path in record["remains"]["raw_files"]] == [f"dt={d}" for d in DAYS]
+    assert [path.rsplit("/", 1)[1] for path in record["remains"]["texts"]] == ["build_features.log"]
+    assert record["files_deleted"] >= 1
+    assert "raw log is not changed" in record["notes"][0]
+
+
+def test_models_that_keep_weights_are_named(original: Config, tmp_path: Path) -> None:
+    config = _copy(original, tmp_path)
+    lake = Lake(config.lake)
+    version = read_dataset(lake, RUN_DATE).workflow_version
+    for name, workflow in (("m1", version), ("m2", "another")):
+        file_io.replace_json(f"{lake.models('hard')}/{name}/model.json", {"workflow_version": workflow})
+    _erase(config, [USER])
+    models = lakes.record_of(config)["remains"]["models"]
+    expected = {"name": "hard", "version": "m1", "workflow_version": version, "features": ["user"]}
+    in_vocabulary = USER in set(
+        cases.read_rows(workflow_table(Lake(original.lake), version, VOCABULARY))["value"]
+    )
+    assert models == ([expected] if in_vocabulary else [])
+
+
+def test_a_dry_run_changes_nothing(original: Config, erased: Config) -> None:
+    before = lakes.snapshot(original)
+    text, summary = run(RunContext("erase_user", original, RUN_DATE), TWO, dry_run=True)
+    assert lakes.snapshot(original) == before
+    assert summary.facts["removed"] == sum(one["rows"] for one in lakes.record_of(erased)["tables"])
+    assert "would be removed" in text
+    assert summary.output is None
+
+
+def test_users_without_rows_are_only_added_to_the_list(original: Config, tmp_path: Path) -> None:
+    config = _copy(original, tmp_path)
+    before = lakes.frames(config)
+    text, facts = _erase(config, ["stranger"])
+    assert "No table of the lake has rows" in text
+    assert (facts["removed"], facts["status"]) == (0, "complete")
+    assert lakes.frames(config).keys() == before.keys()
+    known = read_erased(Lake(config.lake))
+    assert known is not None
+    assert len(known.through) == 1
+
+
+def test_a_user_of_rejected_lines_only(original: Config, tmp_path: Path) -> None:
+    config = _copy(original, tmp_path)
+    _erase(config, [REJECTED])
+    quarantine = [cases.read_rows(Lake(config.lake).quarantine.partition(day)) for day in DAYS]
+    assert not any(REJECTED in line for rows in quarantine for line in rows["line"])
+    assert {one["table"] for one in lakes.record_of(config)["tables"]} == {"quarantine"}
+
+
+def test_one_after_the_other_is_like_both_at_once(original: Config, erased: Config, tmp_path: Path) -> None:
+    config = _copy(original, tmp_path)
+    for user in TWO:
+        _erase(config, [user])
+    assert lakes.manifests(config) == lakes.manifests(erased)
+    text, facts = _erase(config, [USER])
+    assert "was removed before" in text
+    assert facts["status"] == "complete"
+
+
+@pytest.mark.parametrize("wrong", ["", "a\tb", "é" * 129])
+def test_what_is_no_id_is_refused(original: Config, wrong: str) -> None:
+    with pytest.raises(ConfigError, match="is not the id of a user"):
+        run(RunContext("erase_user", original, RUN_DATE), [USER, wrong], dry_run=True)
+
+
+def test_a_log_without_keys_has_no_users(original: Config) -> None:
+    config = original.model_copy(update={"keys": None})
+    with pytest.raises(ConfigError, match="keys"):
+        run(RunContext("erase_user", config, RUN_DATE), [USER], dry_run=True)
+
+
+def test_a_damaged_file_stops_the_job_before_it_changes_anything(original: Config, tmp_path: Path) -> None:
+    config = _copy(original, tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.recommendations.partition(RUN_DATE)
+    path = Path(partition.file(read_manifest(partition).files[0].path))
+    path.write_bytes(path.read_bytes()[:-20])
+    before = lakes.snapshot(config)
+    with pytest.raises(DataError, match="not a complete Parquet file"):
+        _erase(config, [USER])
+    assert lakes.snapshot(config) == before
+
+
+def _arguments(config: Config, *words: str) -> Any:
+    path = str(Path(config.data).parent / "config.yaml")
+    assert load_config(path).name == config.name
+    return erase_user._parser().parse_args(["--config", path, "--run-date", RUN_DATE, *words])
+
+
+def test_the_command_takes_ids_from_options_and_files_and_lists_records(
+    original: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _copy(original, tmp_path)
+    context = RunContext("erase_user", config, RUN_DATE)
+    file = tmp_path / "users.txt"
+    file.write_text(f"{PREFIX}\n\n{USER}\n")
+    summary = erase_user.erase(context, _arguments(config, "--user", USER, "--users-file", str(file)))
+    assert summary.facts["users"] == 2
+    json.loads(summary.line())
+    erase_user.erase(context, _arguments(config, "--list"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split()[1:3] == ["2", f"{summary.facts['removed']:,}"]
+    assert lines[-1].endswith("complete")
+
+
+def test_the_command_needs_users(original: Config, tmp_path: Path) -> None:
+    context = RunContext("erase_user", original, RUN_DATE)
+    with pytest.raises(ConfigError, match="no user is named"):
+        erase_user.erase(context, _arguments(original, "--dry-run"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        erase_user.erase(context, _arguments(original, "--users-file", str(tmp_path / "none")))
