@@ -27,7 +27,7 @@ from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect, dates_of
 from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
-from scoring.delivery.staging_tables import STAMP, drop_abandoned, staging_tables
+from scoring.delivery.staging_tables import STAMP, delete_users, drop_abandoned
 from scoring.inputs.requests import VARIANT
 
 log = logging.getLogger("nightrank")
@@ -42,7 +42,6 @@ _TYPES = {
 }
 _KEY = ("user_id", "position")
 _BATCH_ROWS = 10_000
-_USERS_PER_DELETE = 1000
 _UNTIL_VACUUM = "PostgreSQL keeps the bytes of deleted rows until the next VACUUM of the table"
 
 
@@ -176,14 +175,8 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
         ConfigError, InfrastructureError: see `deliver`.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
-    users, deleted = sorted(request.users), 0
     with connect(request.open_session(), sink, credentials) as database:
-        [(exists,)] = database.rows("SELECT to_regclass(?)", [sink.table])
-        for table in [*([sink.table] if exists else []), *staging_tables(database, sink.table)]:
-            for start in range(0, len(users), _USERS_PER_DELETE):
-                some = users[start : start + _USERS_PER_DELETE]
-                places = ", ".join("?" * len(some))
-                deleted += database.execute(f"DELETE FROM {table} WHERE user_id IN ({places})", some)
+        deleted = delete_users(database, sink.table, request.users)
     return Erased(f"{sink.url} {sink.table}", deleted, _UNTIL_VACUUM if deleted else "")
 
 
