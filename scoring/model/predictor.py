@@ -16,10 +16,11 @@ from conf.types import MultiHot
 from scoring.inputs.requests import ModelRequest, Precision
 from scoring.model.micro_batch import MicroBatch, default_rows
 from storage.feature_spec import FeatureSpec
+from storage.id_lists import pad_lists
 from training.checkpoints import load_model
 from training.device.choose_device import choose_device
 from training.device.precision import mixed_precision
-from training.models.inputs import id_columns, pad_lists
+from training.models.inputs import id_columns
 
 _LIST = pa.list_(pa.int32())
 

@@ -14,7 +14,8 @@ from conf.types import MultiHot
 from scoring.inputs.requests import PROBABILITY
 from scoring.model.predictor import Predictor, model_inputs
 from storage.feature_spec import FeatureSpec
-from training.models.inputs import id_columns, pad_lists
+from storage.id_lists import pad_lists
+from training.models.inputs import id_columns
 
 
 @torch.inference_mode()

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
+from storage.id_lists import pad_lists
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import write_file
 from training.data.columns import Columns
 from training.data.columns import read_columns as read_group
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
-from training.models.inputs import Inputs, id_columns, pad_lists
+from training.models.inputs import Inputs, id_columns
 
 SPEC = make_spec(1, [50], lists=[30, 12])
 MULTI_HOT = MultiHot(max_length=3, lengths={"L1": 6})

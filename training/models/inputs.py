@@ -13,18 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.types import MultiHot, Scope
-from storage.feature_spec import PAD_ID, Feature, FeatureSpec
+from storage.feature_spec import Feature, FeatureSpec
 from training.embeddings.table import StackedEmbedding
 from training.embeddings.table_factory import TableFactory
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # a training step without our loader does not need it
 
 
 @dataclass(frozen=True)
@@ -90,20 +86,3 @@ def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, sl
         (feature, slice(start, start + width))
         for feature, start, width in zip(spec.embedded, ends, widths, strict=False)
     ]
-
-
-def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:
-    """Returns the first `length` ids of each list, padded with PAD_ID: (rows, length) int32.
-
-    A null list is treated as an empty list.
-    """
-    offsets = lists.offsets.to_numpy()
-    starts = offsets[:-1].astype(np.int64)
-    counts = np.minimum(np.diff(offsets), length)
-    if lists.null_count:
-        counts = np.where(lists.is_null().to_numpy(zero_copy_only=False), 0, counts)
-    columns = np.arange(length)
-    filled = columns < counts[:, None]  # (rows, length)
-    padded = np.full((len(lists), length), PAD_ID, dtype=np.int32)
-    padded[filled] = lists.values.to_numpy()[(starts[:, None] + columns)[filled]]
-    return padded
