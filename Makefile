@@ -91,6 +91,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) test-redis.in -o test-redis.txt
+	@cd requirements && $(UV_COMPILE:x86_64-manylinux_2_28=x86_64-manylinux_2_35) test-triton.in -o test-triton.txt
 	@cd requirements && $(UV_COMPILE) test-container.in -o test-container.txt
 	@cd requirements && $(UV_COMPILE) airflow.in -o airflow.txt
 	@cd requirements && $(UV_COMPILE) docs.in -o docs.txt

@@ -8,6 +8,7 @@ from typing import get_args
 
 from jobs.command_line import job_parser, run_without_session
 from jobs.stages.export_model import run
+from scoring.serving.served_inputs import Backend
 from training.export.smaller_programs import Format
 
 DESCRIPTION = (
@@ -22,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     """Exports the model, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     return run_without_session(
-        "export_model", arguments, lambda context: run(context, arguments.output, arguments.formats)
+        "export_model",
+        arguments,
+        lambda context: run(context, arguments.output, arguments.formats, arguments.triton),
     )
 
 
@@ -30,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line: the options of every job, and the folder."""
     parser = job_parser("export_model", DESCRIPTION)
     parser.add_argument(
-        "--output", required=True, metavar="FOLDER", help="folder to write, which must not exist"
+        "--output",
+        required=True,
+        metavar="FOLDER",
+        help="folder to write, which must not exist; with --triton, a model repository, which may exist",
     )
     parser.add_argument(
         "--formats",
@@ -38,6 +44,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=get_args(Format),
         help="also write each ONNX program with numbers of 16 or 8 bits, such as ranker.int8.onnx",
+    )
+    parser.add_argument(
+        "--triton",
+        nargs="?",
+        const="onnxruntime",
+        choices=get_args(Backend),
+        help="add the model to a model repository of Triton Inference Server, where it is computed by "
+        "Triton's backend of ONNX Runtime (the default), by this backend with TensorRT on a GPU, or by "
+        "Triton's Python backend",
     )
     return parser
 

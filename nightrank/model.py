@@ -17,7 +17,7 @@ from nightrank.frames import Column, Frame, column_like
 from nightrank.packages import require_torch
 from nightrank.saved_models import copy_model, find_model, validation_metrics
 from nightrank.user_lists import UserLists
-from nightrank.workflow import Workflow, fitted_workflow
+from nightrank.workflow import Workflow, fitted_workflow, learned_by
 from scoring.inputs.requests import PROBABILITY
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
@@ -171,6 +171,34 @@ class Model:
         from scoring.model.export import export
 
         return export(self._info, fspath(folder), formats)
+
+    def export_triton(
+        self,
+        folder: str | PathLike[str],
+        backend: Literal["onnxruntime", "tensorrt", "python"] = "onnxruntime",
+    ) -> dict[str, Any]:
+        """Adds the model to a model repository of Triton Inference Server (docs/exports.md).
+
+        Args:
+            folder: the repository, which may exist. The next version of its ensemble `nightrank` uses the
+                model.
+            backend: how the model is computed: by Triton's backend of ONNX Runtime, by the same with TensorRT
+                on a GPU, or by ONNX Runtime in Triton's Python backend.
+
+        Returns:
+            `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
+
+        Raises:
+            ConfigError: the models in the repository have another backend or other inputs, or are those of
+                others; or torch is not installed.
+            DataError: a file of the repository is damaged.
+            InfrastructureError: the repository cannot be written, or the program differs too much from the
+                model.
+        """
+        require_torch()
+        from scoring.serving.repository import add_to_repository
+
+        return add_to_repository(self._info, learned_by(self.workflow), fspath(folder), backend)
 
     def recommend(
         self,

@@ -268,8 +268,7 @@ class Workflow:
                 f"workflow {self.version} was loaded, so it cannot be fitted",
                 "make a new Workflow with its features",
             )
-        inputs, others = self._read_columns()
-        table = local_table(rows, [*inputs, *others])
+        table = local_table(rows, self.training_columns)
         return fit_frame(table, self._groups, self._types, self._label), table
 
     def _keep(self, fitted: LocalWorkflow, rows: pa.Table) -> None:
@@ -294,3 +293,8 @@ def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
 def copy_of(workflow: Workflow) -> Workflow:
     """Returns a workflow that has learned the same, and that a later fit of `workflow` does not change."""
     return fitted_workflow(workflow._require_fitted())
+
+
+def learned_by(workflow: Workflow) -> LocalWorkflow:
+    """Returns what a workflow has learned. Raises ConfigError if it is not fitted."""
+    return workflow._require_fitted()

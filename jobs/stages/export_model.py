@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conf.errors import ConfigError
+from etl.workflow.local_workflow import load_local
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.export import export
+from scoring.model.model_info import ModelInfo
+from scoring.serving.repository import add_to_repository
+from scoring.serving.served_inputs import Backend
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.export.smaller_programs import Format
 
 
-def run(context: RunContext, folder: str, formats: Sequence[Format] = ()) -> tuple[str, JobSummary]:
+def run(
+    context: RunContext, folder: str, formats: Sequence[Format] = (), triton: Backend | None = None
+) -> tuple[str, JobSummary]:
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
+
+    With `triton`, adds the model to a model repository of Triton Inference Server instead.
 
     Returns:
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: the folder exists.
+        ConfigError: the folder exists; or, with `triton`, `formats` has an entry, or see `add_to_repository`.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     model, _ = serving_model_and_dataset(context)
+    if triton is not None:
+        return _add(context, model, folder, formats, triton)
     with context.phase("export"):
         description = export(model, folder, formats)
     programs = description["programs"]
@@ -39,3 +50,19 @@ def run(context: RunContext, folder: str, formats: Sequence[Format] = ()) -> tup
     ]
     facts = {name: description[name] for name in ("model_version", "workflow_version", "opset", "programs")}
     return "\n".join(lines), JobSummary(folder, None, None, None, facts)
+
+
+def _add(
+    context: RunContext, model: ModelInfo, folder: str, formats: Sequence[Format], backend: Backend
+) -> tuple[str, JobSummary]:
+    """Adds the model to a model repository of Triton Inference Server."""
+    if formats:
+        raise ConfigError(
+            f"--formats {' '.join(formats)} has no effect with --triton", "leave one of the options out"
+        )
+    with context.phase("export"):
+        workflow = load_local(context.lake, model.spec.workflow_version)
+        added = add_to_repository(model, workflow, folder, backend)
+    text = f"model {added['model_version']} in {folder}: version {added['version']} of the ensemble nightrank"
+    facts = {name: added[name] for name in ("version", "model_version", "workflow_version")}
+    return text, JobSummary(folder, None, None, None, facts)

@@ -43,6 +43,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "spark",
         "etl.build",
         "etl.checked_days",
+        "etl.fit.save_fitted",
         "etl.latest",
         "etl.quality",
         "etl.raw",

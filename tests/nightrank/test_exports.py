@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs import export_model
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.processes import ROOT
 
@@ -52,3 +53,19 @@ def test_the_job_exports_the_model_that_serves(world: World, tmp_path: Path) -> 
     assert again.returncode == 2
     assert "exists already" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+def test_the_job_adds_the_model_to_a_model_repository(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run adds nothing."""
+    words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
+    for _ in range(2):
+        assert export_model.main([*words, "--triton"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert "version 1 of the ensemble nightrank" in lines[0]
+        assert json.loads(lines[-1])["model_version"] == world.lake.champion().version
+    assert sorted(path.name for path in (tmp_path / "out/ranker").iterdir()) == ["1", "config.pbtxt"]
+    assert [path.name for path in (tmp_path / "out/ranker/1").iterdir()] == ["ranker.onnx"]
+    assert export_model.main([*words, "--triton", "--formats", "int8"]) == 2
+    assert "--formats int8 has no effect with --triton" in capsys.readouterr().err

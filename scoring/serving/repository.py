@@ -1,0 +1,247 @@
+"""Adds a model to a model repository of Triton Inference Server, while servers may read it.
+
+    <repository>/workflow/<version>/     computes features of raw rows: model.py, workflow/, export.json
+    <repository>/ranker/<version>/       ranker.onnx; model.py for the Python backend
+    <repository>/nightrank/<version>/    served.json, which describes the version
+
+Each of the three has a config.pbtxt. A version of all three is a number, from 1. Folders of a version are
+renamed to their place when they are complete. Then, config.pbtxt of `nightrank` is replaced, so that the
+ensemble changes from one version of workflow and ranker to another at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conf.errors import ConfigError, DataError, InfrastructureError
+from etl.fit.save_fitted import save_fitted
+from etl.workflow.local_workflow import LocalWorkflow
+from scoring.model.export import export
+from scoring.model.model_info import ModelInfo
+from scoring.serving.model_configs import (
+    ENSEMBLE,
+    PROGRAM,
+    RANKER,
+    WORKFLOW,
+    ensemble_config,
+    ranker_config,
+    workflow_config,
+)
+from scoring.serving.served_inputs import PROBABILITY, Backend, ServedInputs
+from storage.paths import Lake
+from training.export.write_export import DESCRIPTION
+
+CONFIG, SERVED = "config.pbtxt", "served.json"
+_MODELS = (WORKFLOW, RANKER, ENSEMBLE)
+_PYTHON = (
+    '"""A model of Triton\'s Python backend (docs/exports.md)."""\n\nfrom nightrank.triton_models import '
+)
+_CODE = {name: f"{_PYTHON}{name} as TritonPythonModel\n" for name in ("EncodeRows", "RunProgram")}
+
+
+def add_to_repository(
+    info: ModelInfo, workflow: LocalWorkflow, folder: str, backend: Backend = "onnxruntime"
+) -> dict[str, Any]:
+    """Adds a model to a model repository, and lets its ensemble use the model.
+
+    The first model of a repository has the version 1. The version that the ensemble used before is kept, and
+    older versions are deleted. A model that is in the repository is not written again: the ensemble uses its
+    version. So a model can be rolled back.
+
+    Args:
+        info: the model.
+        workflow: the workflow that computes its features.
+        folder: the repository. It is created if it does not exist, and may contain models of others.
+        backend: how the ranker is computed.
+
+    Returns:
+        `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
+
+    Raises:
+        ConfigError: the repository has models of others named `workflow`, `ranker` or `nightrank`; its models
+            have another backend or other inputs; or a raw column has the name of the ensemble's output.
+        DataError: the model is damaged, or a file of the repository is damaged.
+        InfrastructureError: the repository cannot be written, or a program differs too much from the model.
+    """
+    repository = Path(folder).absolute()
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with _locked(repository), _scratch_beside(repository) as scratch:
+            return _Repository(repository, scratch).add(info, workflow, backend)
+    except OSError as error:
+        raise InfrastructureError(
+            f"{repository} cannot be written: {error}",
+            "choose another folder, or free disk space; the folder and its parent must be on one file system",
+        ) from error
+
+
+class _Repository:
+    """A repository that this process has locked.
+
+    Args:
+        root: its folder.
+        scratch: an empty folder on the same file system, which no server reads.
+    """
+
+    def __init__(self, root: Path, scratch: Path) -> None:
+        self._root = root
+        self._scratch = scratch
+
+    def add(self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend) -> dict[str, Any]:
+        self._require_own()
+        if PROBABILITY in workflow.raw_types():
+            raise ConfigError(
+                f"the raw column {PROBABILITY} has the name of the ensemble's output",
+                "rename the column in the configuration, and train again",
+            )
+        before = self._served()
+        described = self._described()
+        known = [facts for facts in described.values() if facts["model_version"] == info.version]
+        if known:
+            facts = known[0]
+            inputs = ServedInputs.from_json(facts["inputs"], str(self._root))
+            replace(inputs, backend=backend).require_equal(inputs, str(self._root))
+        else:
+            facts = self._write(info, workflow, backend, described)
+            inputs = ServedInputs.from_json(facts["inputs"], str(self._root))
+        self._let_ensemble_use(inputs, facts["version"])
+        if facts["version"] != before:
+            self._delete_except({facts["version"], before})
+        return facts
+
+    def _write(
+        self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend, described: dict[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Writes a new version, and moves its folders to their places. Returns what served.json contains."""
+        exported = export(info, str(self._scratch / "export"))
+        inputs = ServedInputs.of(backend, workflow.raw_types(), exported["inputs"])
+        for facts in described.values():
+            inputs.require_equal(ServedInputs.from_json(facts["inputs"], str(self._root)), str(self._root))
+        version = max([0, *(number for name in _MODELS for number in self._versions(name))]) + 1
+        facts = {
+            "version": version,
+            "model_version": exported["model_version"],
+            "workflow_version": exported["workflow_version"],
+            "inputs": inputs.to_json(),
+        }
+        configs = {
+            WORKFLOW: workflow_config(inputs),
+            RANKER: ranker_config(inputs),
+            ENSEMBLE: ensemble_config(inputs, version),
+        }
+        for name, config in configs.items():
+            (self._scratch / name / str(version)).mkdir(parents=True)
+            (self._scratch / name / CONFIG).write_text(config + "\n", encoding="utf-8")
+        self._fill_workflow(self._scratch / WORKFLOW / str(version), workflow)
+        self._fill_ranker(self._scratch / RANKER / str(version), backend)
+        served = self._scratch / ENSEMBLE / str(version) / SERVED
+        served.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        for name in _MODELS:
+            self._place(name, version)
+        return facts
+
+    def _fill_workflow(self, folder: Path, workflow: LocalWorkflow) -> None:
+        save_fitted(Lake(str(folder / "workflow")), workflow)
+        (folder / "model.py").write_text(_CODE["EncodeRows"], encoding="utf-8")
+        shutil.copy(self._scratch / "export" / DESCRIPTION, folder)
+
+    def _fill_ranker(self, folder: Path, backend: Backend) -> None:
+        exported = self._scratch / "export"
+        for path in exported.glob(f"{PROGRAM}*"):  # large weights are in a file beside the program
+            path.rename(folder / path.name)
+        if backend == "python":
+            (folder / "model.py").write_text(_CODE["RunProgram"], encoding="utf-8")
+
+    def _place(self, name: str, version: int) -> None:
+        """Moves a model, or a new version of a model, from the scratch folder to the repository."""
+        source, target = self._scratch / name, self._root / name
+        if target.exists():
+            source, target = source / str(version), target / str(version)
+        source.rename(target)
+
+    def _let_ensemble_use(self, inputs: ServedInputs, version: int) -> None:
+        config = ensemble_config(inputs, version) + "\n"
+        target = self._root / ENSEMBLE / CONFIG
+        if target.read_text(encoding="utf-8") != config:
+            new = self._scratch / CONFIG
+            new.write_text(config, encoding="utf-8")
+            new.replace(target)
+
+    def _delete_except(self, kept: set[int | None]) -> None:
+        """Deletes versions. They leave the repository at once, and their files are deleted outside of it."""
+        for name in reversed(_MODELS):
+            for number in self._versions(name):
+                if number not in kept:
+                    old = self._scratch / f"{name}.{number}"
+                    (self._root / name / str(number)).rename(old)
+
+    def _require_own(self) -> None:
+        present = [name for name in _MODELS if (self._root / name).exists()]
+        if present and not self._described():
+            raise ConfigError(
+                f"{self._root} has models named {present}, which were not exported by this project, or not "
+                "completely",
+                "pass another folder, or remove these models",
+            )
+
+    def _versions(self, name: str) -> list[int]:
+        folder = self._root / name
+        paths = folder.iterdir() if folder.exists() else ()
+        return sorted(int(path.name) for path in paths if path.is_dir() and path.name.isdecimal())
+
+    def _described(self) -> dict[int, dict[str, Any]]:
+        """Maps each complete version to the content of its served.json."""
+        described = {}
+        for number in self._versions(ENSEMBLE):
+            path = self._root / ENSEMBLE / str(number) / SERVED
+            if path.exists():
+                described[number] = _read(path)
+        return described
+
+    def _served(self) -> int | None:
+        """Returns the version that the ensemble uses; None if there is no ensemble."""
+        path = self._root / ENSEMBLE / CONFIG
+        if not path.exists():
+            return None
+        pinned = re.search(r"versions: \[ (\d+) \]", path.read_text(encoding="utf-8"))
+        return int(pinned.group(1)) if pinned else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {"version", "model_version", "workflow_version", "inputs"} <= set(facts):
+            return facts
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}", "export the model to another folder") from error
+    raise DataError(f"{path} is damaged: it lacks keys", "export the model to another folder")
+
+
+@contextmanager
+def _scratch_beside(repository: Path) -> Iterator[Path]:
+    """Creates a folder on the file system of a repository. Within it, servers would take it for a model."""
+    with tempfile.TemporaryDirectory(
+        prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write to this folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
