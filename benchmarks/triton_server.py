@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,8 +43,12 @@ def environment() -> Path:
 
 
 @contextmanager
-def triton_server(repository: Path) -> Iterator[str]:
+def triton_server(repository: Path, variables: Mapping[str, str] | None = None) -> Iterator[str]:
     """Runs a server of a model repository, which it reads again every POLL_S seconds.
+
+    Args:
+        repository: its folder.
+        variables: additional environment variables of the server.
 
     Returns:
         The URL of its HTTP endpoint, which is ready.
@@ -69,7 +73,10 @@ def triton_server(repository: Path) -> Iterator[str]:
         command += ["--disable-auto-complete-config"]  # configurations are complete
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=_variables(packages)
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**_variables(packages), **(variables or {})},
             )
         try:
             _wait(f"http://127.0.0.1:{port}", process, log)

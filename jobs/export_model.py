@@ -25,7 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     return run_without_session(
         "export_model",
         arguments,
-        lambda context: run(context, arguments.output, arguments.formats, arguments.triton),
+        lambda context: run(
+            context, arguments.output, arguments.formats, arguments.triton, online=arguments.online
+        ),
     )
 
 
@@ -53,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
         help="add the model to a model repository of Triton Inference Server, where it is computed by "
         "Triton's backend of ONNX Runtime (the default), by this backend with TensorRT on a GPU, or by "
         "Triton's Python backend",
+    )
+    parser.add_argument(
+        "--online",
+        action="store_true",
+        help="with --triton: also add an ensemble that looks up the features of users and items in the store "
+        "that the sink redis fills",
     )
     return parser
 

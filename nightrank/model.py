@@ -176,6 +176,8 @@ class Model:
         self,
         folder: str | PathLike[str],
         backend: Literal["onnxruntime", "tensorrt", "python"] = "onnxruntime",
+        *,
+        online: bool = False,
     ) -> dict[str, Any]:
         """Adds the model to a model repository of Triton Inference Server (docs/exports.md).
 
@@ -184,13 +186,15 @@ class Model:
                 model.
             backend: how the model is computed: by Triton's backend of ONNX Runtime, by the same with TensorRT
                 on a GPU, or by ONNX Runtime in Triton's Python backend.
+            online: whether to add the ensemble `nightrank_online`, which looks up the features of users and
+                items in the store that the sink `redis` fills.
 
         Returns:
             `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
 
         Raises:
             ConfigError: the models in the repository have another backend or other inputs, or are those of
-                others; or torch is not installed.
+                others; names or scopes of columns do not allow it; or torch is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
@@ -198,7 +202,9 @@ class Model:
         require_torch()
         from scoring.serving.repository import add_to_repository
 
-        return add_to_repository(self._info, learned_by(self.workflow), fspath(folder), backend)
+        return add_to_repository(
+            self._info, learned_by(self.workflow), fspath(folder), backend, online=online
+        )
 
     def recommend(
         self,

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError, NightrankError
 from nightrank.workflow import Workflow
+from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.id_lists import pad_lists
+
+_VARIABLES, _OPTIONS = "NIGHTRANK_ONLINE_", ("prefix", "user", "password", "ca_file")
 
 _LISTS: Mapping[str, pa.DataType] = {"ints": pa.list_(pa.int64()), "strings": pa.list_(pa.string())}
 Arrays = dict[str, np.ndarray]
 
 
 class _PythonModel:
-    """What both models share: requests of different lengths go through `compute` together."""
+    """What all models share: requests of different lengths go through `compute` together."""
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
         """Loads the model from its folder. Triton calls this once for each instance."""
@@ -40,8 +45,10 @@ class _PythonModel:
         try:
             together = {name: np.concatenate([arrays[name] for arrays in inputs]) for name in self._names}
             outputs = self.compute(together)
-        except DataError:
-            return [self._one_response(arrays) for arrays in inputs]
+        except NightrankError as error:
+            if isinstance(error, DataError) and len(inputs) > 1:
+                return [self._one_response(arrays) for arrays in inputs]
+            return [self._refusal(error) for _ in inputs]
         parts = {name: np.split(values, ends) for name, values in outputs.items()}
         return [
             self._response({name: values[place] for name, values in parts.items()})
@@ -49,7 +56,7 @@ class _PythonModel:
         ]
 
     def compute(self, inputs: Arrays) -> Arrays:
-        """Returns the outputs for n rows. Raises DataError if a value is wrong."""
+        """Returns the outputs for n rows. Raises NightrankError if there are none."""
         raise NotImplementedError
 
     def _load(self, folder: Path) -> None:
@@ -58,11 +65,14 @@ class _PythonModel:
     def _one_response(self, inputs: Arrays) -> Any:
         try:
             return self._response(self.compute(inputs))
-        except DataError as error:
-            wrong = self._triton.TritonError(
-                f"{error.problem}; {error.remedy}", self._triton.TritonError.INVALID_ARG
-            )
-            return self._triton.InferenceResponse([], error=wrong)
+        except NightrankError as error:
+            return self._refusal(error)
+
+    def _refusal(self, error: NightrankError) -> Any:
+        codes = self._triton.TritonError
+        code = codes.INVALID_ARG if isinstance(error, DataError) else codes.UNAVAILABLE
+        text = f"{error.problem}; {error.remedy}"
+        return self._triton.InferenceResponse([], error=self._triton.TritonError(text, code))
 
     def _response(self, outputs: Arrays) -> Any:
         tensors = [
@@ -84,32 +94,68 @@ class EncodeRows(_PythonModel):
 
     def compute(self, inputs: Arrays) -> Arrays:
         """Returns the inputs of the ranker; see `_PythonModel.compute`."""
-        types = self._workflow.raw_columns
-        rows = pa.table({name: _column(name, values[:, 0], types[name]) for name, values in inputs.items()})
-        features = self._workflow.encode_to_arrow(
-            rows, [*self._dense, *(entry["feature"] for entry in self._ids)]
-        )
-        count = len(rows)
-        outputs: Arrays = {}
-        if self._dense:
-            outputs["dense"] = np.empty((count, len(self._dense)), dtype=np.float32)
-            for place, name in enumerate(self._dense):
-                outputs["dense"][:, place] = features.column(name).to_numpy()
-        if self._ids:
-            outputs["categorical"] = np.empty((count, self._width), dtype=np.int64)
-            for entry in self._ids:
-                first, number = entry["first"], entry["number"]
-                outputs["categorical"][:, first : first + number] = _ids(
-                    features.column(entry["feature"]), number
-                )
-        return outputs
+        features = self._workflow.encode_to_arrow(_raw_rows(inputs, self._workflow), self._layout.features)
+        return self._layout.arrays(features)
 
     def _load(self, folder: Path) -> None:
-        self._workflow = Workflow.load(folder / "workflow")
-        layout = json.loads((folder / "export.json").read_text(encoding="utf-8"))["inputs"]
-        self._dense: list[str] = layout["dense"]["columns"]
-        self._ids: list[dict[str, Any]] = layout["categorical"]["columns"]
-        self._width = sum(entry["number"] for entry in self._ids)
+        self._workflow, self._layout = _load_workflow(folder)
+
+
+class LookUpFeatures(_PythonModel):
+    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context -> as `EncodeRows`.
+
+    Features of users and items are those that the sink `redis` delivered last. These environment variables of
+    the server say where they are: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and
+    …_CA_FILE, with the defaults of `open_online`.
+    """
+
+    def compute(self, inputs: Arrays) -> Arrays:
+        """Returns the inputs of the ranker; see `_PythonModel.compute`.
+
+        Raises:
+            DataError: a user or an item is not in the store, the store has features of another workflow, or a
+                value of the context is wrong.
+            InfrastructureError: the store cannot be read.
+        """
+        keys = {
+            name: _column(name, inputs[name][:, 0], "string").to_pylist() for name in (USER_KEY, ITEM_KEY)
+        }
+        self._require_version()
+        tables = {USER_KEY: self._store.users(keys[USER_KEY]), ITEM_KEY: self._store.items(keys[ITEM_KEY])}
+        self._require_version()  # so both tables are of this workflow, even if a delivery came between
+        columns: dict[str, pa.ChunkedArray] = {}
+        for name, table in tables.items():
+            places = _places(name, keys[name], table.column(0).to_pylist())
+            for column in set(table.column_names[1:]) & set(self._layout.features):
+                columns[column] = table.column(column).take(places)
+        if self._context:
+            context = {name: values for name, values in inputs.items() if name not in keys}
+            encoded = self._workflow.encode_to_arrow(_raw_rows(context, self._workflow), self._context)
+            columns |= {name: encoded.column(name) for name in self._context}
+        return self._layout.arrays(pa.table(columns))
+
+    def _load(self, folder: Path) -> None:
+        from nightrank.online import open_online  # needs redis-py, which other models do not need
+
+        self._workflow, self._layout = _load_workflow(folder.parents[1] / "workflow" / folder.name)
+        self._context = [feature.name for feature in self._workflow.spec.scoped("context")]
+        url = os.environ.get(f"{_VARIABLES}URL")
+        if not url:
+            raise ConfigError(
+                f"the environment variable {_VARIABLES}URL is not set",
+                "start the server with it, such as redis://localhost:6379/0",
+            )
+        options = {name: os.environ.get(f"{_VARIABLES}{name.upper()}") for name in _OPTIONS}
+        self._store = open_online(url, **{name: text for name, text in options.items() if text})
+
+    def _require_version(self) -> None:
+        delivered = self._store.current().workflow_version
+        if delivered != self._workflow.version:
+            raise DataError(
+                f"the store has features of workflow {delivered}, but the model needs those of "
+                f"{self._workflow.version}",
+                "export the model whose lists were delivered last, or deliver lists of this model",
+            )
 
 
 class RunProgram(_PythonModel):
@@ -128,6 +174,67 @@ class RunProgram(_PythonModel):
         self._session = onnxruntime.InferenceSession(
             folder / "ranker.onnx", options, providers=["CPUExecutionProvider"]
         )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of the ranker's inputs: `inputs` of export.json.
+
+    Attributes:
+        dense: (D,), the dense features.
+        ids: the features that are ids or lists of ids, with their `first` column and `number` of columns.
+    """
+
+    dense: Sequence[str]
+    ids: Sequence[Mapping[str, Any]]
+
+    @property
+    def features(self) -> list[str]:
+        """Returns the names of all features."""
+        return [*self.dense, *(entry["feature"] for entry in self.ids)]
+
+    def arrays(self, features: pa.Table) -> Arrays:
+        """Returns `dense` (n, D) float32 and `categorical` (n, W) int64; not those without columns."""
+        arrays: Arrays = {}
+        if self.dense:
+            arrays["dense"] = np.empty((len(features), len(self.dense)), dtype=np.float32)
+            for place, name in enumerate(self.dense):
+                arrays["dense"][:, place] = features.column(name).to_numpy()
+        if self.ids:
+            width = sum(entry["number"] for entry in self.ids)
+            arrays["categorical"] = np.empty((len(features), width), dtype=np.int64)
+            for entry in self.ids:
+                first, number = entry["first"], entry["number"]
+                ids = _ids(features.column(entry["feature"]), number)
+                arrays["categorical"][:, first : first + number] = ids
+        return arrays
+
+
+def _load_workflow(folder: Path) -> tuple[Workflow, _Layout]:
+    """Returns the workflow of a version of the model `workflow`, and the layout of the ranker's inputs."""
+    layout = json.loads((folder / "export.json").read_text(encoding="utf-8"))["inputs"]
+    return (
+        Workflow.load(folder / "workflow"),
+        _Layout(layout["dense"]["columns"], layout["categorical"]["columns"]),
+    )
+
+
+def _raw_rows(inputs: Arrays, workflow: Workflow) -> pa.Table:
+    types = workflow.raw_columns
+    return pa.table({name: _column(name, values[:, 0], types[name]) for name, values in inputs.items()})
+
+
+def _places(name: str, keys: Sequence[str], present: Sequence[str]) -> list[int]:
+    """Returns the row of each key. Raises DataError if a key is not `present`."""
+    places = {key: place for place, key in enumerate(present)}
+    missing = [(row, key) for row, key in enumerate(keys) if key not in places]
+    if missing:
+        row, key = missing[0]
+        raise DataError(
+            f"column {name}, row {row}: {key[:60]!r} is not in the store",
+            "pass users and items of the tables that were delivered last",
+        )
+    return [places[key] for key in keys]
 
 
 def _column(name: str, values: np.ndarray, kind: str) -> pa.Array:

@@ -17,7 +17,12 @@ from training.export.smaller_programs import Format
 
 
 def run(
-    context: RunContext, folder: str, formats: Sequence[Format] = (), triton: Backend | None = None
+    context: RunContext,
+    folder: str,
+    formats: Sequence[Format] = (),
+    triton: Backend | None = None,
+    *,
+    online: bool = False,
 ) -> tuple[str, JobSummary]:
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
 
@@ -27,13 +32,16 @@ def run(
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: the folder exists; or, with `triton`, `formats` has an entry, or see `add_to_repository`.
+        ConfigError: the folder exists, or `online` is set. With `triton`: `formats` has an entry, or see
+            `add_to_repository`.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     model, _ = serving_model_and_dataset(context)
     if triton is not None:
-        return _add(context, model, folder, formats, triton)
+        return _add(context, model, folder, formats, triton, online=online)
+    if online:
+        raise ConfigError("--online has no effect without --triton", "add --triton, or leave --online out")
     with context.phase("export"):
         description = export(model, folder, formats)
     programs = description["programs"]
@@ -53,7 +61,13 @@ def run(
 
 
 def _add(
-    context: RunContext, model: ModelInfo, folder: str, formats: Sequence[Format], backend: Backend
+    context: RunContext,
+    model: ModelInfo,
+    folder: str,
+    formats: Sequence[Format],
+    backend: Backend,
+    *,
+    online: bool,
 ) -> tuple[str, JobSummary]:
     """Adds the model to a model repository of Triton Inference Server."""
     if formats:
@@ -62,7 +76,7 @@ def _add(
         )
     with context.phase("export"):
         workflow = load_local(context.lake, model.spec.workflow_version)
-        added = add_to_repository(model, workflow, folder, backend)
+        added = add_to_repository(model, workflow, folder, backend, online=online)
     text = f"model {added['model_version']} in {folder}: version {added['version']} of the ensemble nightrank"
     facts = {name: added[name] for name in ("version", "model_version", "workflow_version")}
     return text, JobSummary(folder, None, None, None, facts)

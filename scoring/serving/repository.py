@@ -4,9 +4,10 @@
     <repository>/ranker/<version>/       ranker.onnx; model.py for the Python backend
     <repository>/nightrank/<version>/    served.json, which describes the version
 
-Each of the three has a config.pbtxt. A version of all three is a number, from 1. Folders of a version are
-renamed to their place when they are complete. Then, config.pbtxt of `nightrank` is replaced, so that the
-ensemble changes from one version of workflow and ranker to another at once.
+With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. Each of these models
+has a config.pbtxt. A version of all of them is a number, from 1. Folders of a version are renamed to their
+place when they are complete. Then, config.pbtxt of the ensembles is replaced, so that an ensemble changes
+from one version of workflow and ranker to another at once.
 """
 
 from __future__ import annotations
@@ -30,27 +31,39 @@ from scoring.model.export import export
 from scoring.model.model_info import ModelInfo
 from scoring.serving.model_configs import (
     ENSEMBLE,
+    LOOKUP,
+    ONLINE_ENSEMBLE,
     PROGRAM,
     RANKER,
     WORKFLOW,
     ensemble_config,
+    lookup_config,
+    online_ensemble_config,
     ranker_config,
     workflow_config,
 )
-from scoring.serving.served_inputs import PROBABILITY, Backend, ServedInputs
+from scoring.serving.served_inputs import Backend, ServedInputs
+from scoring.serving.served_names import context_columns, require_names
 from storage.paths import Lake
 from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
-_MODELS = (WORKFLOW, RANKER, ENSEMBLE)
+_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last one has served.json
 _PYTHON = (
     '"""A model of Triton\'s Python backend (docs/exports.md)."""\n\nfrom nightrank.triton_models import '
 )
-_CODE = {name: f"{_PYTHON}{name} as TritonPythonModel\n" for name in ("EncodeRows", "RunProgram")}
+_CODE = {
+    name: f"{_PYTHON}{name} as TritonPythonModel\n" for name in ("EncodeRows", "RunProgram", "LookUpFeatures")
+}
 
 
 def add_to_repository(
-    info: ModelInfo, workflow: LocalWorkflow, folder: str, backend: Backend = "onnxruntime"
+    info: ModelInfo,
+    workflow: LocalWorkflow,
+    folder: str,
+    backend: Backend = "onnxruntime",
+    *,
+    online: bool = False,
 ) -> dict[str, Any]:
     """Adds a model to a model repository, and lets its ensemble use the model.
 
@@ -63,13 +76,17 @@ def add_to_repository(
         workflow: the workflow that computes its features.
         folder: the repository. It is created if it does not exist, and may contain models of others.
         backend: how the ranker is computed.
+        online: whether there is also an ensemble that looks up the features of users and items in the store
+            that the sink `redis` fills.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the repository has models of others named `workflow`, `ranker` or `nightrank`; its models
-            have another backend or other inputs; or a raw column has the name of the ensemble's output.
+        ConfigError: the repository has models of others with the names of ours; its models have another
+            backend or other inputs; a raw column has the name of another input or of the output of an
+            ensemble; or, with `online`, a feature depends on user and item together, or no feature on one of
+            them.
         DataError: the model is damaged, or a file of the repository is damaged.
         InfrastructureError: the repository cannot be written, or a program differs too much from the model.
     """
@@ -77,7 +94,7 @@ def add_to_repository(
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with _locked(repository), _scratch_beside(repository) as scratch:
-            return _Repository(repository, scratch).add(info, workflow, backend)
+            return _Repository(repository, scratch).add(info, workflow, backend, online=online)
     except OSError as error:
         raise InfrastructureError(
             f"{repository} cannot be written: {error}",
@@ -97,36 +114,37 @@ class _Repository:
         self._root = root
         self._scratch = scratch
 
-    def add(self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend) -> dict[str, Any]:
+    def add(
+        self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend, *, online: bool
+    ) -> dict[str, Any]:
+        """Does what `add_to_repository` says."""
         self._require_own()
-        if PROBABILITY in workflow.raw_types():
-            raise ConfigError(
-                f"the raw column {PROBABILITY} has the name of the ensemble's output",
-                "rename the column in the configuration, and train again",
-            )
+        context = context_columns(info.spec, workflow) if online else None
+        require_names(workflow.raw_types(), context)
         before = self._served()
         described = self._described()
         known = [facts for facts in described.values() if facts["model_version"] == info.version]
         if known:
             facts = known[0]
             inputs = ServedInputs.from_json(facts["inputs"], str(self._root))
-            replace(inputs, backend=backend).require_equal(inputs, str(self._root))
+            replace(inputs, backend=backend, context=context).require_equal(inputs, str(self._root))
         else:
-            facts = self._write(info, workflow, backend, described)
-            inputs = ServedInputs.from_json(facts["inputs"], str(self._root))
-        self._let_ensemble_use(inputs, facts["version"])
+            exported = export(info, str(self._scratch / "export"))
+            inputs = ServedInputs.of(backend, workflow.raw_types(), exported["inputs"], context)
+            for other in described.values():
+                inputs.require_equal(
+                    ServedInputs.from_json(other["inputs"], str(self._root)), str(self._root)
+                )
+            facts = self._write(exported, workflow, inputs)
+        self._let_ensembles_use(inputs, facts["version"])
         if facts["version"] != before:
             self._delete_except({facts["version"], before})
         return facts
 
     def _write(
-        self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend, described: dict[int, dict[str, Any]]
+        self, exported: dict[str, Any], workflow: LocalWorkflow, inputs: ServedInputs
     ) -> dict[str, Any]:
         """Writes a new version, and moves its folders to their places. Returns what served.json contains."""
-        exported = export(info, str(self._scratch / "export"))
-        inputs = ServedInputs.of(backend, workflow.raw_types(), exported["inputs"])
-        for facts in described.values():
-            inputs.require_equal(ServedInputs.from_json(facts["inputs"], str(self._root)), str(self._root))
         version = max([0, *(number for name in _MODELS for number in self._versions(name))]) + 1
         facts = {
             "version": version,
@@ -134,19 +152,21 @@ class _Repository:
             "workflow_version": exported["workflow_version"],
             "inputs": inputs.to_json(),
         }
-        configs = {
-            WORKFLOW: workflow_config(inputs),
-            RANKER: ranker_config(inputs),
-            ENSEMBLE: ensemble_config(inputs, version),
-        }
+        configs = {WORKFLOW: workflow_config(inputs), RANKER: ranker_config(inputs)}
+        if inputs.context is not None:
+            configs[LOOKUP] = lookup_config(inputs)
+        configs |= _ensembles(inputs, version)
         for name, config in configs.items():
             (self._scratch / name / str(version)).mkdir(parents=True)
             (self._scratch / name / CONFIG).write_text(config + "\n", encoding="utf-8")
         self._fill_workflow(self._scratch / WORKFLOW / str(version), workflow)
-        self._fill_ranker(self._scratch / RANKER / str(version), backend)
+        self._fill_ranker(self._scratch / RANKER / str(version), inputs.backend)
+        if inputs.context is not None:
+            (self._scratch / LOOKUP / str(version) / "model.py").write_text(_CODE["LookUpFeatures"])
+            (self._scratch / ONLINE_ENSEMBLE / str(version) / ".keep").write_text("")
         served = self._scratch / ENSEMBLE / str(version) / SERVED
         served.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        for name in _MODELS:
+        for name in configs:
             self._place(name, version)
         return facts
 
@@ -169,13 +189,13 @@ class _Repository:
             source, target = source / str(version), target / str(version)
         source.rename(target)
 
-    def _let_ensemble_use(self, inputs: ServedInputs, version: int) -> None:
-        config = ensemble_config(inputs, version) + "\n"
-        target = self._root / ENSEMBLE / CONFIG
-        if target.read_text(encoding="utf-8") != config:
-            new = self._scratch / CONFIG
-            new.write_text(config, encoding="utf-8")
-            new.replace(target)
+    def _let_ensembles_use(self, inputs: ServedInputs, version: int) -> None:
+        for name, config in _ensembles(inputs, version).items():
+            target = self._root / name / CONFIG
+            if target.read_text(encoding="utf-8") != config + "\n":
+                new = self._scratch / CONFIG
+                new.write_text(config + "\n", encoding="utf-8")
+                new.replace(target)
 
     def _delete_except(self, kept: set[int | None]) -> None:
         """Deletes versions. They leave the repository at once, and their files are deleted outside of it."""
@@ -215,6 +235,12 @@ class _Repository:
             return None
         pinned = re.search(r"versions: \[ (\d+) \]", path.read_text(encoding="utf-8"))
         return int(pinned.group(1)) if pinned else None
+
+
+def _ensembles(inputs: ServedInputs, version: int) -> dict[str, str]:
+    """Maps each ensemble to its configuration. The ensemble with served.json is the last one."""
+    online = {} if inputs.context is None else {ONLINE_ENSEMBLE: online_ensemble_config(inputs, version)}
+    return {**online, ENSEMBLE: ensemble_config(inputs, version)}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -69,3 +69,5 @@ def test_the_job_adds_the_model_to_a_model_repository(
     assert [path.name for path in (tmp_path / "out/ranker/1").iterdir()] == ["ranker.onnx"]
     assert export_model.main([*words, "--triton", "--formats", "int8"]) == 2
     assert "--formats int8 has no effect with --triton" in capsys.readouterr().err
+    assert export_model.main([*words, "--online"]) == 2
+    assert "--online has no effect without --triton" in capsys.readouterr().err

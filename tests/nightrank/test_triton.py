@@ -6,8 +6,6 @@ import json
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from nightrank import ConfigError, DataError, InfrastructureError
 from scoring.serving import model_configs, repository
 from scoring.serving.served_inputs import ServedInputs
 from tests.etl.lakes.servers import missing
+from tests.nightrank.triton_requests import ask, body_of, probabilities
 
 pytestmark = pytest.mark.processes
 
@@ -97,29 +96,7 @@ def request_of(rows: pd.DataFrame) -> dict[str, Any]:
         else ("BYTES", ["" if value is None else json.dumps(value) for value in rows[name]])
         for name, kind in TYPES.items()
     }
-    return {
-        "inputs": [
-            {"name": name, "datatype": datatype, "shape": [len(rows), 1], "data": values}
-            for name, (datatype, values) in data.items()
-        ]
-    }
-
-
-def ask(url: str, model: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The response of the endpoint of the KServe protocol; the error of a refused request."""
-    request = urllib.request.Request(f"{url}/v2/models/{model}/infer", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            answer: dict[str, Any] = json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        answer = {"status": error.code, **json.loads(error.read())}
-    return answer
-
-
-def probabilities(answer: dict[str, Any]) -> np.ndarray:
-    (output,) = answer["outputs"]
-    assert (output["name"], output["datatype"]) == ("probability", "FP32")
-    return np.array(output["data"], dtype=np.float32)
+    return body_of(data)
 
 
 def odd_rows() -> pd.DataFrame:
@@ -222,19 +199,20 @@ def test_configurations_are_messages_of_triton() -> None:
         backend: ServedInputs(backend, raw, ("x", "y"), (("u", 1), ("tags", 3)))
         for backend in ("onnxruntime", "tensorrt", "python")
     }
-    without_ids = ServedInputs("onnxruntime", {"x": "float"}, ("x",), ())
+    without_ids = ServedInputs("onnxruntime", {"x": "float"}, ("x",), (), {"x": "float"})
     texts = [model_configs.ranker_config(one) for one in inputs.values()]
     texts += [
         model_configs.workflow_config(inputs["python"]),
         model_configs.ensemble_config(inputs["python"], 7),
     ]
-    texts += [model_configs.ensemble_config(without_ids, 1)]
+    texts += [model_configs.ensemble_config(without_ids, 1), model_configs.lookup_config(without_ids)]
+    texts += [model_configs.online_ensemble_config(without_ids, 3)]
     python = environment() / "bin/python"
     done = subprocess.run(
         [python, "-c", PARSE], input=json.dumps(texts), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    onnx, tensorrt, in_python, workflow, ensemble, small = json.loads(done.stdout)
+    onnx, tensorrt, in_python, workflow, ensemble, small, lookup, online = json.loads(done.stdout)
     assert (onnx["backend"], onnx["defaultModelFilename"]) == ("onnxruntime", "ranker.onnx")
     assert onnx["instanceGroup"] == [{"count": 1}]  # KIND_AUTO is the default
     accelerators = tensorrt["optimization"]["executionAccelerators"]["gpuExecutionAccelerator"]
@@ -261,6 +239,11 @@ def test_configurations_are_messages_of_triton() -> None:
     assert first["outputMap"] == second["inputMap"] == {"dense": "__dense", "categorical": "categorical"}
     assert ensemble["versionPolicy"] == {"specific": {"versions": ["7"]}}
     assert small["ensembleScheduling"]["step"][1]["inputMap"] == {"dense": "dense"}
+    assert "modelWarmup" not in lookup
+    for config in (lookup, online):
+        assert [entry["name"] for entry in config["input"]] == ["user_key", "item_key", "x"]
+    assert [step["modelName"] for step in online["ensembleScheduling"]["step"]] == ["lookup", "ranker"]
+    assert online["versionPolicy"] == {"specific": {"versions": ["3"]}}
 
 
 def names_in(folder: Path) -> list[str]:
@@ -354,11 +337,20 @@ def test_a_damaged_version_is_named(copied: Path, models: list[nightrank.Model])
             models[0].export_triton(copied, "python")
 
 
+def test_a_model_without_scopes_has_no_look_up(tmp_path: Path, models: list[nightrank.Model]) -> None:
+    """A workflow that was fitted on a frame does not know which features are those of users."""
+    with pytest.raises(
+        ConfigError, match=r"features of pairs of user and item cannot be looked up: \['user',"
+    ):
+        models[0].export_triton(tmp_path / "repository", online=True)
+    assert list((tmp_path / "repository").iterdir()) == []
+
+
 def test_a_column_named_as_the_output_is_refused(tmp_path: Path) -> None:
     rows: Any = make_rows(300, 2).rename(columns={"price": "probability"})
     groups = [{"columns": ["probability"], "kind": "dense", "ops": ["fill_median"]}]
     workflow = nightrank.Workflow(groups).fit(rows)
     model = nightrank.train(workflow, rows, model={"architecture": "logistic_regression"}, train=TRAIN)
-    with pytest.raises(ConfigError, match="raw column probability has the name of the ensemble"):
+    with pytest.raises(ConfigError, match=r"raw columns \['probability'\] have names of"):
         model.export_triton(tmp_path / "repository")
     assert list((tmp_path / "repository").iterdir()) == []
