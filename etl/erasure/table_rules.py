@@ -72,8 +72,8 @@ class Users:
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""
         texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
-        found = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
-        return np.asarray(found.combine_chunks().to_numpy(zero_copy_only=False), bool)
+        matched = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
+        return np.asarray(matched.combine_chunks().to_numpy(zero_copy_only=False), bool)
 
 
 @dataclass(frozen=True)
