@@ -223,7 +223,9 @@ def _draft(
 
 def _with_fewer_rows(manifest: Manifest, matched: UserRows) -> Manifest:
     files = tuple(
-        replace(entry, rows=entry.rows - matched.files.get(entry.path, 0)) for entry in manifest.files
+        replace(entry, rows=entry.rows - lost)
+        for entry in manifest.files
+        if entry.rows > (lost := matched.files.get(entry.path, 0))  # a file without rows is not published
     )
     kind = matched.published.kind
     if kind == FEATURES:  # its rows_in is the number of rows of the raw log

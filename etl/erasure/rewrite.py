@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 
@@ -18,7 +19,7 @@ from storage.leftovers import delete_leftovers
 from storage.manifest import Manifest, data_files, replace_manifest
 from storage.parquet_files import errors_of_file
 from storage.paths import DATA, Lake, Partition
-from storage.publish import new_attempt, own_path, publish_facts, publish_files
+from storage.publish import new_attempt, own_path, publish_files
 
 log = logging.getLogger("nightrank.erase")
 
@@ -47,7 +48,7 @@ def carry_out(lake: Lake, plan: Plan) -> int:
         rows, manifest = plan.rows.get(published.path), plan.manifests[published.path]
         _require_unchanged(published)
         if published.path in plan.emptied:
-            publish_facts(published.partition, inputs={}, facts={})
+            replace_manifest(published.partition, _emptied(published.manifest))
         elif rows is None:
             replace_manifest(published.partition, manifest)
         else:
@@ -95,6 +96,12 @@ def _require_unchanged(published: Published) -> None:
             f"another job has replaced {published.path} during the erasure",
             "wait until no other job uses the lake, then run erase_user again: it continues",
         )
+
+
+def _emptied(manifest: Manifest) -> Manifest:
+    """Returns the manifest of a partition without rows and inputs, so that a job computes it again."""
+    now = file_io.utc_now()
+    return replace(manifest, files=(), inputs={}, rows_in=0, dropped={}, facts={}, created_at=now, lineage={})
 
 
 def _publish(rows: UserRows, manifest: Manifest) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
+from etl.latest.latest_features import attribute_features
 from etl.spark.read_log import read_attributes
+from storage.erased_users import add_erased, list_or_new
+from storage.paths import Lake
 from tests.etl import cases
 
 DAY = "2026-01-01"
@@ -78,3 +82,22 @@ def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: P
         read_attributes(spark, config, config.items, "what", "items", DAY, "what")
     table_of_texts = read_attributes(spark, config, config.items, "what", "join_external", DAY)
     assert table_of_texts.count() == 2, "what is no id may be any text"
+
+
+@pytest.mark.parametrize("path, next_day", [("{data}/users.csv", []), ("{data}/{date}.csv", ["2"])])
+def test_attributes_of_erased_users_are_left_out(
+    spark: SparkSession, tmp_path: Path, path: str, next_day: list[str]
+) -> None:
+    """A table that is not stored by day may have them for ever; a later table by day says who is a user."""
+    columns = [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}]
+    table = {"path": path, "format": "csv", "separator": ",", "columns": columns}
+    config = cases.write_config(tmp_path, RATINGS, {"users": table})
+    (tmp_path / "raw").mkdir()
+    for name in ("users", DAY, "2026-01-02"):
+        (tmp_path / f"raw/{name}.csv").write_text("who,age\n1,20\n2,30\n22,40\n")
+    lake = Lake(config.lake)
+    add_erased(lake, list_or_new(lake), ["2"], DAY)
+    workflow: Any = SimpleNamespace(encode=lambda rows, _, keep: rows.select(*keep))
+    for day, others in ((DAY, []), ("2026-01-02", next_day)):
+        rows = attribute_features(spark, config, workflow, day, "user", []).collect()
+        assert sorted(row["user_key"] for row in rows) == sorted(["1", "22", *others])

@@ -13,8 +13,11 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.spark.last_clicks import LastClicks
-from storage.manifest import read_manifest
+from etl.spark.prepared_rows import preparation
+from jobs.stages.erase_user import run
+from storage.manifest import combined_digest, digest_of, read_manifest
 from storage.paths import Lake
+from storage.run_context import RunContext
 from tests.etl import cases
 
 DAYS = [f"2026-01-0{number}" for number in range(1, 7)]
@@ -184,3 +187,27 @@ def test_days_without_a_raw_log_keep_their_clicks_and_a_changed_day_changes_late
         assert_histories(config, rebuilt, changed, day)
     lake = Lake(config.lake)
     assert read_manifest(lake.last_clicks.partition(DAYS[0])).rows > 0
+
+
+def test_after_an_erasure_histories_and_users_are_up_to_date(
+    built: tuple[Path, Config, BuildResult], tmp_path: Path
+) -> None:
+    """The digests of clicks and histories in manifests follow those of `last_clicks`; the days keep theirs."""
+    _, original, first = built
+    shutil.copytree(original.lake, tmp_path / "lake")
+    config = original.model_copy(update={"lake": str(tmp_path / "lake")})
+    run(RunContext("erase_user", config, RUN_DATE), ["u3"], dry_run=False)
+    lake, version = Lake(config.lake), first.workflow.version
+    for day in DAYS[:-1]:
+        before, after = (
+            cases.read_rows(Lake(one.lake).last_clicks.partition(day)) for one in (original, config)
+        )
+        pd.testing.assert_frame_equal(after, before[before.user_key != "u3"].reset_index(drop=True))
+    for day in DAYS[2:]:
+        manifest = read_manifest(lake.features(version).partition(day))
+        window = [read_manifest(lake.last_clicks.partition(dt)).digest for dt in lookback(day)]
+        assert manifest.inputs["earlier_clicks"] == combined_digest(window)
+        assert manifest.digest != first.features[day].digest
+    days = [read_manifest(lake.last_clicks.partition(dt)).digest for dt in DAYS[-2:]]
+    latest = digest_of([preparation(config), ["train", "validation", "test"], combined_digest(days)])
+    assert read_manifest(lake.users(version).partition(RUN_DATE)).inputs["history"] == latest

@@ -107,6 +107,8 @@ def _add_tables(config: Config) -> None:
     publish_facts(lake.deliveries.partition(RUN_DATE), inputs={"recommendations": published.digest}, facts={})
     clicks = pa.table({"user_key": known, "items": pa.array([["item 1"]] * len(known))})
     publish_rows(clicks, lake.last_clicks.partition(DAYS[0]), inputs={"raw": "r"}, row_group_rows=100)
+    typed = pa.table({"_index": [0, 1, 2], "user": ["user 0", USER, None], "_line": [None, None, "too few"]})
+    publish_rows(typed, lake.typed.partition(DAYS[0]), inputs={"raw": "r"}, row_group_rows=100)
     rows = cases.read_rows(lake.features(version).partition(DAYS[3]))
     scores = pa.table(
         {

@@ -10,26 +10,31 @@ import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
-from conf.errors import ConfigError, DataError
+from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
-from conf.types import Config
+from conf.types import Config, Deliver
 from etl.erasure import rewrite
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.raw.erased_rows import ERASED
 from etl.workflow.local_workflow import load_local
 from jobs import erase_user
+from jobs.stages import erase_user as stage
 from jobs.stages.erase_user import run
+from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
 from storage.erased_users import read_erased
-from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
+from storage.paths import Lake, Partition
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.erasure import erased_lake as lakes
@@ -88,7 +93,7 @@ def test_all_other_rows_stay_in_their_order(original: Config, erased: Config) ->
     row_ids = {user: _row_ids(original, user) for user in TWO}
     tables_with_users = set()
     for name, rows in before.items():
-        if name.startswith("value_counts"):
+        if name.startswith(("value_counts", "typed")):
             assert name not in after  # counted again by the next run
             continue
         of_users = np.logical_or.reduce([lakes.is_of(rows, user, row_ids[user]) for user in TWO])
@@ -248,7 +253,6 @@ def _erase_and_die(config: Config, publications: int) -> None:
     for name in (
         "publish_files",
         "replace_manifest",
-        "publish_facts",
         "refresh_workflow",
         "delete_leftovers",
     ):
@@ -369,6 +373,76 @@ def test_a_log_without_keys_has_no_users(original: Config) -> None:
     config = original.model_copy(update={"keys": None})
     with pytest.raises(ConfigError, match="keys"):
         run(RunContext("erase_user", config, RUN_DATE), [USER], dry_run=True)
+
+
+def test_rows_that_another_job_publishes_meanwhile_are_noticed(
+    original: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a partition is replaced, or when all have been replaced. The next attempt completes the erasure."""
+    config = _copy(original, tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.last_clicks.partition(DAYS[0])
+    rows = pa.table({"user_key": [USER], "items": [["item 1"]]})
+    plan, delete = stage.plan_erasure, stage.carry_out
+
+    def publish() -> None:
+        publish_rows(rows, partition, inputs={"raw": "new"}, row_group_rows=10)
+
+    def planned_before(*arguments: Any) -> Any:
+        planned = plan(*arguments)
+        publish()
+        return planned
+
+    def carried_out_before(*arguments: Any) -> Any:
+        deleted = delete(*arguments)
+        publish()
+        return deleted
+
+    for name, function, message in (
+        ("plan_erasure", planned_before, "has replaced .* during the erasure"),
+        ("carry_out", carried_out_before, "has published rows .* during the erasure"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(stage, name, function)
+            with pytest.raises(InfrastructureError, match=message):
+                _erase(config, [USER])
+    assert lakes.record_of(config)["status"] == "started"
+    _erase(config, [USER])
+    assert lakes.record_of(config)["status"] == "complete"
+    assert cases.read_rows(partition).empty
+
+
+def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
+    original: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _copy(original, tmp_path)
+    lists = read_manifest(Lake(config.lake).recommendations.partition(RUN_DATE))
+    folder = tmp_path / "app"
+    partition = Partition("app", RUN_DATE, f"{folder}/dt={RUN_DATE}")
+    data = Path(partition.file(f"{partition.data}/a1/part-0.json"))
+    data.parent.mkdir(parents=True)
+    lines = [{"user_id": user, "items": [{"item_id": "item 1"}] * 2} for user in (LONGER, USER)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    entry = FileEntry(f"{partition.data}/a1/part-0.json", 2, data.stat().st_size, (2,))
+    facts = {"users": 2, "entries": 4}
+    inputs = {"recommendations": lists.digest}
+    schema = (("line", "json"),)
+    replace_manifest(partition, Manifest("app", RUN_DATE, (entry,), schema, inputs, 4, facts=facts))
+    sink = {"kind": "json_lines", "name": "app", "path": str(folder), "compression": "none"}
+    [known] = read_settings(Deliver.model_validate({"sinks": [sink]}))
+    other = (SimpleNamespace(), SimpleNamespace(name="other", kind="other"))
+    monkeypatch.setattr(stage, "read_settings", lambda _: [known, other])
+    _erase(config, [USER])
+    manifest = read_manifest(partition)
+    [left] = Path(partition.file(manifest.files[0].path)).read_text().splitlines()
+    assert json.loads(left) == lines[0]
+    assert not data.exists()
+    assert (manifest.rows, manifest.rows_in, manifest.facts) == (1, 2, {"users": 1, "entries": 2})
+    now = read_manifest(Lake(config.lake).recommendations.partition(RUN_DATE))
+    assert manifest.inputs["recommendations"] == now.digest != lists.digest
+    record = lakes.record_of(config)
+    assert [(one["name"], one["rows"]) for one in record["sinks"]] == [("app", 1), ("other", None)]
+    assert any(note.startswith("Sink other: ") for note in record["notes"])
 
 
 def test_a_damaged_file_stops_the_job_before_it_changes_anything(original: Config, tmp_path: Path) -> None:

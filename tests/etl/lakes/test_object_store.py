@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 from pyspark.sql import SparkSession
@@ -15,11 +17,14 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.spark.typed_rows import delete_unneeded_days
-from storage import file_io
+from jobs.stages.erase_user import run as erase_user
+from storage import delta_log, file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
+from storage.parquet_files import read_table
 from storage.paths import Lake
 from storage.remove import written_dates
+from storage.run_context import RunContext
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
@@ -137,3 +142,30 @@ def test_typed_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None:
     delete_unneeded_days(elsewhere, lake, DAYS[0])
     assert written_dates(lake.typed) == []
     assert not any("typed" in path for path in lakes.objects(run.config.lake))
+
+
+def test_an_erased_user_is_in_no_object_and_the_delta_tables_have_the_new_files(run: Run) -> None:
+    """The last test of this file, because it changes the lake."""
+    config, user = run.config, "user 3"
+    partition = Lake(config.lake).features(run.built.workflow.version).partition(DAYS[0])
+    before = read_table(partition, read_manifest(partition)).to_pandas()
+    erase_user(RunContext("erase_user", config, RUN_DATE), [user], dry_run=False)
+    expected = before[before.user_key != user].reset_index(drop=True)
+    assert len(expected) < len(before)
+    pd.testing.assert_frame_equal(read_table(partition, read_manifest(partition)).to_pandas(), expected)
+    files = file_io.filesystem(config.lake)[0]
+    for info in file_io.list_files(config.lake, recursive=True):
+        if info.path.endswith(".parquet"):
+            with files.open_input_file(info.path) as source:
+                rows = pq.read_table(source)
+            texts = [column.to_pylist() for column in rows.columns if column.type == pa.string()]
+            assert not any(user in column for column in texts), info.path
+    profiles = Lake(config.lake).profiles(config.name).partition(DAYS[0])
+    for shown in (partition, profiles):
+        manifest = read_manifest(shown)
+        table = shown.file(shown.data).rpartition("/")[0]
+        paths = delta_log._paths(delta_log._load(table), DAYS[0])
+        assert paths == {
+            entry.path.rpartition(f"/{table.rpartition('_data/')[2]}/")[2] for entry in manifest.files
+        }
+    assert not paths
