@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ import redis
 
 from benchmarks.triton_server import Unavailable, triton_server
 from conf.load import load_config
+from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from nightrank import ConfigError
+from storage.run_context import RunContext
 from tests.delivery.valkey import PASSWORD, Server, valkey
 from tests.etl.lakes import servers
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.nightrank.triton_requests import ask, body_of, probabilities
-from tests.processes import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.servers]
 
@@ -47,10 +46,8 @@ def delivered(world: World, store: Server, tmp_path_factory: pytest.TempPathFact
     password.write_text(PASSWORD)
     sink = {"kind": "redis", "name": "online", "url": store.url, "password": {"file": str(password)}}
     sinks = json.dumps([{**sink, "prefix": PREFIX, "features": ["users", "items"]}])
-    command = [sys.executable, str(ROOT / "jobs/deliver_recommendations.py"), "--config", str(world.config)]
-    command += ["--run-date", RUN_DATE, "--set", f"deliver.sinks={sinks}", "--set", f"lake={folder / 'lake'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    config = load_config(str(world.config), [f"deliver.sinks={sinks}", f"lake={folder / 'lake'}"])
+    deliver_recommendations(RunContext("deliver_recommendations", config, RUN_DATE))
     world.lake.champion().export_triton(folder / "repository", "python", online=True)
     return folder / "repository"
 
