@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,7 @@ import pytest
 import nightrank
 from benchmarks.triton_server import Unavailable, environment, triton_server
 from nightrank import ConfigError, DataError, InfrastructureError
+from nightrank.triton_models import EncodeRows
 from scoring.serving import model_configs, repository
 from scoring.serving.served_inputs import ServedInputs
 from tests.etl.lakes.servers import missing
@@ -152,6 +155,65 @@ def test_a_wrong_value_is_an_error_that_names_its_column(
     answer = ask(served[0], "nightrank", body)
     assert answer["status"] == 400
     assert message in answer["error"]
+
+
+class TritonUtilities:
+    """What Triton gives to a model of the Python backend. A request is a mapping of inputs."""
+
+    class TritonError:
+        INVALID_ARG, UNAVAILABLE = "invalid", "unavailable"
+
+        def __init__(self, message: str, code: str) -> None:
+            self.message, self.code = message, code
+
+    class Tensor(NamedTuple):
+        name: str
+        values: np.ndarray
+
+    @staticmethod
+    def InferenceResponse(tensors: list[Any], error: Any = None) -> Any:
+        return error or {tensor.name: tensor.values for tensor in tensors}
+
+    @staticmethod
+    def get_input_tensor_by_name(request: dict[str, np.ndarray], name: str) -> Any:
+        return SimpleNamespace(as_numpy=lambda: request[name])
+
+
+def test_a_wrong_request_does_not_fail_those_of_the_same_batch(
+    first: Path, models: list[nightrank.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", TritonUtilities)
+    encoder = EncodeRows()
+    config = json.dumps({"input": [{"name": name} for name in TYPES]})
+    folder = {"model_repository": str(first / "workflow"), "model_version": "1"}
+    encoder.initialize({**folder, "model_config": config})
+    parts: list[Any] = [odd_rows()[:3], odd_rows()[3:4], odd_rows()[4:]]
+    requests = []
+    for rows in parts:
+        inputs = {entry["name"]: entry for entry in request_of(rows)["inputs"]}
+        requests.append(
+            {
+                name: np.array(
+                    [text.encode() for text in entry["data"]]
+                    if entry["datatype"] == "BYTES"
+                    else entry["data"],
+                    dtype=object if entry["datatype"] == "BYTES" else np.float64,
+                )[:, None]
+                for name, entry in inputs.items()
+            }
+        )
+    for wrong in (None, 1):
+        if wrong is not None:
+            requests[wrong]["age"] = np.array([[17.5]])
+        for place, response in enumerate(encoder.execute(requests)):
+            if place == wrong:
+                assert response.message.startswith("column age, row 0: 17.5 is not an integer")
+                assert response.code == "invalid"
+            else:
+                expected = models[0].inputs(parts[place])
+                assert set(response) == set(expected)
+                for name, values in expected.items():
+                    np.testing.assert_array_equal(response[name], values)
 
 
 def test_a_missing_column_is_an_error_that_names_it(served: tuple[str, Path]) -> None:
