@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from conf.errors import DataError
 from conf.types import Config
 from etl.ops.choose_engine import choose_engine
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_rows import ERASED, erased_of_day
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.layout_digest import layout_digest
 from etl.raw.parse import (
@@ -154,7 +154,10 @@ def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: 
         return current
     lines = read_text_blocks(spark, config.log, raw.paths)
     quarantined = F.col(REASON).isNotNull() & ~F.col(REASON).isin(*reasons_left_out(config))
-    stored = F.coalesce(F.col(REASON) != ERASED, F.lit(True))
+    columns = [F.col(name) for name in config.log.names]
+    if erased_of_day(config, raw.dt) is not None:
+        is_stored = F.coalesce(F.col(REASON) != ERASED, F.lit(True))
+        columns = [F.when(is_stored, F.col(name)).alias(name) for name in config.log.names]
     rows = add_reasons(config, lines, raw.dt).select(
         SOURCE,
         START,
@@ -162,7 +165,7 @@ def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: 
         INDEX,
         REASON,
         F.when(quarantined, F.col(LINE)).alias(LINE),
-        *(F.when(stored, F.col(name)).alias(name) for name in config.log.names),
+        *columns,
     )
     with damaged_files_named(raw.paths):
         files = write_files(rows, partition, new_attempt(partition), _FILE_ROWS, None, (), None)
