@@ -171,7 +171,8 @@ def _notes(remains: Mapping[str, Sequence[Any]], sinks: Sequence[Mapping[str, An
 
 def _text(record: Record, what: str) -> str:
     """Returns what is removed, as a table for a terminal."""
-    lines = [f"{len(record.users)} users, days up to {record.through}: this {what}."]
+    number = len(record.users)
+    lines = [f"{number} {'user' if number == 1 else 'users'}, days up to {record.through}: this {what}."]
     if not record.tables:
         lines.append("  No table of the lake has rows of these users.")
     else:
