@@ -1,14 +1,14 @@
-"""The typed configuration of experiments in production: which users get the lists of another model."""
+"""The typed configuration of production: an experiment with another model, and the log of what was shown."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from conf.dates import IsoDate
-from conf.names import FolderName
-from conf.raw_types import PositiveInt, Seed, Strict
+from conf.names import FolderName, PlainText, RawLocation
+from conf.raw_types import SEPARATORS, Column, PositiveInt, RawTable, Seed, Share, Strict
 
 CHALLENGER = "challenger"
 
@@ -87,9 +87,91 @@ class ServingExperiment(Strict):
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
+class Impressions(Strict):
+    """The log of what was shown to users from the published lists (docs/experiments.md).
+
+    measure_recommendations compares the log of the day after the lists with the lists and with the clicks of
+    that day. Rows with the same user, item, position, variant and model version are one impression.
+    """
+
+    path: RawLocation = Field(
+        description="Path or URI of the files of a day, with `{date}`. It may contain globs, `{lake}` and "
+        "`{data}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
+    )
+    format: Literal["csv", "parquet", "jsonl"] = Field(
+        description="`csv`: text with a header line. `parquet`: Parquet. `jsonl`: a JSON object in each line."
+    )
+    separator: str = Field(
+        default=",", description="Character between two fields of a line of `csv`. `\\t` is a tab."
+    )
+    user: PlainText = Field(description="Column with the key of the user, as in the lists.")
+    item: PlainText = Field(description="Column with the key of the item, as in the lists.")
+    position: PlainText = Field(description="Column with the position in the list; the first is 1.")
+    variant: PlainText | None = Field(
+        default=None,
+        description="Column with the variant of an experiment. Null: the variants are not compared with the "
+        "lists.",
+    )
+    model_version: PlainText | None = Field(
+        default=None,
+        description="Column with the version of the model that made the list. Null: the versions are not "
+        "compared with the lists.",
+    )
+    max_unmatched_share: Share = Field(
+        default=0.05,
+        description="If a larger share of the impressions fits no list, measure_recommendations logs a "
+        "warning.",
+    )
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.95, description="Confidence of the intervals."
+    )
+    replicates: Annotated[int, Field(ge=100, le=10_000)] = Field(
+        default=1000, description="Number of resamples of the users, for the intervals."
+    )
+    seed: Seed = Field(default=0, description="Seed of the resamples.")
+
+    @field_validator("path")
+    @classmethod
+    def _has_date(cls, path: str) -> str:
+        if "{date}" not in path:
+            raise ValueError(f"{path!r} must contain {{date}}, because each day has its own files")
+        return path
+
+    @field_validator("separator")
+    @classmethod
+    def _is_known(cls, separator: str) -> str:
+        if separator not in SEPARATORS:
+            raise ValueError(f"a separator must be one of {list(SEPARATORS)}")
+        return separator
+
+    @model_validator(mode="after")
+    def _differ(self) -> Impressions:
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"the columns {self.columns} must differ")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """Returns the names of the columns that are read: user, item, position, variant, model version."""
+        names = (self.user, self.item, self.position, self.variant, self.model_version)
+        return [name for name in names if name is not None]
+
+    @property
+    def files(self) -> RawTable:
+        """Returns the place of the files as a table, for `etl.raw.files.find_raw`."""
+        columns = [Column(name="user", type="string")]
+        return RawTable(
+            path=self.path, format="parquet" if self.format == "parquet" else "csv", columns=columns
+        )
+
+
 class Serving(Strict):
-    """Experiments in production: other lists than those of the champion for some users."""
+    """Lists in production: experiments with another model, and the log of what was shown."""
 
     experiment: ServingExperiment | None = Field(
         default=None, description="An experiment in production. Null: the champion makes all lists."
+    )
+    impressions: Impressions | None = Field(
+        default=None,
+        description="The log of what was shown. Null: only clicks are compared with the lists.",
     )

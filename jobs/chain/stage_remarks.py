@@ -101,6 +101,7 @@ def _measure_recommendations(summary: JobSummary) -> list[str]:
         _number("new users'", _new_users(facts).get("hit_rate")),
         _number("recall", (facts.get("candidates") or {}).get("recall"), 2),
         _treatment(facts.get("experiment") or {}),
+        _shown(facts.get("impressions") or {}),
     ]
 
 
@@ -112,6 +113,16 @@ def _treatment(experiment: Mapping[str, Any]) -> str:
         return ""
     words = f"treatment {between['relative_difference']:+.1%} ({low:+.1%} to {high:+.1%})"
     return f"{words}, stops on {experiment['stops_on']}" if experiment.get("stops_on") else words
+
+
+def _shown(impressions: Mapping[str, Any]) -> str:
+    """Returns the share of list entries that were shown, and the click rate of the first position."""
+    if not impressions.get("entries"):
+        return ""
+    words = f"{impressions['entries_shown'] / impressions['entries']:.0%} of entries shown"
+    positions = (impressions["variants"].get("all") or {}).get("positions") or [{}]
+    rate = positions[0].get("click_rate")
+    return words if rate is None else f"{words}, {rate:.1%} of the first clicked"
 
 
 def _new_users(facts: Mapping[str, Any]) -> Mapping[str, Any]:

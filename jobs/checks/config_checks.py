@@ -38,6 +38,7 @@ def check_config(config: Config) -> None:
     _check_segments(config, feature_plan)
     _check_blend(config)
     _check_experiment(config)
+    _check_impressions(config)
     check_openlineage(config.watch.openlineage)
 
 
@@ -162,6 +163,23 @@ def _check_experiment(config: Config) -> None:
             f"serving.experiment needs measure.against=next_day, not {config.measure.against}: only clicks "
             "after the lists can compare the variants",
             "set measure.against=next_day, or remove serving.experiment",
+        )
+
+
+def _check_impressions(config: Config) -> None:
+    """Raises ConfigError if there is a log of impressions, but no lists that it can be compared with."""
+    if config.serving.impressions is None:
+        return
+    if not config.keys:
+        raise ConfigError(
+            "serving.impressions compares the lists of users, but the section `keys` is missing",
+            "name the columns of the user and the item under `keys`, or remove serving.impressions",
+        )
+    if config.measure.against != "next_day":
+        raise ConfigError(
+            f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the day "
+            "after the lists has impressions of them",
+            "set measure.against=next_day, or remove serving.impressions",
         )
 
 

@@ -23,6 +23,7 @@ from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.cold_start import cold_start_facts, users_and_items
 from scoring.evaluation.experiment_measures import measure_experiment
+from scoring.evaluation.impression_measures import find_impressions, measure_impressions
 from scoring.evaluation.list_facts import POPULAR, PUBLISHED, relevance_facts, shown_kinds, truth_facts
 from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
 from scoring.evaluation.rows_of_day import rows_of_day
@@ -79,6 +80,8 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("candidates"):
         recall = candidate_recall(context, clicked, warm, published)
     experiment = measure_experiment(context, published, clicked)
+    shown = find_impressions(context)
+    impressions = measure_impressions(context, published, clicked, shown)
     facts = {
         "recommendations_date": run_date,
         "against": against,
@@ -88,13 +91,15 @@ def run(context: RunContext) -> JobSummary:
         "candidates": recall,
         **({"blend": published.facts["blend"]} if "blend" in published.facts else {}),
         **({"experiment": experiment} if experiment else {}),
+        **({"impressions": impressions} if impressions else {}),
     }
     with context.phase("publish"):
         inputs = {
             "recommendations": published.digest,
             "dataset": dataset.digest,
             "config": config_digest(context.config, "measure", "candidates"),
-            **({"serving": config_digest(context.config, "serving")} if experiment else {}),
+            **({"serving": config_digest(context.config, "serving")} if experiment or impressions else {}),
+            **({"impressions": shown.digest} if shown else {}),
         }
         publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
     return JobSummary(lake.measures.partition(run_date).path, rows_in=num_clicked, facts=facts)

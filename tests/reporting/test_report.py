@@ -318,6 +318,33 @@ def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) 
     assert "do not fit the share (p=1e-09)" in text
 
 
+def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    assert "Shown entries" not in Page(build(config, RUN_DATE)[1]).text
+    first = {"shown": 60, "clicked": 12, "click_rate": 0.2, "low": 0.125, "high": 0.25}
+    second = {"shown": 0, "clicked": 0, "click_rate": None, "low": None, "high": None}
+    facts: dict[str, Any] = {
+        "day": "2026-01-09",
+        "users": 80,
+        "users_shown": 60,
+        "entries": 800,
+        "entries_shown": 60,
+        "clicked_not_shown": 3,
+        "impressions": 64,
+        "unmatched": {"user": 4},
+        "confidence": 0.95,
+        "variants": {"all": {**first, "positions": [{"position": 1, **first}, {"position": 2, **second}]}},
+    }
+    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    publish_facts(partition, {**MEASURE, "impressions": facts})
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "75.0% of the users and 7.5% of the entries were shown on 2026-01-09." in text
+    assert "3 entries were clicked, but are not in the log." in text
+    assert "all 1 60 12 20.0% 12.5% to 25.0%" in text
+    assert "all 2 0" not in text
+    assert "user without a list 4 6.2%" in text
+
+
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     partition = Lake(config.lake).evaluations.partition(RUN_DATE)

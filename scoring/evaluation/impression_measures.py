@@ -1,0 +1,327 @@
+"""Compares the log of what was shown with the published lists, and with the clicks of the same day.
+
+An impression is a distinct row of the log: the same user, item, position, variant and model version count
+once, however often the row was logged. An impression fits a list if the list of its user has its item at its
+position, and was made by its model for its variant. Every other impression is counted by the first reason of
+`REASONS` that applies.
+
+The click rate of a position is the number of list entries there that were shown and clicked, divided by the
+number of entries there that were shown. Its interval is that of a bootstrap over users (metrics.bootstrap).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from conf.errors import DataError
+from conf.serving_types import Impressions
+from etl.raw.files import RawFiles, find_raw, raw_path
+from metrics.bootstrap import Resample, draw_weights, interval
+from scoring.evaluation.prediction_quality import UNIT
+from scoring.inputs.impression_log import ERROR, read_impressions
+from scoring.inputs.requests import VARIANT
+from spark.rows import Rows, map_rows, persist, query, read_rows, records, unpersist, with_hash, with_value
+from storage.manifest import Manifest
+from storage.run_context import RunContext
+
+log = logging.getLogger("nightrank.measure")
+
+REASONS = ("invalid", "user", "model_version", "variant", "item", "position")
+ALL = "all"  # the key of the click rates of all variants together
+_FITS = "fits"
+_SUMS = ("shown", "clicked")
+_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in _SUMS)])
+
+# Maps each name of _SUMS to (1 + replicates, k) int64: the sums of the positions over all users, then those
+# of each resample.
+Sums = Mapping[str, NDArray[np.int64]]
+
+
+def find_impressions(context: RunContext) -> RawFiles | None:
+    """Returns the files of the day after the lists; None if there are none, or no log is configured.
+
+    Logs a warning if a log is configured, but has no file of this day.
+    """
+    settings = context.config.serving.impressions
+    if settings is None:
+        return None
+    day = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
+    raw = find_raw(context.config, settings.files, day, context.recorder)
+    if raw is None:
+        pattern = raw_path(context.config, settings.files, day)
+        log.warning("impressions: there is no file at %s, so shown entries are not measured", pattern)
+    return raw
+
+
+def measure_impressions(
+    context: RunContext, published: Manifest, clicked: Rows, raw: RawFiles | None
+) -> dict[str, Any] | None:
+    """Returns the figures of what was shown as JSON values; None without a log.
+
+    Args:
+        context: the context of the run.
+        published: the manifest of the lists.
+        clicked: rows with the columns user_key and item_key: the distinct items that each user clicked on the
+            day after.
+        raw: the result of `find_impressions`.
+
+    Raises:
+        DataError: a file of the log cannot be read.
+    """
+    settings = context.config.serving.impressions
+    if settings is None or raw is None:
+        return None
+    k, has_variants = published.facts["k"], VARIANT in dict(published.schema)
+    with context.phase("impressions"):
+        lists = persist(_lists(context, published, has_variants))
+        fits = persist(_compare(read_impressions(context, settings, raw), lists, settings, has_variants))
+        counts = {row["fit"]: row for row in records(_counts(fits))}
+        _require_readable(counts)
+        shown = persist(_shown(fits, clicked))
+        facts = {
+            "day": raw.dt,
+            **_matches(counts),
+            **_shares(lists, shown, clicked),
+            "confidence": settings.confidence,
+            "variants": _rates(shown, k, settings),
+        }
+        for rows in (lists, fits, shown):
+            unpersist(rows)
+    _warn_of_unmatched(settings, facts)
+    return facts
+
+
+def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows:
+    """Returns the lists: user_key, position, item_key, model_version, variant (`all` without variants)."""
+    partition = context.lake.recommendations.partition(context.run_date)
+    columns = ["user_id", "position", "item_id", "model_version", *([VARIANT] if has_variants else [])]
+    rows = read_rows(context, partition, published, columns=columns)
+    rows = rows if has_variants else with_value(rows, VARIANT, ALL)
+    return query(
+        "SELECT user_id AS user_key, CAST(position AS BIGINT) AS position, item_id AS item_key, "
+        f"model_version, {VARIANT} FROM {{rows}}",
+        rows=rows,
+    )
+
+
+def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: bool) -> Rows:
+    """Returns the distinct impressions, how often each was logged, and `fit`: `fits` or a reason."""
+    distinct = query(
+        f"""
+        SELECT user_key, item_key, position, logged_variant, logged_version, {ERROR}, count(*) AS times
+        FROM {{logged}}
+        GROUP BY user_key, item_key, position, logged_variant, logged_version, {ERROR}
+        """,
+        logged=logged,
+    )
+    users = query(
+        f"""
+        SELECT user_key, min(model_version) AS model_version, min({VARIANT}) AS {VARIANT}
+        FROM {{lists}} GROUP BY user_key
+        """,
+        lists=lists,
+    )
+    reasons = ["WHEN users.user_key IS NULL THEN 'user'"]
+    for column, logged_as, compared in (
+        ("model_version", "logged_version", settings.model_version is not None),
+        (VARIANT, "logged_variant", settings.variant is not None and has_variants),
+    ):
+        if compared:
+            reasons.append(
+                f"WHEN logged.{logged_as} IS NULL OR logged.{logged_as} <> users.{column} THEN '{column}'"
+            )
+    return query(
+        f"""
+        SELECT logged.user_key, logged.item_key, logged.position, {ERROR}, times, users.{VARIANT},
+            CASE WHEN logged.user_key IS NULL OR logged.item_key IS NULL OR logged.position IS NULL
+                THEN 'invalid'
+            {" ".join(reasons)}
+            WHEN lists.item_key IS NULL THEN 'item'
+            WHEN lists.position <> logged.position THEN 'position'
+            ELSE '{_FITS}' END AS fit
+        FROM {{logged}} AS logged
+        LEFT JOIN {{users}} AS users ON users.user_key = logged.user_key
+        LEFT JOIN {{lists}} AS lists
+            ON lists.user_key = logged.user_key AND lists.item_key = logged.item_key
+        """,
+        logged=distinct,
+        users=users,
+        lists=lists,
+    )
+
+
+def _counts(fits: Rows) -> Rows:
+    """Returns the distinct impressions, the rows and an error of each value of `fit`."""
+    return query(
+        f"""
+        SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
+        FROM {{fits}} GROUP BY fit
+        """,
+        fits=fits,
+    )
+
+
+def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises DataError if a file could not be read. The row that says so has no user, so it is `invalid`."""
+    error = counts.get("invalid", {}).get(ERROR)
+    if error is not None:
+        raise DataError(
+            f"the log of impressions cannot be read: {error}",
+            "deliver the file again, or correct serving.impressions in the configuration",
+        )
+
+
+def _matches(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the numbers of rows and impressions, and of impressions that fit no list, by reason."""
+    impressions = sum(row["impressions"] for row in counts.values())
+    unmatched = {reason: counts[reason]["impressions"] for reason in REASONS if reason in counts}
+    rows = sum(row["logged"] for row in counts.values())
+    return {
+        "rows": rows,
+        "repeated": rows - impressions,
+        "impressions": impressions,
+        "unmatched": unmatched,
+        "unmatched_share": sum(unmatched.values()) / impressions if impressions else None,
+    }
+
+
+def _shown(fits: Rows, clicked: Rows) -> Rows:
+    """Returns the list entries that were shown, with the hash of the user and whether they were clicked."""
+    entries = query(
+        f"""
+        SELECT user_key, item_key, position, min({VARIANT}) AS {VARIANT}
+        FROM {{fits}} WHERE fit = '{_FITS}' GROUP BY user_key, item_key, position
+        """,
+        fits=fits,
+    )
+    joined = query(
+        f"""
+        SELECT entries.user_key, position, {VARIANT},
+            CAST(CASE WHEN clicked.user_key IS NULL THEN 0 ELSE 1 END AS BIGINT) AS clicked
+        FROM {{entries}} AS entries LEFT JOIN {{clicked}} AS clicked
+            ON clicked.user_key = entries.user_key AND clicked.item_key = entries.item_key
+        """,
+        entries=entries,
+        clicked=clicked,
+    )
+    return with_hash(joined, "user_key", UNIT)
+
+
+def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
+    """Returns users and entries of the lists, those that were shown, and entries clicked but not shown."""
+    (of_lists,) = records(
+        query("SELECT count(*) AS entries, count(DISTINCT user_key) AS users FROM {lists}", lists=lists)
+    )
+    (of_shown,) = records(
+        query(
+            """
+            SELECT count(*) AS entries, count(DISTINCT user_key) AS users,
+                CAST(coalesce(sum(clicked), 0) AS BIGINT) AS clicked
+            FROM {shown}
+            """,
+            shown=shown,
+        )
+    )
+    (hits,) = records(
+        query(
+            """
+            SELECT count(*) AS entries FROM {lists} AS lists JOIN {clicked} AS clicked
+                ON clicked.user_key = lists.user_key AND clicked.item_key = lists.item_key
+            """,
+            lists=lists,
+            clicked=clicked,
+        )
+    )
+    return {
+        "users": of_lists["users"],
+        "users_shown": of_shown["users"],
+        "entries": of_lists["entries"],
+        "entries_shown": of_shown["entries"],
+        "clicked_not_shown": hits["entries"] - of_shown["clicked"],
+    }
+
+
+def _rates(shown: Rows, k: int, settings: Impressions) -> dict[str, Any]:
+    """Returns the click rates of each variant, and of all together: in total and by position."""
+    resample = Resample(settings.replicates, settings.seed)
+    totals: dict[str, dict[str, NDArray[np.int64]]] = {}
+    for partial in records(map_rows(shown, _reducer(k, resample), _PARTIAL)):
+        sums = {name: np.array(partial[name], np.int64).reshape(-1, k) for name in _SUMS}
+        for variant in {partial[VARIANT], ALL}:
+            known = totals.get(variant)
+            totals[variant] = {name: sums[name] + known[name] for name in _SUMS} if known else sums
+    return {
+        variant: {
+            **_rate({name: totals[variant][name].sum(axis=1) for name in _SUMS}, settings.confidence),
+            "positions": [
+                {
+                    "position": place + 1,
+                    **_rate({name: totals[variant][name][:, place] for name in _SUMS}, settings.confidence),
+                }
+                for place in range(k)
+            ],
+        }
+        for variant in sorted(totals)
+    }
+
+
+def _reducer(k: int, resample: Resample) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for `map_rows` that reduces the entries of one task to one row for each variant."""
+
+    def reduce_entries(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if not tables:
+            return
+        rows = pa.concat_tables(tables)
+        variant = np.array(rows.column(VARIANT).to_pylist())
+        units, entry_user = np.unique(rows.column(UNIT).to_numpy(), return_inverse=True)  # (m,), (n,)
+        place = rows.column("position").to_numpy() - 1
+        clicked = rows.column("clicked").to_numpy() == 1
+        for name in np.unique(variant):
+            chosen = {"shown": variant == name, "clicked": (variant == name) & clicked}
+            row: dict[str, Any] = {VARIANT: str(name)}
+            for value, of_value in chosen.items():
+                places, users = place[of_value], entry_user[of_value]
+                sums = [np.bincount(places, minlength=k)]
+                for weights in draw_weights(units, resample):  # doubles add whole numbers exactly
+                    sums.append(np.bincount(places, weights[users], minlength=k).astype(np.int64))
+                row[value] = np.concatenate(sums)
+            yield pa.RecordBatch.from_pylist([row], schema=_PARTIAL)
+
+    return reduce_entries
+
+
+def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
+    """Returns the click rate of (1 + replicates,) sums with its interval; null if nothing was shown."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = sums["clicked"] / sums["shown"]
+    rate = float(rates[0]) if np.isfinite(rates[0]) else None
+    between = None if rate is None else interval(rate, rates[1:], np.zeros(len(rates) - 1), confidence)
+    return {
+        "shown": int(sums["shown"][0]),
+        "clicked": int(sums["clicked"][0]),
+        "click_rate": rate,
+        "low": between and between.low,
+        "high": between and between.high,
+    }
+
+
+def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
+    share = facts["unmatched_share"]
+    if share is not None and share > settings.max_unmatched_share:
+        log.warning(
+            "impressions: %d of %d impressions of %s fit no list (%s), a larger share than "
+            "serving.impressions.max_unmatched_share=%g",
+            sum(facts["unmatched"].values()),
+            facts["impressions"],
+            facts["day"],
+            ", ".join(f"{reason}: {number}" for reason, number in facts["unmatched"].items()),
+            settings.max_unmatched_share,
+        )

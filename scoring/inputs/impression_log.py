@@ -1,0 +1,129 @@
+"""Reads the log of what was shown to users on one day (`serving.impressions`)."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from conf.serving_types import Impressions
+from etl.raw.files import RawFiles
+from etl.raw.number_text import integers
+from spark.choose_workers import workers_of
+from spark.rows import Rows
+from storage import file_io
+from storage.run_context import RunContext
+
+_BATCH_ROWS = 50_000
+ERROR = "error"
+LOGGED = pa.schema(
+    [
+        ("user_key", pa.string()),
+        ("item_key", pa.string()),
+        ("position", pa.int64()),
+        ("logged_variant", pa.string()),
+        ("logged_version", pa.string()),
+        (ERROR, pa.string()),
+    ]
+)
+
+
+def read_impressions(context: RunContext, settings: Impressions, raw: RawFiles) -> Rows:
+    """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
+
+    An empty field is null, and so is a position that is not an integer from 1 on. Ids that are numbers become
+    their text. A file that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+    """
+    return workers_of(context).run(len(raw.paths), partial(_read_file, raw.paths, settings), LOGGED)
+
+
+def _read_file(paths: tuple[str, ...], settings: Impressions, index: int) -> Iterator[pa.RecordBatch]:
+    """Runs one task: reads one file."""
+    try:
+        for batch in _batches(paths[index], settings):
+            yield _logged(batch, settings)
+    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError, ValueError, EOFError) as error:
+        row = {**dict.fromkeys(LOGGED.names), ERROR: f"{paths[index]}: {error}"}
+        yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
+
+
+def _batches(path: str, settings: Impressions) -> Iterator[pa.RecordBatch]:
+    """Yields the configured columns of a file.
+
+    Raises:
+        ValueError, KeyError, OSError: the file cannot be read, or lacks a column.
+    """
+    files, inner = file_io.filesystem(path)
+    names = settings.columns
+    if settings.format == "parquet":
+        with files.open_input_file(inner) as opened:
+            file = pq.ParquetFile(opened)
+            _require(names, file.schema_arrow.names)
+            yield from file.iter_batches(_BATCH_ROWS, columns=names)
+        return
+    with files.open_input_stream(inner) as stream:
+        if settings.format == "jsonl":
+            yield from _json_batches(stream, names)
+            return
+        options = pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+        )
+        parse = pa_csv.ParseOptions(delimiter=settings.separator)
+        reader = pa_csv.open_csv(stream, parse_options=parse, convert_options=options)
+        _require(names, reader.schema.names)
+        for batch in reader:
+            yield batch.select(names)
+
+
+def _require(names: Iterable[str], present: Iterable[str]) -> None:
+    columns = list(present)
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise ValueError(f"columns are missing: {missing}; the file has {columns}")
+
+
+def _json_batches(stream: pa.NativeFile, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the values of JSON objects as texts. A key that an object does not have is null."""
+    lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8")
+    objects = (json.loads(line) for line in lines if line.strip())
+    while rows := list(islice(objects, _BATCH_ROWS)):
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("a line is not a JSON object")
+        columns = [pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names]
+        yield pa.RecordBatch.from_arrays(columns, names)
+
+
+def _text(value: Any) -> str | None:
+    """Returns the text of a text or an integer; None for other values and for an empty text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
+
+
+def _logged(batch: pa.RecordBatch, settings: Impressions) -> pa.RecordBatch:
+    """Returns the columns of LOGGED."""
+
+    def text(name: str | None) -> pa.Array:
+        if name is None:
+            return pa.nulls(batch.num_rows, pa.string())
+        values = batch.column(name).cast(pa.string())
+        return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+
+    position = integers(text(settings.position))
+    columns = [
+        text(settings.user),
+        text(settings.item),
+        pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
+        text(settings.variant),
+        text(settings.model_version),
+        pa.nulls(batch.num_rows, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOGGED)

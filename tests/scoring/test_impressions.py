@@ -1,0 +1,272 @@
+"""The log of what was shown: matching with lists, reasons, click rates by position, and its formats."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError
+from conf.serving_types import Impressions
+from conf.types import Config
+from jobs.chain.stage_remarks import remark
+from jobs.checks.config_checks import check_config
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
+from scoring.evaluation.impression_measures import find_impressions, measure_impressions
+from scoring.model import context_features
+from spark.arrow_frames import frame_of
+from storage.job_summary import JobSummary
+from storage.manifest import read_manifest
+from storage.paths import Lake
+from storage.run_context import RunContext
+from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.scoring_lake import DAY_AFTER, RUN_DATE, EncodedContext, next_day, publish_lake
+from tests.scoring.test_experiments import with_experiment
+from tests.scoring.test_jobs import read_rows
+from training.registry import mlflow_mirror
+from training.registry.versions import ChampionDecision, record_decision
+
+COLUMNS = {"user": "who", "item": "what", "position": "place"}
+OPTIONAL = {"variant": "group", "model_version": "model"}
+
+
+def with_log(config: Config, **settings: Any) -> Config:
+    values = {"path": "{lake}/shown/{date}.*", "format": "csv", **COLUMNS, "replicates": 200, **settings}
+    impressions = Impressions.model_validate(values)
+    serving = config.serving.model_copy(update={"impressions": impressions})
+    return config.model_copy(update={"serving": serving})
+
+
+def context(config: Config, spark: SparkSession | None = None) -> RunContext:
+    return RunContext("test", config, RUN_DATE, _spark=spark)
+
+
+@pytest.fixture(autouse=True)
+def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+
+
+@pytest.fixture(scope="module")
+def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    """A lake with lists of the champion m1 and of the rejected challenger m2 for RUN_DATE."""
+    config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
+    lake = Lake(config.lake)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+        record_decision(lake, "toy", "2026-01-02", ChampionDecision("m1", None, True, "m1", "the first"))
+        record_decision(lake, "toy", "2026-01-03", ChampionDecision("m2", "m1", False, "m1", "worse"))
+        build_candidates(context(config))
+        score_daily(context(with_experiment(config)))
+        yield config
+
+
+def lists_of(config: Config) -> pd.DataFrame:
+    return read_rows(Lake(config.lake).recommendations.partition(RUN_DATE)).reset_index(drop=True)
+
+
+def logged_rows(config: Config) -> tuple[pd.DataFrame, dict[str, int], pd.DataFrame]:
+    """Rows of a log, the number of impressions that fit no list by reason, and the entries that were shown."""
+    lists = lists_of(config)
+    draw = np.random.default_rng(3)
+    shown = lists[draw.random(len(lists)) < 0.7 / lists.position]
+    fits = pd.DataFrame(
+        {
+            "who": shown.user_id,
+            "what": shown.item_id,
+            "place": shown.position.astype(str),
+            "group": shown.variant,
+            "model": shown.model_version,
+        }
+    )
+    first = fits.iloc[0].to_dict()
+    other = {"control": "treatment", "treatment": "control"}[first["group"]]
+    listed = set(lists[lists.user_id == first["who"]].item_id)
+    unlisted = sorted(set(lists.item_id) - listed)[0]
+    wrong = [
+        {**first, "place": "first"},
+        {**first, "who": "stranger", "place": "0"},
+        {**first, "who": ""},
+        {**first, "who": "stranger"},
+        {**first, "model": "m0"},
+        {**first, "model": ""},
+        {**first, "group": other},
+        {**first, "what": unlisted},
+        {**first, "place": "9"},
+    ]
+    reasons = {"invalid": 3, "user": 1, "model_version": 2, "variant": 1, "item": 1, "position": 1}
+    repeated = fits.iloc[:4]
+    return pd.concat([fits, pd.DataFrame(wrong), repeated], ignore_index=True), reasons, shown
+
+
+def write_log(config: Config, rows: pd.DataFrame, name: str) -> None:
+    folder = Path(config.lake) / "shown"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    path = folder / f"{DAY_AFTER}.{name}"
+    if name == "csv.gz":
+        path.write_bytes(gzip.compress(rows.to_csv(index=False).encode()))
+    elif name == "tsv":
+        rows.to_csv(path, index=False, sep="\t")
+    elif name == "parquet":
+        rows.replace("", None).to_parquet(path, index=False)
+    else:
+        lines = rows.replace("", None).to_dict("records")
+        numbers = [{**row, "place": int(row["place"]) if row["place"] != "first" else 1.5} for row in lines]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in numbers))
+
+
+def facts_of(config: Config) -> dict[str, Any]:
+    facts = measure_recommendations(context(config)).facts
+    stored = read_manifest(Lake(config.lake).measures.partition(RUN_DATE)).facts
+    assert stored["impressions"] == facts["impressions"]
+    return dict(facts["impressions"])
+
+
+def test_impressions_are_compared_with_lists_and_clicks(
+    spark: SparkSession, config: Config, reference: ReferenceScores, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, reasons, shown = logged_rows(config)
+    write_log(config, rows, "csv.gz")
+    logged = with_log(config, **OPTIONAL)
+    facts = facts_of(logged)
+    lists = lists_of(config)
+    clicks = next_day(reference).query("clicked == 1")[["user", "item"]].drop_duplicates()
+    clicks.columns = ["user_id", "item_id"]
+    hits, of_lists = shown.merge(clicks), lists.merge(clicks)
+    assert facts["day"] == DAY_AFTER
+    assert (facts["rows"], facts["repeated"]) == (len(rows), 4)
+    assert facts["impressions"] == len(shown) + sum(reasons.values())
+    assert facts["unmatched"] == reasons
+    assert facts["unmatched_share"] == sum(reasons.values()) / facts["impressions"]
+    assert (facts["users"], facts["users_shown"]) == (lists.user_id.nunique(), shown.user_id.nunique())
+    assert (facts["entries"], facts["entries_shown"]) == (len(lists), len(shown))
+    assert facts["clicked_not_shown"] == len(of_lists) - len(hits) > 0
+    for variant, figures in facts["variants"].items():
+        of_shown, of_hits = (
+            frame if variant == "all" else frame[frame.variant == variant] for frame in (shown, hits)
+        )
+        assert (figures["shown"], figures["clicked"]) == (len(of_shown), len(of_hits))
+        assert [place["position"] for place in figures["positions"]] == [1, 2, 3, 4, 5]
+        for place in figures["positions"]:
+            numbers = (
+                (of_shown.position == place["position"]).sum(),
+                (of_hits.position == place["position"]).sum(),
+            )
+            assert (place["shown"], place["clicked"]) == numbers
+            assert place["click_rate"] == pytest.approx(numbers[1] / numbers[0])
+    assert set(facts["variants"]) == {"all", "control", "treatment"}
+    counted = f"9 of {facts['impressions']} impressions of 2026-01-06 fit no list (invalid: 3, user: 1"
+    assert counted in caplog.text
+    job = context(logged, spark)
+    clicked = frame_of(spark, pa.Table.from_pandas(clicks, preserve_index=False)).toDF("user_key", "item_key")
+    published = read_manifest(job.lake.recommendations.partition(RUN_DATE))
+    assert measure_impressions(job, published, clicked, find_impressions(job)) == facts
+
+
+def test_the_terminal_shows_how_much_was_shown_and_the_first_click_rate() -> None:
+    first = {"position": 1, "click_rate": 0.125}
+    shown = {"entries": 80, "entries_shown": 60, "variants": {"all": {"positions": [first]}}}
+    summary = JobSummary(None, job="measure_recommendations", facts={"impressions": shown})
+    assert remark(summary).endswith("75% of entries shown, 12.5% of the first clicked")
+    nothing = replace(summary, facts={"impressions": {**shown, "entries_shown": 0, "variants": {}}})
+    assert remark(nothing).endswith("0% of entries shown")
+
+
+def test_intervals_are_those_of_a_bootstrap_over_users(config: Config) -> None:
+    rows, _, shown = logged_rows(config)
+    write_log(config, rows, "csv.gz")
+    total = facts_of(with_log(config, replicates=2000))["variants"]["all"]
+    clicks = pd.read_csv(
+        Path(config.lake) / f"raw/dt={DAY_AFTER}/clicks.tsv", sep="\t", header=None, usecols=[0, 1, 2]
+    )
+    pairs = set(clicks[clicks[0] == 1][[1, 2]].itertuples(index=False, name=None))
+    clicked = [pair in pairs for pair in zip(shown.user_id, shown.item_id, strict=True)]
+    users = shown.assign(clicked=clicked).groupby("user_id").clicked.agg(["sum", "count"])
+    weights = np.random.default_rng(1).poisson(1, (20_000, len(users)))
+    rates = (weights @ users["sum"].to_numpy()) / (weights @ users["count"].to_numpy())
+    low, high = np.quantile(rates, [0.025, 0.975])
+    assert total["low"] == pytest.approx(low, abs=0.1 * (high - low))
+    assert total["high"] == pytest.approx(high, abs=0.1 * (high - low))
+
+
+@pytest.mark.parametrize("name, form", [("tsv", "csv"), ("parquet", "parquet"), ("jsonl", "jsonl")])
+def test_all_formats_have_the_same_figures(config: Config, name: str, form: str) -> None:
+    rows, _, _ = logged_rows(config)
+    write_log(config, rows, "csv.gz")
+    expected = facts_of(with_log(config, **OPTIONAL))
+    write_log(config, rows, name)
+    separator = {"separator": "\t"} if name == "tsv" else {}
+    assert facts_of(with_log(config, **OPTIONAL, format=form, **separator)) == expected
+
+
+def test_without_optional_columns_neither_variant_nor_version_is_compared(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, reasons, shown = logged_rows(config)
+    write_log(config, rows, "csv.gz")
+    facts = facts_of(with_log(config, max_unmatched_share=0.5))
+    assert facts["unmatched"] == {name: reasons[name] for name in ("invalid", "user", "item", "position")}
+    assert facts["entries_shown"] == len(shown)
+    assert facts["repeated"] == 4 + 3  # the rows with another variant or version repeat the first
+    assert "fit no list" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, content, form, error",
+    [
+        (
+            "csv",
+            "who,what\nu,i\n",
+            "csv",
+            r"columns are missing: \['place'\]; the file has \['who', 'what'\]",
+        ),
+        ("csv", "who,what,place\nu,i,1,2\n", "csv", "Expected 3 columns, got 4"),
+        ("jsonl", '{"who": 1}\n[1]\n', "jsonl", "a line is not a JSON object"),
+        ("jsonl", "{\n", "jsonl", "Expecting property name"),
+        ("parquet", "text", "parquet", "Parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_with_its_path(
+    config: Config, name: str, content: str, form: str, error: str
+) -> None:
+    write_log(config, pd.DataFrame({"who": ["u"]}), "csv.gz")
+    path = Path(config.lake) / "shown" / f"{DAY_AFTER}.{name}"
+    path.write_text(content)
+    Path(config.lake, "shown", f"{DAY_AFTER}.csv.gz").unlink()
+    with pytest.raises(DataError, match=f"{DAY_AFTER}.{name}: .*{error}"):
+        measure_recommendations(context(with_log(config, format=form)))
+
+
+def test_a_day_without_a_log_is_a_warning(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(Path(config.lake) / "shown", ignore_errors=True)
+    assert "impressions" not in measure_recommendations(context(with_log(config))).facts
+    assert f"there is no file at {config.lake}/shown/{DAY_AFTER}.*" in caplog.text
+
+
+def test_settings_that_do_not_fit_are_refused(config: Config) -> None:
+    with pytest.raises(ValidationError, match=r"must contain \{date\}"):
+        with_log(config, path="{lake}/shown.csv")
+    with pytest.raises(ValidationError, match="must differ"):
+        with_log(config, item="who")
+    with pytest.raises(ValidationError, match="a separator must be one of"):
+        with_log(config, separator="x")
+    measured = config.measure.model_copy(update={"against": "test_split"})
+    with pytest.raises(ConfigError, match=r"serving\.impressions needs measure\.against=next_day"):
+        check_config(with_log(config).model_copy(update={"measure": measured}))
+    with pytest.raises(ConfigError, match=r"serving\.impressions compares the lists of users"):
+        check_config(with_log(config).model_copy(update={"keys": None}))
