@@ -122,6 +122,11 @@ class Impressions(Strict):
         description="If a larger share of the impressions fits no list, measure_recommendations logs a "
         "warning.",
     )
+    min_effective_entries: PositiveInt = Field(
+        default=200,
+        description="Smallest effective number of shown entries with which the click rate of explored "
+        "positions in the order of the scores is estimated.",
+    )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the intervals."
     )

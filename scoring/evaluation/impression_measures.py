@@ -4,44 +4,31 @@ An impression is a distinct row of the log: the same user, item, position, varia
 once, however often the row was logged. An impression fits a list if the list of its user has its item at its
 position, and was made by its model for its variant. Every other impression is counted by the first reason of
 `REASONS` that applies.
-
-The click rate of a position is the number of list entries there that were shown and clicked, divided by the
-number of entries there that were shown. Its interval is that of a bootstrap over users (metrics.bootstrap).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from conf.errors import DataError
 from conf.serving_types import Impressions
 from etl.raw.files import RawFiles, find_raw, raw_path
-from metrics.bootstrap import Resample, draw_weights, interval
+from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
 from scoring.evaluation.prediction_quality import UNIT
+from scoring.evaluation.shown_rates import ALL, click_rates
 from scoring.inputs.impression_log import ERROR, read_impressions
 from scoring.inputs.requests import VARIANT
-from spark.rows import Rows, map_rows, persist, query, read_rows, records, unpersist, with_hash, with_value
+from spark.rows import Rows, persist, query, read_rows, records, unpersist, with_hash, with_value
 from storage.manifest import Manifest
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank.measure")
 
 REASONS = ("invalid", "user", "model_version", "variant", "item", "position")
-ALL = "all"  # the key of the click rates of all variants together
 _FITS = "fits"
-_SUMS = ("shown", "clicked")
-_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in _SUMS)])
-
-# Maps each name of _SUMS to (1 + replicates, k) int64: the sums of the positions over all users, then those
-# of each resample.
-Sums = Mapping[str, NDArray[np.int64]]
 
 
 def find_impressions(context: RunContext) -> RawFiles | None:
@@ -90,8 +77,13 @@ def measure_impressions(
             **_matches(counts),
             **_shares(lists, shown, clicked),
             "confidence": settings.confidence,
-            "variants": _rates(shown, k, settings),
+            "variants": click_rates(shown, k, settings),
         }
+        rules = context.config.score.rules
+        if rules is not None and rules.exploration is not None:
+            unknown = why_unknown(context.config, published)
+            estimate = {"reason": unknown} if unknown else estimate_explored(lists, shown, settings)
+            facts["explored"] = estimate
         for rows in (lists, fits, shown):
             unpersist(rows)
     _warn_of_unmatched(settings, facts)
@@ -99,14 +91,18 @@ def measure_impressions(
 
 
 def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows:
-    """Returns the lists: user_key, position, item_key, model_version, variant (`all` without variants)."""
+    """Returns the lists: user_key, position, item_key, score, reason, model_version and variant.
+
+    Without variants, the variant is `all`.
+    """
     partition = context.lake.recommendations.partition(context.run_date)
-    columns = ["user_id", "position", "item_id", "model_version", *([VARIANT] if has_variants else [])]
+    columns = ["user_id", "position", "item_id", "score", "reason", "model_version"]
+    columns += [VARIANT] if has_variants else []
     rows = read_rows(context, partition, published, columns=columns)
     rows = rows if has_variants else with_value(rows, VARIANT, ALL)
     return query(
         "SELECT user_id AS user_key, CAST(position AS BIGINT) AS position, item_id AS item_key, "
-        f"model_version, {VARIANT} FROM {{rows}}",
+        f"score, reason, model_version, {VARIANT} FROM {{rows}}",
         rows=rows,
     )
 
@@ -203,7 +199,7 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
     )
     joined = query(
         f"""
-        SELECT entries.user_key, position, {VARIANT},
+        SELECT entries.user_key, entries.item_key, position, {VARIANT},
             CAST(CASE WHEN clicked.user_key IS NULL THEN 0 ELSE 1 END AS BIGINT) AS clicked
         FROM {{entries}} AS entries LEFT JOIN {{clicked}} AS clicked
             ON clicked.user_key = entries.user_key AND clicked.item_key = entries.item_key
@@ -245,71 +241,6 @@ def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
         "entries": of_lists["entries"],
         "entries_shown": of_shown["entries"],
         "clicked_not_shown": hits["entries"] - of_shown["clicked"],
-    }
-
-
-def _rates(shown: Rows, k: int, settings: Impressions) -> dict[str, Any]:
-    """Returns the click rates of each variant, and of all together: in total and by position."""
-    resample = Resample(settings.replicates, settings.seed)
-    totals: dict[str, dict[str, NDArray[np.int64]]] = {}
-    for partial in records(map_rows(shown, _reducer(k, resample), _PARTIAL)):
-        sums = {name: np.array(partial[name], np.int64).reshape(-1, k) for name in _SUMS}
-        for variant in {partial[VARIANT], ALL}:
-            known = totals.get(variant)
-            totals[variant] = {name: sums[name] + known[name] for name in _SUMS} if known else sums
-    return {
-        variant: {
-            **_rate({name: totals[variant][name].sum(axis=1) for name in _SUMS}, settings.confidence),
-            "positions": [
-                {
-                    "position": place + 1,
-                    **_rate({name: totals[variant][name][:, place] for name in _SUMS}, settings.confidence),
-                }
-                for place in range(k)
-            ],
-        }
-        for variant in sorted(totals)
-    }
-
-
-def _reducer(k: int, resample: Resample) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for `map_rows` that reduces the entries of one task to one row for each variant."""
-
-    def reduce_entries(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
-        if not tables:
-            return
-        rows = pa.concat_tables(tables)
-        variant = np.array(rows.column(VARIANT).to_pylist())
-        units, entry_user = np.unique(rows.column(UNIT).to_numpy(), return_inverse=True)  # (m,), (n,)
-        place = rows.column("position").to_numpy() - 1
-        clicked = rows.column("clicked").to_numpy() == 1
-        for name in np.unique(variant):
-            chosen = {"shown": variant == name, "clicked": (variant == name) & clicked}
-            row: dict[str, Any] = {VARIANT: str(name)}
-            for value, of_value in chosen.items():
-                places, users = place[of_value], entry_user[of_value]
-                sums = [np.bincount(places, minlength=k)]
-                for weights in draw_weights(units, resample):  # doubles add whole numbers exactly
-                    sums.append(np.bincount(places, weights[users], minlength=k).astype(np.int64))
-                row[value] = np.concatenate(sums)
-            yield pa.RecordBatch.from_pylist([row], schema=_PARTIAL)
-
-    return reduce_entries
-
-
-def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
-    """Returns the click rate of (1 + replicates,) sums with its interval; null if nothing was shown."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rates = sums["clicked"] / sums["shown"]
-    rate = float(rates[0]) if np.isfinite(rates[0]) else None
-    between = None if rate is None else interval(rate, rates[1:], np.zeros(len(rates) - 1), confidence)
-    return {
-        "shown": int(sums["shown"][0]),
-        "clicked": int(sums["clicked"][0]),
-        "click_rate": rate,
-        "low": between and between.low,
-        "high": between and between.high,
     }
 
 

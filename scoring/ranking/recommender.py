@@ -22,7 +22,8 @@ from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.pairs import CandidateLists, Indices, Lists, blocks, side_of
 from scoring.ranking.pieces import Pieces
 from scoring.ranking.top_k import NO_CANDIDATE, split_keys, top_keys
-from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
+from scoring.rules.apply_rules import ItemRules, load_rules
+from scoring.rules.request import RANKED
 from storage.feature_spec import USER_KEY
 from training.models.factorization import Part
 

@@ -16,9 +16,8 @@ from scoring.rules.boost import Boosted
 from scoring.rules.category import within_maximum
 from scoring.rules.exploration import draw_keys, text_hashes
 from scoring.rules.package_rules import ItemRule, load_package_rule
-from scoring.rules.request import BoostRequest, RulesRequest
+from scoring.rules.request import EXPLORE, RANKED, BoostRequest, RulesRequest
 
-RANKED, EXPLORE = "ranked", "explore"
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 
 # The first number is below every draw key, the second is above every draw key.

@@ -13,6 +13,8 @@ from typing import Literal
 
 from conf.types import ListRules
 
+RANKED, EXPLORE = "ranked", "explore"  # reasons of list entries
+
 
 @dataclass(frozen=True)
 class AttributeTable:

@@ -109,7 +109,7 @@ def test_lists_are_made_for_a_fixed_position(tmp_path: Path, monkeypatch: pytest
     pairs = first.rename(columns={"user_id": "user", "item_id": "item"})[["user", "item"]]
     by_position = {place: champion.score(pairs.assign(position=str(place))) for place in EXAMINED}
     np.testing.assert_allclose(first.score, by_position[1], atol=1e-6)
-    means = [float(scores.mean()) for scores in by_position.values()]
+    means = [float(np.mean(scores)) for scores in by_position.values()]
     assert means == sorted(means, reverse=True)
     assert means[0] > 2 * means[-1]
 

@@ -343,6 +343,17 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
     assert "all 1 60 12 20.0% 12.5% to 25.0%" in text
     assert "all 2 0" not in text
     assert "user without a list 4 6.2%" in text
+    assert "Explored positions" not in text
+    rate = {"value": 0.2, "low": 0.125, "high": 0.25}
+    facts["explored"] = {"effective_entries": 1234.5, "click_rate": rate, "by_score": rate, "reason": None}
+    publish_facts(partition, {**MEASURE, "impressions": facts})
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "Explored positions, 1,234 effective entries" in text
+    assert "In the order of the scores 20.0% 12.5% 25.0%" in text
+    assert "Not estimated" not in text
+    facts["explored"] = {"reason": "the section score has changed"}
+    publish_facts(partition, {**MEASURE, "impressions": facts})
+    assert "Not estimated: the section score has changed" in Page(build(config, RUN_DATE)[1]).text
 
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.load import config_digest
+from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config
 from jobs.chain.stage_remarks import remark
@@ -25,9 +27,12 @@ from jobs.checks.config_checks import check_config
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
+from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
 from scoring.evaluation.impression_measures import find_impressions, measure_impressions
+from scoring.evaluation.prediction_quality import UNIT
 from scoring.model import context_features
 from spark.arrow_frames import frame_of
+from spark.rows import query, with_hash
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
 from storage.paths import Lake
@@ -270,3 +275,97 @@ def test_settings_that_do_not_fit_are_refused(config: Config) -> None:
         check_config(with_log(config).model_copy(update={"measure": measured}))
     with pytest.raises(ConfigError, match=r"serving\.impressions compares the lists of users"):
         check_config(with_log(config).model_copy(update={"keys": None}))
+
+
+def explored_lists(users: int) -> tuple[pa.Table, pa.Table, float]:
+    """Lists with a ranked item and 3 drawn ones, shown entries, and the click rate in the order of scores.
+
+    The positions 2 to 4 are looked at with the probabilities 0.9, 0.5 and 0.2. Position 4 is shown to half of
+    the users only. The item with the j-th highest score attracts with 0.6, 0.4 and 0.1.
+    """
+    draw = np.random.default_rng(12)
+    examined, attraction = np.array([0.9, 0.5, 0.2]), np.array([0.6, 0.4, 0.1])
+    lists, shown = [], []
+    for number in range(users):
+        user = f"u{number}"
+        lists.append((user, "first", 1, 0.9, "ranked"))
+        shown.append((user, "first", 1))
+        for place, rank in enumerate(draw.permutation(3)):
+            lists.append((user, f"i{rank}", place + 2, 0.5 - 0.1 * rank, "explore"))
+            if place < 2 or number % 2:
+                shown.append((user, f"i{rank}", int(draw.random() < examined[place] * attraction[rank])))
+    lists_names = ["user_key", "item_key", "position", "score", "reason"]
+    entries = pa.Table.from_pandas(pd.DataFrame(shown, columns=["user_key", "item_key", "clicked"]))
+    rates, shares = examined * attraction, np.array([1, 1, 0.5])
+    table = pa.Table.from_pandas(pd.DataFrame(lists, columns=lists_names))
+    return table, with_hash(entries, "user_key", UNIT), float(rates @ shares / shares.sum())
+
+
+def test_the_order_of_scores_is_estimated_from_random_orders(spark: SparkSession, config: Config) -> None:
+    lists, shown, truth = explored_lists(4_000)
+    settings = with_log(config).serving.impressions
+    assert settings is not None
+    facts = estimate_explored(lists, shown, settings)
+    explored = shown.to_pandas().query("item_key != 'first'")
+    assert (facts["shown"], facts["clicked"]) == (10_000, explored.clicked.sum())
+    frame = lists.to_pandas().query("reason == 'explore'").merge(explored)
+    in_order = frame[frame.item_key == "i" + (frame.position - 2).astype(str)]
+    assert facts["by_score"]["value"] == pytest.approx(in_order.clicked.mean())
+    assert facts["effective_entries"] == pytest.approx(len(in_order))
+    low, high = facts["by_score"]["low"], facts["by_score"]["high"]
+    assert low < truth < high < low + 0.06
+    assert facts["click_rate"]["value"] == pytest.approx(explored.clicked.mean())
+    assert facts["difference"]["low"] > 0
+    assert facts["reason"] is None
+    assert estimate_explored(frame_of(spark, lists), frame_of(spark, shown), settings) == facts
+
+
+def test_the_estimate_needs_enough_entries_and_two_positions(config: Config) -> None:
+    lists, shown, _ = explored_lists(40)
+    settings = with_log(config).serving.impressions
+    assert settings is not None
+    facts = estimate_explored(lists, shown, settings)
+    assert (facts["by_score"], facts["difference"]) == (None, None)
+    assert facts["reason"] == "there are fewer effective entries than min_effective_entries=200"
+    assert facts["click_rate"]["value"] > 0
+    enough = settings.model_copy(update={"min_effective_entries": 10})
+    assert estimate_explored(lists, shown, enough)["by_score"] is not None
+    one = query("SELECT * FROM {lists} WHERE position <= 2", lists=lists)
+    assert estimate_explored(one, shown, enough)["reason"] == "no shown list has two explored positions"
+
+
+def test_explored_positions_of_published_lists_are_estimated_if_the_draws_are_known(
+    config: Config, tmp_path: Path
+) -> None:
+    copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
+    rules = ListRules.model_validate({"exploration": {"share": 0.4}})
+    explored = copied.model_copy(update={"score": copied.score.model_copy(update={"rules": rules})})
+    score_daily(context(explored))
+    lists = lists_of(explored)
+    rows = lists.rename(columns={"user_id": "who", "item_id": "what", "position": "place"})
+    write_log(explored, rows[["who", "what", "place"]], "tsv")
+    settings: dict[str, Any] = {"separator": "\t", "min_effective_entries": 1}
+    facts = facts_of(with_log(explored, **settings))["explored"]
+    assert facts["shown"] == (lists.reason == "explore").sum() == 2 * lists.user_id.nunique()
+    drawn = lists[lists.reason == "explore"].sort_values(
+        ["user_id", "score", "item_id"], ascending=[True, False, True]
+    )
+    in_order = drawn.groupby("user_id").position.apply(lambda places: list(places) == [4, 5])
+    assert facts["effective_entries"] == pytest.approx(2 * in_order.sum())
+    assert facts["by_score"]["low"] <= facts["by_score"]["value"] <= facts["by_score"]["high"]
+    changed = explored.model_copy(update={"score": explored.score.model_copy(update={"k": 4})})
+    assert facts_of(with_log(changed, **settings))["explored"] == {
+        "reason": "the section score has changed since the lists were made"
+    }
+    capped = ListRules.model_validate(
+        {
+            "attributes": {"kind": {"path": "kinds", "format": "csv", "key": "item", "column": "kind"}},
+            "max_per_category": {"attribute": "kind", "max": 1},
+            "exploration": {"share": 0.4},
+        }
+    )
+    config_of_cap = explored.model_copy(update={"score": explored.score.model_copy(update={"rules": capped})})
+    published = read_manifest(Lake(explored.lake).recommendations.partition(RUN_DATE))
+    of_cap = replace(published, inputs={**published.inputs, "config": config_digest(config_of_cap, "score")})
+    reason = why_unknown(config_of_cap, of_cap)
+    assert reason == "score.rules.max_per_category changes the probabilities of the draws"

@@ -31,6 +31,8 @@ def render(run: RunFacts) -> Html | None:
             for reason, number in facts["unmatched"].items()
         ]
         parts.append(table(["Reason", "Impressions", "Share"], rows, "Impressions that fit no list"))
+    if "explored" in facts:
+        parts.append(_explored(facts))
     return section("impressions", "Shown entries", _lead(facts, run.measure.dt), *parts)
 
 
@@ -60,6 +62,21 @@ def _rates(facts: Mapping[str, Any], date: str) -> Html:
         ]
     headers = ["Variant", "Position", "Shown", "Clicked", "Click rate", f"{facts['confidence']:.0%} interval"]
     return table(headers, rows, f"Entries of the lists of {date} that were shown", text=(0,))
+
+
+def _explored(facts: Mapping[str, Any]) -> Html:
+    """Returns the click rates of explored positions: as drawn, and in the order of the model's scores."""
+    explored = facts["explored"]
+    names = {"click_rate": "As drawn", "by_score": "In the order of the scores", "difference": "Difference"}
+    rows: list[list[Child]] = [
+        [name, *(numbers.percent(explored[key][bound]) for bound in ("value", "low", "high"))]
+        for key, name in names.items()
+        if explored.get(key)
+    ]
+    if explored["reason"]:
+        rows.append([f"Not estimated: {explored['reason']}", "", "", ""])
+    words = f"Explored positions, {numbers.count(explored.get('effective_entries'))} effective entries"
+    return table(["Drawn items", "Click rate", "Low", "High"], rows, words)
 
 
 def _figures(figures: Mapping[str, Any]) -> list[Child]:
