@@ -176,7 +176,7 @@ class Config(Strict):
     deliver: Deliver = Field(
         default=Deliver(), description="The sinks to which deliver_recommendations copies the lists."
     )
-    serving: Serving = Field(default=Serving(), description="Experiments in production.")
+    serving: Serving = Field(default=Serving(), description="Experiments, and the log of what was shown.")
     measure: Measure = Field(default=Measure(), description="The clicks that the lists are compared with.")
     watch: Watch = Field(
         default=Watch(), description="Prometheus metrics, lineage events, and the price of a run."
