@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from conf.names import ColumnName, PlainText, RawLocation
 
@@ -14,6 +14,15 @@ _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # of one range
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
+
+
+def _known_separator(separator: str) -> str:
+    if separator not in SEPARATORS:
+        raise ValueError(f"a separator must be one of {list(SEPARATORS)}")
+    return separator
+
+
+Separator = Annotated[str, AfterValidator(_known_separator)]
 
 
 def expand_range(name: str) -> list[str]:
@@ -91,7 +100,7 @@ class RawTable(Strict):
         "lines are quarantined with the reason `quote` or `field_count`. `parquet`: columns are matched by "
         "name."
     )
-    separator: str = Field(
+    separator: Separator = Field(
         default="\t", description="Character between two fields of a line. The default `\\t` is a tab."
     )
     columns: list[Column] = Field(
@@ -127,13 +136,6 @@ class RawTable(Strict):
                 f"name in the raw files as `source`: {{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
             )
         return self
-
-    @field_validator("separator")
-    @classmethod
-    def _is_known(cls, separator: str) -> str:
-        if separator not in SEPARATORS:
-            raise ValueError(f"a separator must be one of {list(SEPARATORS)}")
-        return separator
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from conf.dates import IsoDate
 from conf.names import FolderName, PlainText, RawLocation
-from conf.raw_types import SEPARATORS, Column, PositiveInt, RawTable, Seed, Share, Strict
+from conf.raw_types import Column, PositiveInt, RawTable, Seed, Separator, Share, Strict
 
 CHALLENGER = "challenger"
 
@@ -101,7 +101,7 @@ class Impressions(Strict):
     format: Literal["csv", "parquet", "jsonl"] = Field(
         description="`csv`: text with a header line. `parquet`: Parquet. `jsonl`: a JSON object in each line."
     )
-    separator: str = Field(
+    separator: Separator = Field(
         default=",", description="Character between two fields of a line of `csv`. `\\t` is a tab."
     )
     user: PlainText = Field(description="Column with the key of the user, as in the lists.")
@@ -141,13 +141,6 @@ class Impressions(Strict):
         if "{date}" not in path:
             raise ValueError(f"{path!r} must contain {{date}}, because each day has its own files")
         return path
-
-    @field_validator("separator")
-    @classmethod
-    def _is_known(cls, separator: str) -> str:
-        if separator not in SEPARATORS:
-            raise ValueError(f"a separator must be one of {list(SEPARATORS)}")
-        return separator
 
     @model_validator(mode="after")
     def _differ(self) -> Impressions:

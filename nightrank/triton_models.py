@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ _LISTS: Mapping[str, pa.DataType] = {"ints": pa.list_(pa.int64()), "strings": pa
 Arrays = dict[str, np.ndarray]
 
 
-class _PythonModel:
+class _PythonModel(ABC):
     """What all models share: requests of different lengths go through `compute` together."""
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
@@ -55,12 +56,13 @@ class _PythonModel:
             for place in range(len(inputs))
         ]
 
+    @abstractmethod
     def compute(self, inputs: Arrays) -> Arrays:
         """Returns the outputs for n rows. Raises NightrankError if there are none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _load(self, folder: Path) -> None:
-        raise NotImplementedError
+        """Loads the model of a version from its folder."""
 
     def _one_response(self, inputs: Arrays) -> Any:
         try:
