@@ -4,6 +4,7 @@ The arguments are a file with the Variable of each case, and the folder of the j
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -39,9 +40,6 @@ class Run:
     partition_key = "2026-01-04"
 
 
-api = KubernetesApi()
-os.environ["AIRFLOW_CONN_KUBERNETES_DEFAULT"] = api.connection()
-os.environ["AIRFLOW_CONN_OF_NOBODY"] = api.connection().replace(api.url, "http://127.0.0.1:9")
 context = {"ti": Ti(), "run_id": "manual", "dag": Dag, "params": {"set": []}, "dag_run": Run}
 
 
@@ -78,8 +76,17 @@ def lose_worker(task):
     os.waitpid(worker, 0)
 
 
-results = {}
-for name, variable in json.loads(Path(sys.argv[1]).read_text()).items():
+def start_api():
+    """Starts an API for the cases of this process."""
+    global api
+    api = KubernetesApi()
+    os.environ["AIRFLOW_CONN_KUBERNETES_DEFAULT"] = api.connection()
+    os.environ["AIRFLOW_CONN_OF_NOBODY"] = api.connection().replace(api.url, "http://127.0.0.1:9")
+
+
+def run_case(case):
+    """Returns the name of a case, and what happened."""
+    name, variable = case
     master = variable.pop("master", "local[3]")
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": master})
     os.environ["AIRFLOW_VAR_NIGHTRANK"] = json.dumps(variable)
@@ -98,7 +105,7 @@ for name, variable in json.loads(Path(sys.argv[1]).read_text()).items():
             outcome = executed(task)
     else:
         outcome = executed(task)
-    results[name] = {
+    result = {
         "outcome": outcome,
         "pods": api.created[created:],
         "deleted": len(api.deleted) - deleted,
@@ -107,4 +114,10 @@ for name, variable in json.loads(Path(sys.argv[1]).read_text()).items():
     for pod in api.pods.values():
         pod.end()
     api.pods.clear()
-print(json.dumps(results))
+    return name, result
+
+
+# Cases mostly wait for their pods, so several processes run them.
+with multiprocessing.get_context("fork").Pool(4, start_api) as processes:
+    cases = json.loads(Path(sys.argv[1]).read_text()).items()
+    print(json.dumps(dict(processes.imap_unordered(run_case, cases))))
