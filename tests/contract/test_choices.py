@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from conf.errors import ConfigError
 from conf.types import AllItems, Candidates, Measure, Popular, Strict
@@ -18,6 +19,7 @@ from tests.contract.choices import (
     EXAMPLES,
     ROOT,
     Choice,
+    Identity,
     choices_of,
     configuration_choices,
     documents,
@@ -81,6 +83,24 @@ def pages() -> dict[str, str]:
     return {name: (ROOT / name).read_text(encoding="utf-8") for name in {choice.page for choice in CHOICES}}
 
 
+@pytest.fixture(scope="module")
+def sections_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[BaseModel]]:
+    """Returns the sections of a document, which is loaded once."""
+    folder = tmp_path_factory.mktemp("examples")
+    return cache(lambda number: load_document(DOCUMENTS[number], folder))
+
+
+@pytest.fixture(scope="module")
+def shown(sections_of: Callable[[int], list[BaseModel]]) -> set[Identity]:
+    """The choices that the documents make."""
+    return {
+        identity
+        for number in range(len(DOCUMENTS))
+        for section in sections_of(number)
+        for identity in explicit_choices(section)
+    }
+
+
 def settings(choices: list[Choice]) -> set[str]:
     return {choice.setting for choice in choices}
 
@@ -89,15 +109,13 @@ def test_every_choice_is_documented(pages: Mapping[str, str]) -> None:
     assert undocumented(CHOICES, pages) == []
 
 
-def test_every_choice_has_an_example(tmp_path: Path) -> None:
-    sections = [section for document in DOCUMENTS for section in load_document(document, tmp_path)]
-    shown = {identity for section in sections for identity in explicit_choices(section)}
+def test_every_choice_has_an_example(shown: set[Identity]) -> None:
     assert without_example(CHOICES, shown) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document)[:80])
-def test_an_example_loads(document: dict[str, Any], tmp_path: Path) -> None:
-    assert load_document(document, tmp_path)
+@pytest.mark.parametrize("number", range(len(DOCUMENTS)), ids=[str(document)[:80] for document in DOCUMENTS])
+def test_an_example_loads(number: int, sections_of: Callable[[int], list[BaseModel]]) -> None:
+    assert sections_of(number)
 
 
 def test_an_example_that_the_loader_refuses_fails(tmp_path: Path) -> None:
@@ -151,7 +169,7 @@ def test_a_choice_that_only_a_default_makes_has_no_example() -> None:
     assert all(EXAMPLES in problem for problem in problems)
 
 
-def test_a_new_source_without_documents_is_reported(pages: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_new_source_without_documents_is_reported(pages: Mapping[str, str], shown: set[Identity]) -> None:
     class Newest(Strict):
         """The newest items."""
 
@@ -164,12 +182,6 @@ def test_a_new_source_without_documents_is_reported(pages: Mapping[str, str], tm
     before = undocumented(choices_of(Candidates, PAGE, "`candidates`", "candidates"), pages)
     (problem,) = set(undocumented(choices, pages)) - set(before)
     assert problem.startswith("source: newest (docs/configuration.md, `candidates.sources newest`)")
-    shown = {
-        identity
-        for document in DOCUMENTS
-        for section in load_document(document, tmp_path)
-        for identity in explicit_choices(section)
-    }
     (problem,) = without_example(choices, shown)
     assert problem.startswith("source: newest")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from etl.ops import FRAME_OPERATORS, OPERATORS
+from tests.etl.ops.conftest import pytest_configure
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +36,9 @@ def test_only_tests_of_the_operator_are_collected() -> None:
     assert [line for line in tests for other in others if f"[{other}" in line] == []
 
 
-def test_an_unknown_operator_is_a_usage_error() -> None:
-    run = _collect("--op", "winsorise", "-n", "1")
-    assert run.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--op winsorise: there is no such operator; use one of bucketize, " in run.stdout + run.stderr
+def test_an_unknown_operator_is_a_usage_error(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "op", "winsorise", raising=False)
+    with pytest.raises(pytest.UsageError, match="--op winsorise: there is no such operator; use one of bucke"):
+        pytest_configure(pytestconfig)
