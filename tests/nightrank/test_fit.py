@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,79 +21,13 @@ import nightrank
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.array_statistics import GroupedNumbers
 from etl.ops.categorify import Categorify
-from etl.ops.tables import VOCABULARY
 from etl.split.time_split import DAY
 from tests.etl.ops import oracle
 from tests.etl.ops.case import assert_same, table
-from tests.etl.ops.examples import COLUMNS, EXAMPLES, FRAME_EXAMPLES
-from tests.etl.ops.rows import DAYS, TEST_DAY, Row, features_of, fit_rows, make_config, make_rows, to_spark
+from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES
+from tests.etl.ops.on_frames import EXTERNAL, GROUPS, as_table, name_of, new_workflow, rows_of_day, values_of
+from tests.etl.ops.rows import DAYS, TEST_DAY
 from tests.processes import ROOT
-
-# Every example of the operators that can be fitted on a frame.
-EXTERNAL = {"join_external"}
-GROUPS = [
-    example.group() for name, examples in EXAMPLES.items() if name not in EXTERNAL for example in examples
-]
-_ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
-
-
-def rows_of_day(day: str, size: int, seed: int) -> list[Row]:
-    """Rows whose row_id is their position, as in the log of a day."""
-    return [{**row, "row_id": place} for place, row in enumerate(make_rows(day, size, seed))]
-
-
-def as_table(rows: Sequence[Row]) -> pa.Table:
-    arrays = {name: pa.array([row[name] for row in rows], _ARROW[kind]) for name, kind in COLUMNS.items()}
-    return pa.table({"label": pa.array([row["label"] for row in rows]), **arrays})
-
-
-def values_of(features: pa.Table) -> dict[str, list[Any]]:
-    return {name: features.column(name).to_pylist() for name in features.column_names}
-
-
-def learned(chain: Any) -> str:
-    """Everything that a chain has learned. The days of target encodings are left out."""
-    stored = chain.to_json()
-    for step in stored["steps"]:
-        step["state"] = {name: value for name, value in step["state"].items() if name != "days"}
-    return json.dumps(stored, sort_keys=True)
-
-
-def new_workflow(groups: Sequence[Mapping[str, Any]] = GROUPS) -> nightrank.Workflow:
-    return nightrank.Workflow(groups, types={name: COLUMNS[name] for name in columns_in(groups)})
-
-
-def columns_in(groups: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {name for group in groups for name in group["columns"]}
-
-
-def test_every_operator_learns_and_computes_what_build_features_does(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    train, others = rows_of_day(DAYS[0], 120, 5), rows_of_day(TEST_DAY, 80, 6)
-    published = fit_rows(spark, make_config(tmp_path, GROUPS), {DAYS[0]: to_spark(spark, train).persist()})
-    workflow = new_workflow()
-    features = workflow.fit_transform(as_table(train))
-    local = workflow._require_fitted()
-    assert [learned(chain) for chain in local.chains] == [learned(chain) for chain in published.chains]
-    assert local.spec.features == published.spec.features
-    for name, entries in local.local.vocabularies.items():  # type: ignore[attr-defined]
-        stored = published.tables.frames[VOCABULARY].where(f"column = '{name}'").orderBy("id").collect()
-        pairs = [(row["value"], row["id"], row["count"]) for row in stored]
-        assert (
-            list(zip(*(entries[key].to_pylist() for key in ("value", "id", "count")), strict=True)) == pairs
-        )
-        assert local.vocabularies[name]["entries"] == len(pairs)
-    arrow = replace(published, engine="arrow")
-    for name in local.local.names:
-        if name != VOCABULARY:
-            stored_rows = published.tables.frames[name].orderBy("key").toPandas()
-            pd.testing.assert_frame_equal(
-                local.local.keyed(name)[1].to_pandas()[list(stored_rows)], stored_rows, check_dtype=False, check_exact=True
-            )  # fmt: skip
-    assert_same(values_of(features), features_of(arrow, to_spark(spark, train)))
-    encoded = workflow.transform(as_table(others))
-    assert_same(values_of(encoded), features_of(arrow, to_spark(spark, others)))
 
 
 @settings(max_examples=12, deadline=None)
@@ -120,7 +51,7 @@ def test_every_operator_equals_its_oracle(seed: int, size: int, parts: int) -> N
 
 def test_every_operator_is_fitted_or_refused_by_name() -> None:
     """Operators that read more than the rows, or that change rows."""
-    covered = {name for group in GROUPS for entry in group["ops"] for name in [_name(entry)]}
+    covered = {name for group in GROUPS for entry in group["ops"] for name in [name_of(entry)]}
     for name in OPERATORS:
         if name not in covered:
             with pytest.raises(nightrank.ConfigError, match=name):
@@ -135,10 +66,6 @@ def test_every_operator_is_fitted_or_refused_by_name() -> None:
         assert f"`{name}`" in page.split("## Fit a workflow on a frame")[1].split("\n## ")[0]
 
 
-def _name(entry: Any) -> str:
-    return entry if isinstance(entry, str) else str(next(iter(entry)))
-
-
 def test_an_operator_without_an_arrow_form_of_its_statistics_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +77,7 @@ def test_an_operator_without_an_arrow_form_of_its_statistics_is_named(
 
 
 def test_the_order_of_rows_matters_only_for_folds() -> None:
-    groups = [group for group in GROUPS if "target_encoding" not in map(_name, group["ops"])]
+    groups = [group for group in GROUPS if "target_encoding" not in map(name_of, group["ops"])]
     rows = as_table(rows_of_day(DAYS[0], 60, 3))
     shuffled = rows.take(pa.array(np.random.default_rng(0).permutation(60)))
     workflow, other = new_workflow(groups).fit(rows), new_workflow(groups).fit(shuffled)

@@ -91,5 +91,8 @@ def _fitted(
     config = make_config(folder, groups)
     days = zip((*DAYS, TEST_DAY), sizes, strict=True)
     rows = [row for day, size in days for row in make_rows(day, size, seed)]
+    rows = [
+        {**row, "row_id": place} for place, row in enumerate(rows)
+    ]  # the positions in a frame of all rows
     workflow = fit_rows(spark, config, by_day(spark, [row for row in rows if row[DAY] != TEST_DAY]))
     return Case(groups, config, workflow, rows, to_spark(spark, rows).persist())

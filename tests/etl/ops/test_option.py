@@ -40,5 +40,7 @@ def test_an_unknown_operator_is_a_usage_error(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pytestconfig.option, "op", "winsorise", raising=False)
-    with pytest.raises(pytest.UsageError, match="--op winsorise: there is no such operator; use one of bucke"):
+    with pytest.raises(
+        pytest.UsageError, match="--op winsorise: there is no such operator; use one of bucke"
+    ):
         pytest_configure(pytestconfig)
