@@ -11,8 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from pyspark.sql import SparkSession
 
 import nightrank
+from conf.load import load_config
+from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from storage.paths import Lake
 from tests.processes import ROOT
 
 FIRST_DAY, RUN_DATE = "2026-01-01", "2026-01-04"
@@ -54,8 +58,8 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """The run of one date, with training, without a JVM."""
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The run of one date, with training, without a JVM. Only the log is generated with Spark."""
     folder = tmp_path_factory.mktemp("world")
     settings = {
         "extends": str(ROOT / "conf/datasets/generated.yaml"),
@@ -66,8 +70,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     }
     config = folder / "small.yaml"
     config.write_text(yaml.safe_dump(settings))
-    for job, date, *more in (["generate_clicks", FIRST_DAY], ["nightly", RUN_DATE, "--retrain"]):
-        command = [sys.executable, ROOT / f"jobs/{job}.py", "--config", config, "--run-date", date, *more]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    loaded = load_config(str(config))
+    generate = generate_settings(loaded)
+    generate_days(spark, Lake(loaded.lake), generate, generated_dates(generate, FIRST_DAY))
+    job = [sys.executable, ROOT / "jobs/nightly.py", "--config", config, "--run-date", RUN_DATE, "--retrain"]
+    done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return World(folder, config)

@@ -136,16 +136,18 @@ def _ranker(model: ExportedModel) -> Any:
 @pytest.mark.parametrize(
     "config, spec",
     [
-        (variant("dlrm"), make_spec(0, [9, 5], lists=[7])),
+        (variant("dlrm", embedding_storage="fp16"), make_spec(0, [9, 5], lists=[7])),
         (variant("dcn_v2_full"), make_spec(3, [])),
-        (variant("dlrm", embedding_storage="fp16"), small_spec("dlrm")),
-        (variant("deepfm", multi_hot={"pooling": "sum", "max_length": 5}), small_spec("deepfm")),
         (
-            variant("wide_and_deep", crosses=[{"left": ["C0"], "right": ["C1"], "buckets": 50}]),
+            variant(
+                "wide_and_deep",
+                crosses=[{"left": ["C0"], "right": ["C1"], "buckets": 50}],
+                multi_hot={"pooling": "sum", "max_length": 5},
+            ),
             make_spec(2, [9, 5], lists=[7]),
         ),
     ],
-    ids=["no dense feature", "no ids", "16-bit rows", "summed lists", "crosses"],
+    ids=["no dense feature and 16-bit rows", "no ids", "crosses and summed lists"],
 )
 def test_other_inputs_and_storage(config: ModelConfig, spec: FeatureSpec, tmp_path: Path) -> None:
     description = write_export(exported(config, spec), str(tmp_path / "out"))

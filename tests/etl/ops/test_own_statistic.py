@@ -104,7 +104,7 @@ def _steps(workflow: FittedWorkflow) -> list[Fitted]:
 @pytest.mark.usefixtures("added")
 def test_an_operator_in_one_file_learns_its_own_statistic(spark: SparkSession, tmp_path: Path) -> None:
     config = make_config(tmp_path / "rows", GROUPS)
-    shuffled = {day: frame.repartition(3) for day, frame in by_day(spark, ROWS).items()}
+    shuffled = {day: frame.repartition(2) for day, frame in by_day(spark, ROWS).items()}
     fitted = fit_rows(spark, config, shuffled)
     assert _steps(fitted) == _steps(_fit_counts(spark, tmp_path / "counts"))
     means, expected = {}, {}
