@@ -1,9 +1,10 @@
-"""Measures how exported models with 16 and 8 bits (`export_model --formats`) differ from those in float32.
+"""Measures how exported models with fewer bits, and compiled ones, differ from ONNX in float32.
 
     .venv/bin/python benchmarks/export_formats.py [--quick] [--models NAME …]
 
 The log and the trainings are those of benchmarks/quality.py. Each model is trained once and exported to ONNX in
-float32, fp16 and int8. ONNX Runtime runs the programs on one core, and the script prints for each format:
+float32, fp16 and int8 (`export_model --formats`), and compiled by AOTInductor in float32 (`--compiled`). ONNX
+Runtime and torch run the programs on one core, and the script prints for each format:
 
 * the change of the AUC on the test day, which may be at most 2e-4, the limit of benchmarks/precision.py; and the
   mean change of a probability;
@@ -20,7 +21,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from training.checkpoints import load_model
 from training.checkpoints.model import LoadedModel
 from training.data.loader import Loader
 from training.data.sharding import plan_shards, row_groups
+from training.export.compiled_programs import COMPILED, load_compiled
+from training.export.exported_forms import Ranker, forms_of
 from training.export.smaller_programs import Format
 from training.export.write_export import ExportedModel, write_export
 from training.loop.run import train_in_process
@@ -52,6 +55,7 @@ FORMATS: tuple[Format, ...] = ("fp16", "int8")
 LIMIT = 2e-4
 BATCH_ROWS, USERS, TOP = 4_096, 200, 10
 Inputs = dict[str, np.ndarray[Any, Any]]
+Program = Callable[[Inputs], np.ndarray[Any, Any]]  # inputs of a batch → probabilities
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,13 +106,15 @@ def measure(lake: Lake, name: str) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "exported"
         exported = ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version)
-        write_export(exported, str(folder), FORMATS)
+        write_export(exported, str(folder), FORMATS, compiled=True)
         paths = {"fp32": folder / "ranker.onnx"}
         paths |= {kind: folder / f"ranker.{kind}.onnx" for kind in FORMATS}
-        sessions = {kind: session_of(path) for kind, path in paths.items()}
+        programs = {kind: onnx_program(path) for kind, path in paths.items()}
+        paths["compiled"] = folder / f"ranker.{COMPILED}"
+        programs["compiled"] = compiled_program(paths["compiled"], forms_of(exported.model, exported.widths))
         sizes = {kind: path.stat().st_size for kind, path in paths.items()}
-    scored = {kind: run(session, rows) for kind, session in sessions.items()}
-    best = {kind: best_items(run(session, pairs)[0], users) for kind, session in sessions.items()}
+    scored = {kind: run(program, rows) for kind, program in programs.items()}
+    best = {kind: best_items(run(program, pairs)[0], users) for kind, program in programs.items()}
     full = scored["fp32"][0]
     figures = {}
     for kind, (probabilities, speed) in scored.items():
@@ -185,24 +191,36 @@ def best_items(probabilities: np.ndarray[Any, Any], users: int) -> np.ndarray[An
     return np.argsort(-by_user, axis=1, kind="stable")[:, :TOP]
 
 
-def session_of(path: Path) -> onnxruntime.InferenceSession:
+def onnx_program(path: Path) -> Program:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def run(session: onnxruntime.InferenceSession, rows: Inputs) -> tuple[np.ndarray[Any, Any], float]:
-    """Returns the probability of each row, and rows per second. The first batch is run once before."""
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [inputs.name for inputs in session.get_inputs()]
+    return lambda batch: session.run(None, {name: batch[name] for name in names})[0]
+
+
+def compiled_program(path: Path, forms: Mapping[str, Ranker]) -> Program:
+    program, names = load_compiled(path), forms["ranker"].inputs
+
+    def probabilities(batch: Inputs) -> np.ndarray[Any, Any]:
+        with torch.inference_mode():
+            result: np.ndarray[Any, Any] = program(*(torch.from_numpy(batch[name]) for name in names)).numpy()
+        return result
+
+    return probabilities
+
+
+def run(program: Program, rows: Inputs) -> tuple[np.ndarray[Any, Any], float]:
+    """Returns the probability of each row, and rows per second. The first batch is run once before."""
     number = len(rows["dense"])
     batches = [
-        {name: rows[name][first : first + BATCH_ROWS] for name in names}
+        {name: values[first : first + BATCH_ROWS] for name, values in rows.items()}
         for first in range(0, number, BATCH_ROWS)
     ]
-    session.run(None, batches[0])
+    program(batches[0])
     began = time.perf_counter()
-    results = [session.run(None, batch)[0] for batch in batches]
+    results = [program(batch) for batch in batches]
     return np.concatenate(results), number / (time.perf_counter() - began)
 
 

@@ -26,7 +26,12 @@ def main(argv: list[str] | None = None) -> int:
         "export_model",
         arguments,
         lambda context: run(
-            context, arguments.output, arguments.formats, arguments.triton, online=arguments.online
+            context,
+            arguments.output,
+            arguments.formats,
+            arguments.triton,
+            online=arguments.online,
+            compiled=arguments.compiled,
         ),
     )
 
@@ -46,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=get_args(Format),
         help="also write each ONNX program with numbers of 16 or 8 bits, such as ranker.int8.onnx",
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="also compile each program of torch.export with AOTInductor, for processors like that of this "
+        "machine (ranker.aotinductor.pt2). This needs a C++ compiler",
     )
     parser.add_argument(
         "--triton",

@@ -151,26 +151,32 @@ class Model:
         return {"dense": dense.numpy(), "categorical": categorical.numpy()}
 
     def export(
-        self, folder: str | PathLike[str], formats: Sequence[Literal["fp16", "int8"]] = ()
+        self,
+        folder: str | PathLike[str],
+        formats: Sequence[Literal["fp16", "int8"]] = (),
+        *,
+        compiled: bool = False,
     ) -> dict[str, Any]:
         """Writes ONNX and torch.export programs of the model to a new folder (docs/exports.md).
 
         Args:
             folder: a folder that does not exist yet.
             formats: number formats with fewer bits, in which each ONNX program is also written.
+            compiled: whether each program is also compiled by AOTInductor, for the processor of this machine.
 
         Returns:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists, or torch is not installed.
+            ConfigError: the folder exists, torch is not installed, or there is no C++ compiler for compiled
+                programs.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
         """
         require_torch()
         from scoring.model.export import export
 
-        return export(self._info, fspath(folder), formats)
+        return export(self._info, fspath(folder), formats, compiled=compiled)
 
     def export_triton(
         self,

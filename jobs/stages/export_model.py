@@ -23,31 +23,39 @@ def run(
     triton: Backend | None = None,
     *,
     online: bool = False,
+    compiled: bool = False,
 ) -> tuple[str, JobSummary]:
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
 
-    With `triton`, adds the model to a model repository of Triton Inference Server instead.
+    With `compiled`, each program is also compiled for the processor of this machine. With `triton`, adds the
+    model to a model repository of Triton Inference Server instead.
 
     Returns:
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: the folder exists, or `online` is set. With `triton`: `formats` has an entry, or see
-            `add_to_repository`.
+        ConfigError: the folder exists, `online` is set, or there is no C++ compiler for compiled programs.
+            With `triton`: `formats` or `compiled` is set, or see `add_to_repository`.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     model, _ = serving_model_and_dataset(context)
     if triton is not None:
-        return _add(context, model, folder, formats, triton, online=online)
+        refused = ["--formats", *formats] if formats else ["--compiled"] if compiled else []
+        if refused:
+            raise ConfigError(
+                f"{' '.join(refused)} has no effect with --triton", "leave one of the options out"
+            )
+        return _add(context, model, folder, triton, online=online)
     if online:
         raise ConfigError("--online has no effect without --triton", "add --triton, or leave --online out")
     with context.phase("export"):
-        description = export(model, folder, formats)
+        description = export(model, folder, formats, compiled=compiled)
     programs = description["programs"]
     lines = [f"model {description['model_version']} in {folder}:"]
     lines += [
-        f"  {name}.onnx, {name}.pt2   {facts['output']}, differs from the model by at most "
+        f"  {', '.join(f'{name}.{kind}' for kind in facts['greatest_difference'])}   {facts['output']}, "
+        "differs from the model by at most "
         f"{max(facts['greatest_difference'].values()):.1g}"
         for name, facts in programs.items()
     ]
@@ -61,19 +69,9 @@ def run(
 
 
 def _add(
-    context: RunContext,
-    model: ModelInfo,
-    folder: str,
-    formats: Sequence[Format],
-    backend: Backend,
-    *,
-    online: bool,
+    context: RunContext, model: ModelInfo, folder: str, backend: Backend, *, online: bool
 ) -> tuple[str, JobSummary]:
     """Adds the model to a model repository of Triton Inference Server."""
-    if formats:
-        raise ConfigError(
-            f"--formats {' '.join(formats)} has no effect with --triton", "leave one of the options out"
-        )
     with context.phase("export"):
         workflow = load_local(context.lake, model.spec.workflow_version)
         added = add_to_repository(model, workflow, folder, backend, online=online)

@@ -13,20 +13,22 @@ from training.export.smaller_programs import Format
 from training.export.write_export import ExportedModel, write_export
 
 
-def export(info: ModelInfo, folder: str, formats: Sequence[Format] = ()) -> dict[str, Any]:
+def export(
+    info: ModelInfo, folder: str, formats: Sequence[Format] = (), *, compiled: bool = False
+) -> dict[str, Any]:
     """Writes a model's ONNX and torch.export programs to a new folder; returns the content of export.json.
 
     Args:
         info: the model.
         folder: a folder that does not exist yet.
         formats: number formats with fewer bits, in which each ONNX program is also written.
+        compiled: whether each program is also compiled for the processor of this machine.
 
     Raises:
-        ConfigError: the folder exists.
+        ConfigError: the folder exists, or there is no C++ compiler for compiled programs.
         DataError: the model is damaged.
         InfrastructureError: see `write_export`.
     """
     loaded = load_model(info.path, torch.device("cpu"), kernels="torch")
-    return write_export(
-        ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version), folder, formats
-    )
+    model = ExportedModel(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version)
+    return write_export(model, folder, formats, compiled=compiled)

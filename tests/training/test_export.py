@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.types import ModelConfig
@@ -23,6 +24,7 @@ from tests.training.feature_rows import make_spec
 from training.embeddings.int8 import to_int8
 from training.export import compare_programs
 from training.export import write_export as module
+from training.export.compiled_programs import write_compiled
 from training.export.smaller_programs import Format
 from training.export.write_export import ExportedModel, write_export
 from training.models import build_model, known_architectures
@@ -227,6 +229,17 @@ def test_a_program_that_differs_is_not_published(tmp_path: Path, monkeypatch: py
     with pytest.raises(InfrastructureError, match="differs from model v7"):
         write_export(exported(variant("logistic_regression"), make_spec(2, [5])), str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_a_program_that_cannot_be_compiled_names_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.export.save(torch.export.export(nn.Linear(2, 1), (torch.ones(3, 2),)), tmp_path / "ranker.pt2")
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigError, match=r"ranker cannot be compiled: No working C\+\+ compiler") as raised:
+        write_compiled(tmp_path / "ranker.pt2", tmp_path / "compiled.pt2")
+    assert "install a C++ compiler" in str(raised.value)
 
 
 def test_large_weights_stand_in_a_file_beside_the_program(

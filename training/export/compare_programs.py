@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import InfrastructureError
+from training.export.compiled_programs import COMPILED, load_compiled
 from training.export.exported_forms import Ranker
 from training.export.smaller_programs import LARGEST_MEAN_DIFFERENCE, Format
 
@@ -44,7 +45,9 @@ class Sample:
             return cls(form, version, inputs, [form(*of_call).numpy() for of_call in inputs])
 
     def greatest_differences(self, path: Path) -> dict[str, float]:
-        """Returns the greatest differences of `<path>.onnx` and `<path>.pt2`.
+        """Returns the greatest differences of the programs of a form: ONNX, torch.export, and compiled.
+
+        The last one exists only if the export has compiled programs. `path` is the path without endings.
 
         Raises:
             InfrastructureError: a difference is larger than TOLERANCE.
@@ -55,6 +58,10 @@ class Sample:
                 "onnx": self._run_onnx(path.with_suffix(".onnx")),
                 "pt2": [program(*of_call).numpy() for of_call in self.inputs],
             }
+            compiled = path.with_name(f"{path.name}.{COMPILED}")
+            if compiled.exists():
+                package = load_compiled(compiled)
+                results[COMPILED] = [package(*of_call).numpy() for of_call in self.inputs]
         greatest = {}
         for kind, of_calls in results.items():
             greatest[kind] = max(float(differences.max()) for differences in self._differences(of_calls))

@@ -22,6 +22,7 @@ from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
 from training.embeddings.int8 import to_int8
 from training.export.compare_programs import Sample
+from training.export.compiled_programs import COMPILED, instruction_set, write_compiled
 from training.export.exported_forms import CATEGORICAL, DENSE, Ranker, forms_of
 from training.export.smaller_programs import Format, write_smaller
 from training.models.inputs import id_columns
@@ -55,23 +56,27 @@ class ExportedModel:
         return {DENSE: len(self.spec.dense), CATEGORICAL: columns[-1][1].stop if columns else 0}
 
 
-def write_export(exported: ExportedModel, folder: str, formats: Sequence[Format] = ()) -> dict[str, Any]:
+def write_export(
+    exported: ExportedModel, folder: str, formats: Sequence[Format] = (), *, compiled: bool = False
+) -> dict[str, Any]:
     """Writes the programs of a model, and export.json, which describes them, to a new folder.
 
     The folder has for each form (`ranker`, and for models of user and item vectors `user` and `item`) the
-    files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file `<form>.<format>.onnx`. Nothing
-    is left in the folder if a program differs too much from the model.
+    files `<form>.onnx` and `<form>.pt2`, for each of `formats` the file `<form>.<format>.onnx`, and if
+    `compiled` is true, `<form>.aotinductor.pt2`. Nothing is left in the folder if a program differs too much
+    from the model.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
         folder: a folder that does not exist yet.
         formats: number formats with fewer bits, in which each ONNX program is also written.
+        compiled: whether each program is also compiled for the processor of this machine.
 
     Returns:
         The content of export.json.
 
     Raises:
-        ConfigError: the folder exists.
+        ConfigError: the folder exists, or there is no C++ compiler for compiled programs.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     target = Path(folder).absolute()
@@ -80,7 +85,7 @@ def write_export(exported: ExportedModel, folder: str, formats: Sequence[Format]
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)
-        description = _write(exported, scratch, formats)
+        description = _write(exported, scratch, formats, compiled)
         scratch.rename(target)
     except OSError as error:
         raise InfrastructureError(
@@ -91,7 +96,9 @@ def write_export(exported: ExportedModel, folder: str, formats: Sequence[Format]
     return description
 
 
-def _write(exported: ExportedModel, folder: Path, formats: Sequence[Format]) -> dict[str, Any]:
+def _write(
+    exported: ExportedModel, folder: Path, formats: Sequence[Format], compiled: bool
+) -> dict[str, Any]:
     programs: dict[str, Any] = {}
     opset = 0
     forms = forms_of(exported.model, exported.widths)
@@ -103,6 +110,8 @@ def _write(exported: ExportedModel, folder: Path, formats: Sequence[Format]) -> 
         for name, sample in samples.items():
             example = _example(exported, _TRACED, sample.form)
             opset = _write_programs(sample.form, example, folder / name)
+            if compiled:
+                write_compiled(folder / f"{name}.pt2", folder / f"{name}.{COMPILED}")
             programs[name] = {
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
@@ -119,6 +128,7 @@ def _write(exported: ExportedModel, folder: Path, formats: Sequence[Format]) -> 
         "workflow_version": exported.spec.workflow_version,
         "opset": opset,
         "torch": torch.__version__,
+        **({"compiled_for": instruction_set()} if compiled else {}),
         "inputs": _layout(exported),
         "programs": programs,
         "sha256": files,
