@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from conf.model_types import ModelConfig
 from conf.raw_types import Days, PositiveInt, Seed, Strict
@@ -193,15 +193,16 @@ class Als(Strict):
 class Retrieval(Strict):
     """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
-    The vectors come from a model of the architecture two_tower, sasrec, bert4rec or mult_vae. train_retriever
-    trains this model with the settings of the section `train`.
+    The vectors come from a model of the architecture two_tower, sasrec, bert4rec or mult_vae, or of your own
+    architecture with vectors (docs/extending.md). train_retriever trains this model with the settings of the
+    section `train`.
     """
 
     source: Literal["retrieval"] = Field(description="The items that a model with vectors finds.")
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The model, of the architecture two_tower, sasrec, bert4rec or mult_vae: a section with "
-        "the keys of `model`, or the name of a model file."
+        description="The model, of an architecture with vectors of users and items: a section with the "
+        "keys of `model`, or the name of a model file."
     )
     search: Literal["auto", "exact", "approximate"] = Field(
         default="auto",
@@ -220,15 +221,6 @@ class Retrieval(Strict):
     def name(self) -> str:
         """Returns the name of this object in messages and tables."""
         return self.source
-
-    @model_validator(mode="after")
-    def _has_towers(self) -> Retrieval:
-        if self.model.architecture not in ("two_tower", "sasrec", "bert4rec", "mult_vae"):
-            raise ValueError(
-                f"model.architecture={self.model.architecture!r} has no vectors; use two_tower, sasrec, "
-                "bert4rec or mult_vae"
-            )
-        return self
 
 
 BuiltInSource = AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.package_rules import ItemRule, RuleInputs
     from training.models.click_model import ClickModel
+    from training.models.factorization import VectorModel
     from training.models.inputs import Inputs
     from training.models.layers import in_float32
     from training.settings import Features
@@ -55,6 +56,7 @@ __all__ = [
     "T",
     "Tables",
     "Type",
+    "VectorModel",
     "Window",
     "as_doubles",
     "from_doubles",
@@ -74,6 +76,7 @@ _NAMES = {
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.package_rules": ("ItemRule", "RuleInputs"),
     "training.models.click_model": ("ClickModel",),
+    "training.models.factorization": ("VectorModel",),
     "training.models.inputs": ("Inputs",),
     "training.models.layers": ("in_float32",),
     "training.settings": ("Features",),

@@ -15,9 +15,11 @@ from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.inputs.requests import require_context, require_no_pairs
 from scoring.rules.package_rules import read_package_rules
-from training.settings import Features, check_loss, check_model, read_settings
+from training.settings import Features, check_loss, check_model, check_retriever, read_settings
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
+
+_RETRIEVAL = "candidates.sources, retrieval: "  # how errors name the model of this source
 
 
 def check_config(config: Config) -> None:
@@ -32,6 +34,9 @@ def check_config(config: Config) -> None:
     for location, model in _models(config):
         with _located(location):
             read_settings(model)
+    if config.candidates.retrieval:
+        with _located(_RETRIEVAL):
+            check_retriever(config.candidates.retrieval.model)
     read_package_sources(config.candidates)
     read_package_rules(config.score.rules)
     read_sinks(config.deliver)
@@ -105,7 +110,7 @@ def _models(config: Config) -> list[tuple[str, ModelConfig]]:
         for name in config.train.baselines
     ]
     retrieval = config.candidates.retrieval
-    retrievers = [("candidates.sources, retrieval: ", retrieval.model)] if retrieval else []
+    retrievers = [(_RETRIEVAL, retrieval.model)] if retrieval else []
     return [("", config.model), *baselines, *retrievers]
 
 

@@ -166,8 +166,8 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     if not isinstance(towers, VectorModel):
         raise ConfigError(
             f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
-            "set `model` of the source `retrieval` to a two_tower, sasrec, bert4rec or mult_vae model, and "
-            "run train_retriever",
+            "set `model` of the source `retrieval` to a model with the methods user_vectors and "
+            "item_vectors, such as two_tower, and run train_retriever",
         )
     approximate = None
     if request.cluster_files:

@@ -279,7 +279,6 @@ BY_COUNTRY = {
             r"\['sources\.popular\.window_days'\] count only some days, but rows have no date",
         ),
         ({"active_days": 3}, r"\['active_days'\] count only some days, but rows have no date"),
-        ({"sources": [{"source": "retrieval", "model": {"architecture": "dlrm"}}]}, r"'dlrm' has no vectors"),
         ({"sources": [{"source": "retrieval"}]}, r"candidates\.sources\.0\.retrieval\.model is missing"),
         ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must contain \['user'\]"),
         (

@@ -8,20 +8,58 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
+from conf.source_types import Retrieval
 from conf.types import Config, ModelConfig, Split
+from jobs.checks import check_config
 from storage.dataset import Dataset
 from storage.paths import Lake
-from tests.extensions.packages import forget_shop
-from tests.training.feature_rows import Rows, make_spec, segment_rows
+from tests.extensions.packages import forget_shop, write_package
+from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.models import build_model
+from training.models.factorization import VectorModel
+from training.registry.retriever import retriever_config
 from training.settings import complete
 
 RUN_DATE = "2026-01-04"
 SMALL = {"architecture": "small_network", "hidden": 8}
+FACTORS = """
+from torch import Tensor
+from nightrank.extending import ClickModel, Inputs, Strict, VectorModel
+
+
+class Settings(Strict):
+    embedding_dim: int = 4
+
+
+VECTORS = True
+
+
+class Factors(ClickModel, VectorModel):
+    def __init__(self, settings, inputs):
+        super().__init__()
+        self.embedding = inputs.table(settings.embedding_dim)
+        self.user, self.item = (inputs.embedded_scopes.index(scope) for scope in ("user", "item"))
+
+    def embed(self, categorical):
+        return [self.embedding(categorical)]
+
+    def forward_dense(self, dense, vectors):
+        return (vectors[0][:, self.user] * vectors[0][:, self.item]).sum(dim=1).float()
+
+    def user_vectors(self, dense, categorical):
+        return self.embedding(categorical)[:, self.user].float()
+
+    def item_vectors(self, dense, categorical):
+        return self.embedding(categorical)[:, self.item].float()
+
+
+def build(settings, inputs):
+    return Factors(settings, inputs)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +109,36 @@ def test_its_version_depends_on_the_code_of_the_package(shop: Path, tmp_path: Pa
     (shop / "__init__.py").write_text("VERSION = 2\n")
     changed = [before != after for before, after in zip(first, versions(), strict=True)]
     assert changed == [True, True, False]
+
+
+def test_a_model_with_vectors_is_a_retriever(shop: Path, site: Path, tmp_path: Path) -> None:
+    write_package(site, "factors", {"models": {"factors": "factors"}}, {"factors": FACTORS})
+    lake = Lake(str(tmp_path / "lake"))
+    spec = make_spec(0, [30, 20])  # one feature of users, one of items
+    rows = random_rows(spec, 600, seed=4)
+    days: dict[Split, dict[str, Rows]] = {
+        "train": {"2026-01-02": rows},
+        "validation": {"2026-01-03": rows},
+        "test": {RUN_DATE: rows},
+    }
+    dataset = publish_all(lake, RUN_DATE, spec, days)
+    config = config_of(lake)
+    for architecture, message in (("factors", None), ("small_network", "has no vectors of users and items")):
+        source = Retrieval(source="retrieval", model=ModelConfig(architecture=architecture))
+        candidates = config.candidates.model_copy(update={"sources": [source]})
+        retrieving = config.model_copy(update={"candidates": candidates})
+        if message is not None:
+            with pytest.raises(ConfigError, match=f"candidates.sources, retrieval: .*{message}"):
+                check_config(retrieving)
+            continue
+        check_config(retrieving)
+        plan = make_plan(retriever_config(retrieving), lake, dataset)
+        train_in_process(plan)
+        model = load_model(plan.model_path, torch.device("cpu")).model.eval()
+        assert isinstance(model, VectorModel)
+        dense, ids = torch.zeros(2, 0), torch.tensor([[3, 4], [5, 6]])
+        products = (model.user_vectors(dense, ids) * model.item_vectors(dense, ids)).sum(dim=1)
+        torch.testing.assert_close(products, model(dense, ids))
 
 
 def test_settings_are_checked_by_the_package(shop: Path) -> None:

@@ -9,7 +9,8 @@ Every job first checks the settings of the model, even a job that does not need 
                                                             not fit the features
     check_loss(settings: Settings, loss: str) -> None       optional: raises ConfigError if the settings do
                                                             not fit `train.loss`
-    VECTORS = True                                          optional: the model is a VectorModel, so losses
+    VECTORS = True                                          optional: the model is a VectorModel, so it can
+                                                            be the model of the source `retrieval`, and losses
                                                             over item vectors can train it
 
 `check_settings.py` refuses settings that an architecture does not have. `architectures.py` lists the modules.
@@ -23,6 +24,7 @@ from training.settings.check_settings import (
     architecture_extension,
     check_loss,
     check_model,
+    check_retriever,
     complete,
     known_architectures,
     read_settings,
@@ -35,6 +37,7 @@ __all__ = [
     "architecture_extension",
     "check_loss",
     "check_model",
+    "check_retriever",
     "complete",
     "known_architectures",
     "read_settings",

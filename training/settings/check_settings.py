@@ -102,6 +102,20 @@ def check_model(config: ModelConfig, features: Features) -> None:
         check(settings, features)
 
 
+def check_retriever(config: ModelConfig) -> None:
+    """Checks that the model of the source `retrieval` has vectors of users and items.
+
+    Raises:
+        ConfigError: the architecture does not exist, or has no such vectors.
+    """
+    if not getattr(_module(config.architecture), "VECTORS", False):
+        raise ConfigError(
+            f"model.architecture={config.architecture!r} has no vectors of users and items",
+            "use two_tower, sasrec, bert4rec, mult_vae, or an architecture of your own with VECTORS = True "
+            "(docs/extending.md)",
+        )
+
+
 def check_loss(train: Train, config: ModelConfig) -> None:
     """Checks that the loss of the section `train` can train the model.
 

@@ -11,11 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.source_types import Retrieval as RetrievalSource
 from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
@@ -29,6 +27,7 @@ from tests.training.numpy_models import Network
 from training.checkpoints import load_model
 from training.models import build_model
 from training.models.factorization import VectorModel
+from training.settings import check_retriever
 
 FEATURES = ["who", "age"]
 
@@ -126,14 +125,11 @@ def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(archite
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_the_source_accepts_the_architectures_whose_models_have_vectors(name: str) -> None:
-    section = {"source": "retrieval", "model": variant(name).model_dump()}
     if isinstance(build_model(variant(name), small_spec(name)), VectorModel):
-        assert RetrievalSource.model_validate(section).name == "retrieval"
+        check_retriever(variant(name))
     else:
-        with pytest.raises(
-            ValidationError, match="has no vectors; use two_tower, sasrec, bert4rec or mult_vae"
-        ):
-            RetrievalSource.model_validate(section)
+        with pytest.raises(ConfigError, match="has no vectors of users and items"):
+            check_retriever(variant(name))
 
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:
