@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from conf.errors import DataError
 from conf.serving_types import Impressions
 from etl.raw.files import RawFiles
 from etl.raw.number_text import integers
-from spark.choose_workers import workers_of
 from spark.rows import Rows
+from spark.workers import Workers
 from storage import file_io
-from storage.run_context import RunContext
 
 _BATCH_ROWS = 50_000
 ERROR = "error"
@@ -36,13 +36,30 @@ LOGGED = pa.schema(
 )
 
 
-def read_impressions(context: RunContext, settings: Impressions, raw: RawFiles) -> Rows:
+def read_impressions(workers: Workers, settings: Impressions, raw: RawFiles) -> Rows:
     """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
 
     An empty field is null, and so is a position that is not an integer from 1 on. Ids that are numbers become
     their text. A file that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+
+    Args:
+        workers: run a task for each file.
+        settings: the section `serving.impressions`.
+        raw: the files.
     """
-    return workers_of(context).run(len(raw.paths), partial(_read_file, raw.paths, settings), LOGGED)
+    return workers.run(len(raw.paths), partial(_read_file, raw.paths, settings), LOGGED)
+
+
+def unreadable(error: str) -> DataError:
+    """Returns the error of a file that could not be read.
+
+    Args:
+        error: the value of the column `error`.
+    """
+    return DataError(
+        f"the log of impressions cannot be read: {error}",
+        "deliver the file again, or correct serving.impressions in the configuration",
+    )
 
 
 def _read_file(paths: tuple[str, ...], settings: Impressions, index: int) -> Iterator[pa.RecordBatch]:
