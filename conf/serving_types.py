@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from conf.dates import IsoDate
-from conf.names import FolderName, PlainText, RawLocation
-from conf.raw_types import Column, PositiveInt, RawTable, Seed, Separator, Share, Strict
+from conf.names import ColumnName, FolderName, PlainText, RawLocation
+from conf.raw_types import (
+    Column,
+    EventTime,
+    Keys,
+    PositiveInt,
+    RawTable,
+    Seed,
+    Separator,
+    Share,
+    Strict,
+    fits_column,
+)
 
 CHALLENGER = "challenger"
 
@@ -92,6 +104,11 @@ class Impressions(Strict):
 
     measure_recommendations compares the log of the day after the lists with the lists and with the clicks of
     that day. Rows with the same user, item, position, variant and model version are one impression.
+
+    With `row_column`, build_features adds the position of the item to the rows of the click log. A row gets
+    the position at which its item was shown to its user on the day of the row. If the log has an event time,
+    it is that of the last impression at or before the time of the row, otherwise the smallest position of
+    the day. Impressions of all variants and models count, also those that fit no list.
     """
 
     path: RawLocation = Field(
@@ -120,7 +137,20 @@ class Impressions(Strict):
     max_unmatched_share: Share = Field(
         default=0.05,
         description="If a larger share of the impressions fits no list, measure_recommendations logs a "
-        "warning.",
+        "warning. build_features logs one if a larger share of the rows of a day has no user, item, "
+        "position or time.",
+    )
+    row_column: ColumnName | None = Field(
+        default=None,
+        description="Name of a new column of the rows of the click log, with the type int: the position at "
+        "which the item of the row was shown to its user on the same day; null if this log does not contain "
+        "it. Features read the column like a column of the log. It needs `keys` and split.by=day. Null: no "
+        "such column.",
+    )
+    time: PlainText | None = Field(
+        default=None,
+        description="Column with the time of the impression, an integer in the unit of `log.event_time`. Set "
+        "it if, and only if, `row_column` and `log.event_time` are set.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
@@ -148,10 +178,18 @@ class Impressions(Strict):
             raise ValueError(f"the columns {self.columns} must differ")
         return self
 
+    @model_validator(mode="after")
+    def _time_is_used(self) -> Impressions:
+        if self.time is not None and self.row_column is None:
+            raise ValueError(
+                f"time={self.time!r} has an effect only with row_column: set row_column, or remove time"
+            )
+        return self
+
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns that are read: user, item, position, variant, model version."""
-        names = (self.user, self.item, self.position, self.variant, self.model_version)
+        """Returns the columns that are read: user, item, position, variant, model version and time."""
+        names = (self.user, self.item, self.position, self.variant, self.model_version, self.time)
         return [name for name in names if name is not None]
 
     @property
@@ -173,3 +211,55 @@ class Serving(Strict):
         default=None,
         description="The log of what was shown. Null: only clicks are compared with the lists.",
     )
+
+    @property
+    def row_column(self) -> str | None:
+        """Returns the column that `impressions` adds to the rows of the click log; None without one."""
+        return self.impressions.row_column if self.impressions else None
+
+    @property
+    def row_positions(self) -> Impressions | None:
+        """Returns the log whose positions are a column of the click log's rows; None without one."""
+        return self.impressions if self.row_column is not None else None
+
+    def new_columns(
+        self, split_by: str, keys: Keys | None, event_time: EventTime | None, columns: Collection[str]
+    ) -> set[str]:
+        """Returns the names of the columns that `impressions` adds to the rows of the click log.
+
+        Raises ValueError if the column is not new, or if the log of impressions cannot be joined.
+
+        Args:
+            split_by: the value of split.by.
+            keys: the section `keys`.
+            event_time: the section `log.event_time`.
+            columns: the names of all other columns.
+        """
+        impressions, column = self.row_positions, self.row_column
+        if impressions is None or column is None:
+            return set()
+        where = f"serving.impressions.row_column={column!r}"
+        if column in columns:
+            raise ValueError(f"{where} is the name of another column: choose a new name")
+        if not fits_column(column):
+            raise ValueError(
+                f"{where} is not allowed: a name must not contain a dot or a backtick, and must not begin "
+                "with an underscore"
+            )
+        if keys is None:
+            raise ValueError(f"{where} needs the section `keys`, which names the user and the item of a row")
+        if split_by != "day":
+            raise ValueError(
+                f"{where} needs split.by=day, not split.by={split_by}, because impressions are stored by day"
+            )
+        if event_time is not None and impressions.time is None:
+            raise ValueError(
+                f"{where} needs serving.impressions.time, because the log has an event time "
+                "(log.event_time): a row must not get the position of a later impression"
+            )
+        if event_time is None and impressions.time is not None:
+            raise ValueError(
+                f"serving.impressions.time={impressions.time!r} has no effect, because rows of the click log "
+                "have no time: set log.event_time, or remove time"
+            )
+        return {column}

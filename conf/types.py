@@ -210,6 +210,7 @@ class Config(Strict):
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
         known |= self.history.new_columns(self.split.by, [*known, *RESERVED]) if self.history else set()
+        known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, [*known, *RESERVED])
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # its operators add columns
             reject_unknown("features.columns", features, known)
@@ -255,9 +256,8 @@ class Config(Strict):
             allowed = (
                 {"label", "event_time" if event_time == "event_time" else ""} if section == "log" else set()
             )
-            taken = (
-                [name for name in table.names if name in RESERVED and name not in allowed] if table else []
-            )
+            names = table.names if table else []
+            taken = [name for name in names if name in RESERVED and name not in allowed]
             if taken:
                 raise ValueError(
                     f"{section}.columns names {taken}, but feature tables have internal columns with these "

@@ -24,6 +24,7 @@ from etl.fit.fit_workflow import fit_workflow
 from etl.latest.latest_features import publish_latest
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
+from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
 from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
@@ -111,7 +112,7 @@ def build(
         )
         for split, days in checked.splits.items()
     }
-    changed = changed_since_counted(workflow, checked.in_order)
+    changed = changed_since_counted(config, workflow, checked.in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
     delete_unneeded_days(config, lake, checked.in_order[0].dt)
@@ -252,7 +253,7 @@ def feature_inputs(
     """
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
     inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
-    return inputs | preparation(config)
+    return inputs | impression_inputs(config, raw) | preparation(config)
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:

@@ -11,8 +11,10 @@ from conf.types import SPLITS, Config, Split
 from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.raw.impression_log import rows_digest
 from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
+from etl.spark.shown_positions import warn_of_missing_days
 from etl.split.window_days import plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.fitted_workflow import FittedWorkflow
@@ -87,6 +89,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
     with phase("quarantine"):
         counts = quarantine_days(workers, config, lake, in_order, passes)
+    warn_of_missing_days(config, in_order)
     rows_of = PreparedRows(workers, config, lake)
     with phase("quality"):
         counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
@@ -110,14 +113,20 @@ def quarantine_days(
     return counts
 
 
-def changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
+def changed_since_counted(
+    config: Config, workflow: FittedWorkflow, days: Sequence[RawFiles]
+) -> tuple[str, ...]:
     """Returns the days whose raw log has changed since the workflow was fitted on it.
+
+    If the rows have positions of impressions, a changed log of impressions counts as well.
 
     The values of a training day are counted once, when this workflow version, or a version that it extends,
     is fitted. If the raw log of the day changes later, features are computed from the new log. The counts
     stay unchanged: adding the counts of the new log would count the day twice.
     """
-    changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
+    changed = tuple(
+        raw.dt for raw in days if workflow.counted.get(raw.dt) not in (None, rows_digest(config, raw))
+    )
     if changed:
         log.warning(
             "the raw logs of %s have changed since workflow %s was fitted on them: the features of these "

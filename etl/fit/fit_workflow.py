@@ -17,6 +17,7 @@ from etl.fit.version_tables import VersionTables
 from etl.fit.workflow_version import require_same_chains, workflow_version
 from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles
+from etl.raw.impression_log import rows_digest
 from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chain_descriptions import chain_description
@@ -62,7 +63,7 @@ def fit_workflow(
     if parent and not new_days:
         log.info("workflow %s already includes every training day", parent.version)
         return parent
-    counted |= {day.dt: day.digest for day in new_days}
+    counted |= {day.dt: rows_digest(config, day) for day in new_days}
     planned = plan(config)
     version = workflow_version(config, planned, parent, new_days)
     if workflow_exists(lake, version):

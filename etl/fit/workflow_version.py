@@ -10,6 +10,7 @@ from conf.types import Config
 from etl.ops import operator_digests
 from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
+from etl.raw.impression_log import rows_digest
 from etl.raw.layout_digest import layout_digest
 from etl.spark.prepared_rows import preparation
 from etl.workflow.chain_descriptions import canonical_groups
@@ -43,7 +44,7 @@ def workflow_version(
             "config": config_digest(canonical, *sections),
             "layout": layout_digest(config),
             "parent": parent.version if parent else "",
-            "days": {day.dt: day.digest for day in days},
+            "days": {day.dt: rows_digest(config, day) for day in days},
             "external": external,
             **preparation(config),
             **({"extensions": extensions} if extensions else {}),

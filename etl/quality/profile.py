@@ -21,6 +21,7 @@ from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
 from etl.quality.new_values import Values
 from etl.quality.report_rates import Number
 from etl.raw.files import RawFiles, require_raw
+from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
 from etl.spark.prepared_rows import preparation
 from etl.split.time_split import SPLIT
@@ -182,6 +183,7 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bo
         "raw": piece.raw.digest,
         "layout": layout_digest(config),
         "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, counted]),
+        **impression_inputs(config, piece.raw),
         **preparation(config),
     }
     for section, table in (("users", config.users), ("items", config.items)):

@@ -73,7 +73,7 @@ def row_rules(
     rules += [
         _key(output, column, is_text=types[column] == "string") for output, column in raw_keys(keys).items()
     ]
-    return (*rules, *([_time(event_time)] if event_time else []))
+    return (*rules, *([time_rule(event_time)] if event_time else []))
 
 
 def bad_key(column: str) -> Check:
@@ -132,7 +132,7 @@ def _key(output: str, column: str, is_text: bool) -> RowRule:
     return RowRule(output, column, checks, lambda raw: raw.cast("string"), text_array)
 
 
-def _time(event_time: EventTime) -> RowRule:
+def time_rule(event_time: EventTime) -> RowRule:
     """Returns the rule of the event time: µs since 1970-01-01 in 64 bits."""
     column, scale = event_time.column, _MICROSECONDS[event_time.unit]
     last = _LARGEST // scale  # a larger product would overflow 64 bits

@@ -1,6 +1,7 @@
 """Computes the prepared rows of a day from the good rows of its raw log.
 
-Prepared rows have splits, drawn negatives and attributes, and have passed the operators of `prepare`.
+Prepared rows have splits, drawn negatives, positions at which items were shown, and attributes, and have
+passed the operators of `prepare`.
 Workflows are fitted on prepared rows, and compute features from prepared rows.
 """
 
@@ -15,6 +16,7 @@ from etl.raw.files import RawFiles
 from etl.spark.histories import GROUP_METHOD, METHOD, add_history
 from etl.spark.last_clicks import LastClicks
 from etl.spark.read_log import good_rows, read_attributes
+from etl.spark.shown_positions import add_positions, positions_method
 from etl.spark.typed_rows import day_rows
 from etl.split.negatives import DRAW, add_negatives
 from etl.split.time_split import CUT, DAY, assign_split
@@ -44,6 +46,7 @@ def prepared_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles
         rows = add_history(rows, config.history, earlier.before(raw.dt) if earlier else None)
     if config.negatives and config.keys:
         rows = add_negatives(rows, config.negatives, config.keys.item)
+    rows = add_positions(spark, config, rows, raw)
     if config.keys:
         for section, table, key in (
             ("users", config.users, config.keys.user),
@@ -69,9 +72,10 @@ def clicks_before(spark: SparkSession, config: Config, lake: Lake) -> LastClicks
 
 
 def preparation(config: Config) -> dict[str, str]:
-    """Returns the versions of the methods that draw negatives, divide rows into splits and add histories.
+    """Returns the versions of the methods that draw negatives, divide rows into splits and add columns.
 
-    It also contains the digest of the operators of `prepare` that other packages add.
+    The added columns are histories and positions of impressions. The result also contains the digest of the
+    operators of `prepare` that other packages add.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So jobs compute these
     again if a method has changed since they were written. The result contains only methods that differ from
@@ -83,10 +87,12 @@ def preparation(config: Config) -> dict[str, str]:
         entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare
     )
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
+    positions = positions_method(config)
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
         **({"history": f"{method}, {digest_of(config.history.model_dump())}"} if config.history else {}),
+        **({"shown_positions": positions} if positions else {}),
         **({"operators": digest_of(operators)} if operators else {}),
     }
 

@@ -57,9 +57,9 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
     """Returns whether Python workers can read the raw log themselves, without Spark frames.
 
     They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
-    necessary for logs with tables of user or item attributes, with sampled negatives, with histories, or with
-    operators that change rows, and for logs on HDFS, which only Spark's Hadoop client can read. Without the
-    compiled scanner, all logs are read as frames.
+    necessary for logs with tables of user or item attributes, with sampled negatives, with histories, with
+    positions of impressions, or with operators that change rows, and for logs on HDFS, which only Spark's
+    Hadoop client can read. Without the compiled scanner, all logs are read as frames.
     """
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
@@ -69,6 +69,7 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
         and config.items is None
         and config.negatives is None
         and config.history is None
+        and config.serving.row_column is None
         and not plan(config).changers
         and scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )

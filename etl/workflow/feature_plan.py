@@ -49,6 +49,8 @@ def plan(config: Config) -> Plan:
         columns |= {column.name: column.type for column in table.columns} if table else {}
     if config.history:
         columns[config.history.column] = "strings"
+    if config.serving.row_column:
+        columns[config.serving.row_column] = "int"
     operators = [frame_operator_from_config(entry) for entry in config.prepare]
     filters = tuple(operator for operator in operators if isinstance(operator, RowFilter))
     changers = tuple(operator for operator in operators if isinstance(operator, RowChanger))

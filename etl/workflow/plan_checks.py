@@ -82,7 +82,8 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
 
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
     The same holds for the section `items` and the scope `item`. If the section `negatives` is set, features
-    in the scope `item` must not read columns of the log.
+    in the scope `item` must not read columns of the log. Features of users and items must not read the
+    position of an impression, which belongs to a row.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -110,6 +111,7 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
             f"({history})",
             "list these features in scopes.user",
         )
+    _require_positions_in_context(config, sources)
     if config.negatives and config.keys:
         log_columns = set(config.log.names) - {config.keys.item}
         wrong = [name for name in scopes.item if set(sources[name]) & log_columns]
@@ -120,6 +122,21 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
                 "would be wrong for the drawn item",
                 "declare these columns in items.columns, and deliver a table of items",
             )
+
+
+def _require_positions_in_context(config: Config, sources: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ConfigError if a feature of users or items is computed from the position of an impression.
+
+    `sources` maps each feature to the raw columns from which it is computed.
+    """
+    column = config.serving.row_column
+    wrong = [name for name in (*config.scopes.user, *config.scopes.item) if column in sources[name]]
+    if wrong:
+        raise ConfigError(
+            f"scopes.user and scopes.item list {wrong}, which are computed from {column} "
+            "(serving.impressions.row_column), the position of one impression",
+            f"list these features in scopes.context, and set score.context.{column}, such as 1",
+        )
 
 
 def _require_free_names(chains: Chains) -> None:

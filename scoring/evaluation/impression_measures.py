@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from conf.errors import DataError
 from conf.serving_types import Impressions
 from etl.raw.files import RawFiles, find_raw, raw_path
+from etl.raw.impression_log import ERROR, read_impressions, unreadable
 from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.evaluation.shown_rates import ALL, click_rates
-from scoring.inputs.impression_log import ERROR, read_impressions
 from scoring.inputs.requests import VARIANT
+from spark.choose_workers import workers_of
 from spark.rows import Rows, persist, query, read_rows, records, unpersist, with_hash, with_value
 from storage.manifest import Manifest
 from storage.run_context import RunContext
@@ -68,7 +68,8 @@ def measure_impressions(
     k, has_variants = published.facts["k"], VARIANT in dict(published.schema)
     with context.phase("impressions"):
         lists = persist(_lists(context, published, has_variants))
-        fits = persist(_compare(read_impressions(context, settings, raw), lists, settings, has_variants))
+        logged = read_impressions(workers_of(context), settings, raw, context.config.log.event_time)
+        fits = persist(_compare(logged, lists, settings, has_variants))
         counts = {row["fit"]: row for row in records(_counts(fits))}
         _require_readable(counts)
         shown = persist(_shown(fits, clicked))
@@ -168,10 +169,7 @@ def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises DataError if a file could not be read. The row that says so has no user, so it is `invalid`."""
     error = counts.get("invalid", {}).get(ERROR)
     if error is not None:
-        raise DataError(
-            f"the log of impressions cannot be read: {error}",
-            "deliver the file again, or correct serving.impressions in the configuration",
-        )
+        raise unreadable(error)
 
 
 def _matches(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from pyspark.sql import SparkSession
 
 import nightrank
 from conf.load import load_config
@@ -56,18 +58,27 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write_log(folder: Path) -> None:
-    """Dull items usually stand at position 1 and good ones at position 4, so dull items have more clicks."""
+def days_of_rows() -> Iterator[tuple[str, list[tuple[int, str, str, int]]]]:
+    """Yields each day with rows of label, user, item and position.
+
+    Dull items usually stand at position 1 and good ones at position 4, so dull items have more clicks.
+    """
     draw = random.Random(8)
-    folder.mkdir()
     for day in DAYS:
-        lines = []
+        rows = []
         for _ in range(5_000):
             item = draw.choice(list(ATTRACTION))
             usual = 1 if item.startswith("dull") else 4
             position = usual if draw.random() < 0.7 else draw.choice(list(EXAMINED))
             label = int(draw.random() < EXAMINED[position] * ATTRACTION[item])
-            lines.append(f"{label}\tu{draw.randrange(30)}\t{item}\t{position}\n")
+            rows.append((label, f"u{draw.randrange(30)}", item, position))
+        yield day, rows
+
+
+def write_log(folder: Path) -> None:
+    folder.mkdir()
+    for day, rows in days_of_rows():
+        lines = ["\t".join(map(str, row)) + "\n" for row in rows]
         (folder / f"{day}.tsv").write_text("".join(lines))
 
 
@@ -78,14 +89,20 @@ def lists_of(job: RunContext) -> pd.DataFrame:
     return lists
 
 
-def trained(folder: Path, **sections: Any) -> RunContext:
-    """The context of a run whose champion is trained, and whose candidates are built."""
+def built(folder: Path, spark: SparkSession | None = None, **sections: Any) -> RunContext:
+    """The context of a run whose features are built."""
     values = {**CONFIG, "lake": str(folder / "lake"), "data": str(folder.parent / "raw"), **sections}
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     config: Config = load_config(str(folder / "config.yaml"))
-    job = RunContext("test", config, RUN_DATE)
+    job = RunContext("test", config, RUN_DATE, _spark=spark)
     build_features(job)
+    return job
+
+
+def trained(job: RunContext) -> RunContext:
+    """Trains the champion and builds the candidates of a run whose features are built."""
+    config = job.config
     description = train_in_process(make_plan(config, job.lake, read_dataset(job.lake, RUN_DATE)))
     version = description["version"]
     record_run(job.lake, config.name, RUN_DATE, version)
@@ -101,7 +118,7 @@ def test_lists_are_made_for_a_fixed_position(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(mlflow_mirror, name, lambda *_: None)
     torch.set_num_threads(1)
     write_log(tmp_path / "raw")
-    job = trained(tmp_path / "with")
+    job = trained(built(tmp_path / "with"))
     first = lists_of(job)
     assert first.item_id.str.startswith("good").all()
 
@@ -118,10 +135,10 @@ def test_lists_are_made_for_a_fixed_position(tmp_path: Path, monkeypatch: pytest
     assert last[["user_id", "position", "item_id"]].equals(first[["user_id", "position", "item_id"]])
     np.testing.assert_allclose(last.score, by_position[4], atol=1e-6)
 
-    without = trained(
+    without = built(
         tmp_path / "without",
         features=[{**CONFIG["features"][0], "columns": ["user", "item"]}],
         scopes={"user": ["user"], "item": ["item"]},
         score={"k": 4, "device": "cpu"},
     )
-    assert lists_of(without).item_id.str.startswith("dull").all()
+    assert lists_of(trained(without)).item_id.str.startswith("dull").all()

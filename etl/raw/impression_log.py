@@ -1,4 +1,8 @@
-"""Reads the log of what was shown to users on one day (`serving.impressions`)."""
+"""Reads the log of what was shown to users on one day (`serving.impressions`).
+
+Two jobs need it: measure_recommendations compares it with the published lists, and build_features adds
+positions to the rows of the click log (etl/spark/shown_positions.py).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,18 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from conf.errors import DataError
+from conf.raw_types import EventTime
 from conf.serving_types import Impressions
-from etl.raw.files import RawFiles
+from conf.types import Config
+from etl.raw.files import RawFiles, find_raw
 from etl.raw.number_text import integers
-from spark.choose_workers import workers_of
+from etl.raw.row_rules import time_rule
 from spark.rows import Rows
+from spark.workers import Workers
 from storage import file_io
-from storage.run_context import RunContext
+from storage.feature_spec import EVENT_TIME
+from storage.manifest import digest_of
 
 _BATCH_ROWS = 50_000
 ERROR = "error"
@@ -31,25 +40,83 @@ LOGGED = pa.schema(
         ("position", pa.int64()),
         ("logged_variant", pa.string()),
         ("logged_version", pa.string()),
+        (EVENT_TIME, pa.int64()),
         (ERROR, pa.string()),
     ]
 )
 
 
-def read_impressions(context: RunContext, settings: Impressions, raw: RawFiles) -> Rows:
+def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
+    """Returns the files with the impressions of the day of a click log.
+
+    Returns None if there are none, or if their positions are not a column of the click log's rows.
+
+    Args:
+        config: the configuration.
+        raw: the files of the click log. Its recorder records the impressions as an input of the run.
+    """
+    settings = config.serving.row_positions
+    return find_raw(config, settings.files, raw.dt, raw.recorder) if settings else None
+
+
+def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
+    """Returns the input `impressions` of everything that is computed from the prepared rows of a day.
+
+    It is the digest of the day's impressions, or `none` without a file. The result is empty if their
+    positions are not a column of the rows.
+    """
+    if config.serving.row_column is None:
+        return {}
+    logged = impressions_of(config, raw)
+    return {"impressions": logged.digest if logged else "none"}
+
+
+def rows_digest(config: Config, raw: RawFiles) -> str:
+    """Returns a digest of the files from which the prepared rows of a day are computed.
+
+    It is the digest of the click log unless positions of the impressions are a column of the rows.
+    """
+    inputs = impression_inputs(config, raw)
+    return digest_of([raw.digest, inputs]) if inputs else raw.digest
+
+
+def read_impressions(
+    workers: Workers, settings: Impressions, raw: RawFiles, event_time: EventTime | None
+) -> Rows:
     """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
 
     An empty field is null, and so is a position that is not an integer from 1 on. Ids that are numbers become
-    their text. A file that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+    their text. `event_time` is in µs; it is null if the log has no times, or if the field has no time. A file
+    that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+
+    Args:
+        workers: run a task for each file.
+        settings: the section `serving.impressions`.
+        raw: the files.
+        event_time: the section `log.event_time`, which has the unit of the times.
     """
-    return workers_of(context).run(len(raw.paths), partial(_read_file, raw.paths, settings), LOGGED)
+    return workers.run(len(raw.paths), partial(_read_file, raw.paths, settings, event_time), LOGGED)
 
 
-def _read_file(paths: tuple[str, ...], settings: Impressions, index: int) -> Iterator[pa.RecordBatch]:
+def unreadable(error: str) -> DataError:
+    """Returns the error of a file that could not be read.
+
+    Args:
+        error: the value of the column `error`.
+    """
+    return DataError(
+        f"the log of impressions cannot be read: {error}",
+        "deliver the file again, or correct serving.impressions in the configuration",
+    )
+
+
+def _read_file(
+    paths: tuple[str, ...], settings: Impressions, event_time: EventTime | None, index: int
+) -> Iterator[pa.RecordBatch]:
     """Runs one task: reads one file."""
     try:
         for batch in _batches(paths[index], settings):
-            yield _logged(batch, settings)
+            yield _logged(batch, settings, event_time)
     except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError, ValueError, EOFError) as error:
         row = {**dict.fromkeys(LOGGED.names), ERROR: f"{paths[index]}: {error}"}
         yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
@@ -108,7 +175,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _logged(batch: pa.RecordBatch, settings: Impressions) -> pa.RecordBatch:
+def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime | None) -> pa.RecordBatch:
     """Returns the columns of LOGGED."""
 
     def text(name: str | None) -> pa.Array:
@@ -124,6 +191,12 @@ def _logged(batch: pa.RecordBatch, settings: Impressions) -> pa.RecordBatch:
         pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
         text(settings.variant),
         text(settings.model_version),
+        _times(integers(text(settings.time)), event_time),
         pa.nulls(batch.num_rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
+
+
+def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:
+    """Returns times in µs (int64). A time that does not fit 64 bits is null."""
+    return time_rule(event_time).in_arrow(values) if event_time else values
