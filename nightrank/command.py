@@ -22,9 +22,9 @@ from nightrank.completion import SHELLS, completion
 from nightrank.installed_project import HOME_VARIABLE, find_project, install_project
 
 # Short names of commands. All other jobs have the name of their script.
-SHORT_NAMES = {"run": "nightly", "compare": "compare_models", "erase": "erase_user"}
+SHORT_NAMES = {"run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
 DOCTOR = "doctor"
-_EVERYDAY = ("demo", "run", "report", "show", "champion", "compare", "doctor")
+_EVERYDAY = ("demo", "run", "report", "show", "champion", "compare", "serve", "doctor")
 # Arguments that precede those of the user, so that a command works in every folder. {home} is the project.
 _DEFAULTS = {
     "demo": ("--config", "{home}/conf/datasets/generated.yaml", "--profile", "{home}/conf/spark/local.conf"),

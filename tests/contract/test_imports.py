@@ -71,7 +71,17 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     ),
     # What packages of others import, only when a name is used.
     "nightrank.extending": ("conf", "etl.ops", "training.models", "training.settings", "scoring"),
-    "jobs": ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting"),
+    "jobs": (
+        "conf",
+        "storage",
+        "metrics",
+        "spark",
+        "etl",
+        "training",
+        "scoring",
+        "reporting",
+        "nightrank",
+    ),
     "airflow_dags": (),
     "local_airflow": ("setup",),
     "setup": (),
