@@ -9,7 +9,8 @@ Runtime and torch run the programs on one core, and the script prints for each f
 * the change of the AUC on the test day, which may be at most 2e-4, the limit of benchmarks/precision.py; and the
   mean change of a probability;
 * the share of a user's ten best items, of all items of the test day, that are also among the ten best in float32;
-* the size of the file, and rows per second in batches of 4,096 rows, compared with float32.
+* the size of the file, and rows per second in batches of 4,096 rows, compared with float32. The formats take
+  turns for five rounds, and the fastest round of each counts.
 
 `auc_<model>_<format>` is the limit divided by the change. `speed_<model>_<format>` and `size_<model>_<format>`
 say how many times as fast and how many times smaller than float32 a program is.
@@ -53,7 +54,7 @@ from training.models.inputs import id_columns
 CPU = torch.device("cpu")
 FORMATS: tuple[Format, ...] = ("fp16", "int8")
 LIMIT = 2e-4
-BATCH_ROWS, USERS, TOP = 4_096, 200, 10
+BATCH_ROWS, USERS, TOP, ROUNDS = 4_096, 200, 10, 5
 Inputs = dict[str, np.ndarray[Any, Any]]
 Program = Callable[[Inputs], np.ndarray[Any, Any]]  # inputs of a batch → probabilities
 
@@ -113,7 +114,8 @@ def measure(lake: Lake, name: str) -> dict[str, dict[str, float]]:
         paths["compiled"] = folder / f"ranker.{COMPILED}"
         programs["compiled"] = compiled_program(paths["compiled"], forms_of(exported.model, exported.widths))
         sizes = {kind: path.stat().st_size for kind, path in paths.items()}
-    scored = {kind: run(program, rows) for kind, program in programs.items()}
+    rounds = [{kind: run(program, rows) for kind, program in programs.items()} for _ in range(ROUNDS)]
+    scored = {kind: (rounds[0][kind][0], max(of_kind[kind][1] for of_kind in rounds)) for kind in programs}
     best = {kind: best_items(run(program, pairs)[0], users) for kind, program in programs.items()}
     full = scored["fp32"][0]
     figures = {}
