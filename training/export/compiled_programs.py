@@ -11,6 +11,7 @@ from torch import Tensor
 from conf.errors import ConfigError
 
 COMPILED = "aotinductor.pt2"  # the end of the names of compiled programs
+_OPTIONS = {"freezing": True}  # weights are stored in the order in which products read them
 _LONGEST_OUTPUT = 1_000  # characters of the compiler's output in an error
 
 
@@ -28,7 +29,10 @@ def write_compiled(source: Path, target: Path) -> None:
     from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
     try:
-        aoti_compile_and_package(torch.export.load(source), package_path=str(target))
+        with torch.no_grad():
+            aoti_compile_and_package(
+                torch.export.load(source), package_path=str(target), inductor_configs=_OPTIONS
+            )
     except (InductorError, InvalidCxxCompiler, CppCompileError) as error:
         cause = error.inner_exception if isinstance(error, InductorError) else error
         if not isinstance(cause, InvalidCxxCompiler | CppCompileError):
