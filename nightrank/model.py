@@ -163,7 +163,8 @@ class Model:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists, or torch is not installed.
+            ConfigError: the folder exists or is no local path, there is no such format, or torch is not
+                installed.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
         """

@@ -386,6 +386,23 @@ def test_models_of_others_are_not_touched(tmp_path: Path, models: list[nightrank
     with pytest.raises(ConfigError, match=r"models named \['ranker'\], which were not exported"):
         models[0].export_triton(tmp_path)
     assert names_in(tmp_path) == ["ranker/1"]
+    with pytest.raises(ConfigError, match="there is no backend 'tensorflow'"):
+        models[0].export_triton(tmp_path / "new", "tensorflow")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'s3://bucket/models' is not a local folder"):
+        models[0].export_triton("s3://bucket/models")
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", None])
+def test_a_damaged_configuration_of_the_ensemble_is_written_again(
+    copied: Path, models: list[nightrank.Model], damaged: bytes | None
+) -> None:
+    path = copied / "nightrank/config.pbtxt"
+    text = path.read_text()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged)
+    models[0].export_triton(copied, "python")
+    assert path.read_text() == text
 
 
 def test_a_damaged_version_is_named(copied: Path, models: list[nightrank.Model]) -> None:
