@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
 from nightrank.frames import Column, Frame, column_like, listed
-from nightrank.packages import require_torch
+from nightrank.packages import require_onnx, require_torch
 from nightrank.saved_models import copy_model, find_model, validation_metrics
 from nightrank.user_lists import Unknown, UserLists, require_length
 from nightrank.workflow import Workflow, fitted_workflow, learned_by
@@ -163,12 +163,12 @@ class Model:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists or is no local path, there is no such format, or torch is not
-                installed.
+            ConfigError: the folder exists or is no local path, there is no such format, or a package is
+                not installed.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
         """
-        require_torch()
+        require_onnx()
         from scoring.model.export import export
 
         return export(self._info, fspath(folder), formats)
@@ -195,12 +195,12 @@ class Model:
 
         Raises:
             ConfigError: the models in the repository have another backend or other inputs, or are those of
-                others; names or scopes of columns do not allow it; or torch is not installed.
+                others; names or scopes of columns do not allow it; or a package is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
         """
-        require_torch()
+        require_onnx()
         from scoring.serving.repository import add_to_repository
 
         return add_to_repository(

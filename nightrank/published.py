@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from nightrank.frames import listed
-from nightrank.packages import require_package
+from nightrank.packages import require_packages
 from storage.manifest import Manifest, data_files
 from storage.parquet_files import read_table
 from storage.paths import Partition
@@ -83,7 +83,7 @@ class Published:
         Raises:
             ConfigError: pandas is not installed.
         """
-        require_package("pandas")
+        require_packages(["pandas"], "pandas", "a frame of pandas")
         return self.arrow(columns).to_pandas()
 
     def polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -92,7 +92,7 @@ class Published:
         Raises:
             ConfigError: Polars is not installed.
         """
-        require_package("polars")
+        require_packages(["polars"], "polars", "a frame of Polars")
         import polars
 
         return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # a table, not an array

@@ -75,7 +75,7 @@ def test_wrong_names_are_named(world: World, tmp_path: Path, monkeypatch: pytest
         lake.users().pandas("user_key")
     monkeypatch.setattr("nightrank.packages.find_spec", lambda name: None)
     for name in ("pandas", "polars"):
-        with pytest.raises(nightrank.ConfigError, match=f"package {name} is not installed") as caught:
+        with pytest.raises(nightrank.ConfigError, match=rf"needs the packages \['{name}'\]") as caught:
             getattr(lake.users(), name)()
         assert caught.value.remedy == f"pip install 'nightrank[{name}]'"
     with pytest.raises(nightrank.DataError, match="no published partition dt=2025-01-04"):
