@@ -79,7 +79,7 @@ class Extension:
         """
         try:
             return import_module(self.module)
-        except Exception as error:  # a module of others may raise anything while it is imported
+        except (Exception, SystemExit) as error:  # a module of others may raise anything
             raise ConfigError(
                 f"{self} cannot be imported: {type(error).__name__}: {error}",
                 "correct or reinstall the package that has this entry point",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from storage.job_summary import JobSummary
 
 if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration
     from storage.run_context import RunContext
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as shells and nightly count
 
 
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
@@ -73,10 +76,23 @@ def run_without_session(
         return report_failure(f"{name} failed", error)
     except OSError as error:
         return report_failure(f"{name} failed", error, "check that the lake can be reached, then retry")
+    except KeyboardInterrupt:
+        return report_interruption(name)
     print(text)
     total = time.monotonic() - start
     print(summary.completed(name, context.run_date, context.phases, total).line())
     return EXIT_OK
+
+
+def report_interruption(name: str) -> int:
+    """Says on standard error that Ctrl-C (SIGINT) ended a job. Returns the exit code."""
+    print(
+        f"{name} was interrupted\n"
+        "  what to do: start it again; readers of the tables see no half-written data",
+        file=sys.stderr,
+        flush=True,
+    )
+    return INTERRUPTED
 
 
 def report_failure(what: str, error: NightrankError | OSError, remedy: str = "") -> int:

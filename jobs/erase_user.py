@@ -42,7 +42,9 @@ def _ids(named: list[str], file: Path | None) -> list[str]:
     lines: list[str] = []
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            # Only line feeds end a line: ids may contain other separators of lines, such as U+2028.
+            text = file.read_bytes().decode("utf-8-sig")
+            lines = [line.removesuffix("\r") for line in text.split("\n")]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--users-file {file} cannot be read: {error}", "pass a text file in UTF-8 with one id a line"
@@ -57,7 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line: the options of every job, and the users."""
     parser = job_parser("erase_user", DESCRIPTION)
     parser.add_argument(
-        "--user", nargs="+", default=[], metavar="ID", help="ids of the users, as they are in the log"
+        "--user",
+        nargs="+",
+        default=[],
+        metavar="ID",
+        help="ids of the users, as they are in the log; --user=ID for an id that begins with a dash",
     )
     parser.add_argument("--users-file", type=Path, metavar="FILE", help="text file with one id a line")
     parser.add_argument(

@@ -25,7 +25,7 @@ from conf.garbage import ignore_imported
 from conf.load import load_config, parse_date
 from conf.printable import PrintableFormatter
 from jobs.checks import check_config
-from jobs.command_line import job_parser
+from jobs.command_line import INTERRUPTED, job_parser, report_interruption
 from jobs.process_end import end_job
 from jobs.sessions import OwnSession
 from jobs.standard_output import separate_output
@@ -65,7 +65,10 @@ def run_with_options(
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     _log_to_stderr()
     arguments = parser.parse_args(words)
-    code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
+    try:
+        code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
+    except KeyboardInterrupt:
+        code = report_interruption(name)
     if code != EXIT_OK:  # a scheduler that gets only the log of a job reads its exit code there
         log.error("%s ended with exit code %d", name, code)
     end_job(code)
@@ -135,7 +138,7 @@ def _run(
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _log_failure(context, error, sessions)
     except BaseException as error:  # a bug or an interruption: it is raised again
-        failure = error
+        failure, exit_code = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CRASHED
         if stacks := sessions.keep_stacks(context):
             log.error("%s failed; Spark's stack traces are in %s", name, stacks)
         raise

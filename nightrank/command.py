@@ -39,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words and words[0] in commands():
             _start(words[0], words[1:])
-        arguments = _parser().parse_args(words)
+        parser = _parser()
+        if words and not words[0].startswith("-") and words[0] not in _OWN_OPTIONS:
+            parser.error(
+                f"there is no command {words[0]!r}: choose from {sorted({*commands(), *_OWN_OPTIONS})}"
+            )
+        arguments = parser.parse_args(words)
         if arguments.command == "completion":
             print(completion(arguments.shell, {**options(), **_OWN_OPTIONS}), end="")
             return EXIT_OK

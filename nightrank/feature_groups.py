@@ -46,6 +46,8 @@ def _mapping(group: Any) -> dict[str, Any]:
 
 def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
     """Returns the declared types of raw columns. Raises ConfigError if there is no such type."""
+    if not isinstance(types, Mapping):
+        raise ConfigError(f"types is {types!r}, but it must be a mapping", "pass such as {'I1': 'int'}")
     wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
     if wrong:
         raise ConfigError(f"types has unknown types: {wrong}", f"use {list(get_args(ColumnType))}")

@@ -6,9 +6,11 @@ pandas and Polars are imported only if the caller has imported them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union, cast
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, Union, cast
 
+import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
+Names = TypeVar("Names")
 
 _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arrow"
 
@@ -28,20 +31,26 @@ def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Tabl
 
     NaN in a column of pandas is null.
 
+    Floats of 16 bits become float32, because Arrow does not compute with them.
+
     Raises:
         ConfigError: `rows` is no frame, or two of its columns have the same name.
-        DataError: the values of a column have different types.
+        DataError: the values of a column have different types, or Arrow has no type for them.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
-        return rows.select(_present(columns, rows.column_names))
-    if _is_pandas(rows):
+        table = rows.select(_present(columns, rows.column_names))
+    elif _is_pandas(rows) or _is_polars(rows):
         names = _present(columns, list(rows.columns))
-        return pa.table({name: _of_series(name, rows[name]) for name in names}) if names else _no_columns()
-    if _is_polars(rows):
-        return rows.select(_present(columns, rows.columns)).to_arrow()
-    raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+        convert = pa.Array.from_pandas if _is_pandas(rows) else methodcaller("to_arrow")
+        table = pa.table({name: _of_series(name, rows[name], convert) for name in names})
+    else:
+        raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+    for index, field in enumerate(table.schema):
+        if pa.types.is_float16(field.type):
+            table = table.set_column(index, field.name, _as_float32(table.column(index)))
+    return table
 
 
 def frame_like(rows: Frame | pa.RecordBatch, result: pa.Table) -> Frame:
@@ -80,8 +89,20 @@ def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Fr
     return cast("pl.DataFrame", rows).select(list(keep)).hstack(cast("pl.DataFrame", features))
 
 
+def listed(argument: str, names: Names) -> Names:
+    """Returns names or ids that were passed as an argument.
+
+    Raises:
+        ConfigError: they are one text, whose characters would be taken for them.
+    """
+    if isinstance(names, str | bytes):
+        raise ConfigError(f"{argument} is the text {names!r}, not a list", f"pass {argument}=[{names!r}]")
+    return names
+
+
 def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequence[str]) -> None:
     """Raises ConfigError if a name in `keep` occurs twice, or is no column, or is that of a feature."""
+    listed("keep", keep)
     unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
     if unknown:
         raise ConfigError(
@@ -111,17 +132,26 @@ def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:
     return [name for name in wanted if name in names]
 
 
-def _no_columns() -> pa.Table:
-    return pa.table({})
-
-
-def _of_series(name: str, values: pd.Series) -> pa.Array | pa.ChunkedArray:
+def _of_series(
+    name: str, values: pd.Series | pl.Series, convert: Callable[[Any], pa.Array | pa.ChunkedArray]
+) -> pa.Array | pa.ChunkedArray:
     try:
-        return pa.Array.from_pandas(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        return convert(values)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        if values.dtype == object and isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError):
+            raise DataError(
+                f"column {name} has values of different types: {error}", "convert the column to one type"
+            ) from error
         raise DataError(
-            f"column {name} has values of different types: {error}", "convert the column to one type"
+            f"column {name} (dtype {values.dtype}) cannot be converted to Arrow: {error}",
+            "convert the column to integers of at most 64 bits, to floats, or to texts in Unicode",
         ) from error
+
+
+def _as_float32(column: pa.ChunkedArray) -> pa.Array:
+    """Converts 16-bit floats. A null becomes NaN, which is null for all readers."""
+    chunks = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return pa.array(np.concatenate([np.zeros(0, np.float16), *chunks]).astype(np.float32), from_pandas=True)
 
 
 def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,10 @@ import pyarrow as pa
 from conf.errors import ConfigError
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
-from nightrank.frames import Column, Frame, column_like
-from nightrank.packages import require_torch
+from nightrank.frames import Column, Frame, column_like, listed
+from nightrank.packages import require_onnx, require_torch
 from nightrank.saved_models import copy_model, find_model, validation_metrics
-from nightrank.user_lists import UserLists
+from nightrank.user_lists import Unknown, UserLists, require_length
 from nightrank.workflow import Workflow, fitted_workflow, learned_by
 from scoring.inputs.requests import PROBABILITY
 from scoring.model.model_info import ModelInfo
@@ -168,12 +168,12 @@ class Model:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists, torch is not installed, or there is no C++ compiler for compiled
-                programs.
+            ConfigError: the folder exists or is no local path, there is no such format, a package is not
+                installed, or there is no C++ compiler for compiled programs.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
         """
-        require_torch()
+        require_onnx()
         from scoring.model.export import export
 
         return export(self._info, fspath(folder), formats, compiled=compiled)
@@ -200,12 +200,12 @@ class Model:
 
         Raises:
             ConfigError: the models in the repository have another backend or other inputs, or are those of
-                others; names or scopes of columns do not allow it; or torch is not installed.
+                others; names or scopes of columns do not allow it; or a package is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
         """
-        require_torch()
+        require_onnx()
         from scoring.serving.repository import add_to_repository
 
         return add_to_repository(
@@ -218,7 +218,7 @@ class Model:
         k: int | None = None,
         *,
         context: Mapping[str, Any] | None = None,
-        unknown: Literal["raise", "skip"] = "raise",
+        unknown: Unknown = "raise",
     ) -> pa.Table:
         """Returns the k best candidates of some users, from the candidates that were built on the run date.
 
@@ -237,14 +237,15 @@ class Model:
             `user_ids`. An id that occurs twice has one list. A user without candidates has no row.
 
         Raises:
-            ConfigError: a context value is missing, a feature depends on user and item together, k < 1, or
-                the model has no run date.
+            ConfigError: a context value is missing, a feature depends on user and item together, `k` is no
+                positive integer, `user_ids` is one text, or the model has no run date.
             DataError: a user is unknown, the run date has no candidates, or they were made with another
                 workflow than the model.
         """
-        keys = list(dict.fromkeys(str(user) for user in user_ids))
-        if k is not None and k < 1:
-            raise ConfigError(f"k={k} is smaller than 1", "pass a positive number")
+        keys = list(dict.fromkeys(str(user) for user in listed("user_ids", user_ids)))
+        require_length(k)
+        if unknown not in get_args(Unknown):
+            raise ConfigError(f"unknown={unknown!r} is not allowed", f"pass one of {get_args(Unknown)}")
         require_torch()
         if self.date is None:
             raise ConfigError(

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from nightrank.frames import listed
+from nightrank.packages import require_packages
 from scoring.delivery.online_format import (
     LISTS,
     MARKER,
@@ -53,8 +55,9 @@ def open_online(
         ca_file: file with the certificates of authorities to trust; None for those of the system.
 
     Raises:
-        ConfigError: the URL is not one of such a server.
+        ConfigError: the URL is not one of such a server, or redis-py is not installed.
     """
+    require_packages(["redis"], "online", "a look-up")
     try:
         address = RedisAddress(redis_url(url), user, password, ca_file)
     except ValueError as error:
@@ -97,7 +100,7 @@ class OnlineReader:
             )
         return Pointer.from_text(text, where)
 
-    def recommendations(self, users: Sequence[str]) -> pa.Table:
+    def recommendations(self, users: Sequence[str | int]) -> pa.Table:
         """Returns the lists of users, in the order of `users`; users without a list are left out.
 
         Returns:
@@ -109,7 +112,7 @@ class OnlineReader:
         pointer, values = self._values(LISTS, users)
         return lists_of(values, pointer)
 
-    def users(self, keys: Sequence[str]) -> pa.Table:
+    def users(self, keys: Sequence[str | int]) -> pa.Table:
         """Returns the features of users, in the order of `keys`; unknown users are left out.
 
         Returns:
@@ -120,7 +123,7 @@ class OnlineReader:
         """
         return self._features("users", keys)
 
-    def items(self, keys: Sequence[str]) -> pa.Table:
+    def items(self, keys: Sequence[str | int]) -> pa.Table:
         """Returns the features of items, as `users` does for users."""
         return self._features("items", keys)
 
@@ -136,7 +139,7 @@ class OnlineReader:
     ) -> None:
         self.close()
 
-    def _features(self, name: str, keys: Sequence[str]) -> pa.Table:
+    def _features(self, name: str, keys: Sequence[str | int]) -> pa.Table:
         pointer, values = self._values(name, keys)
         columns = pointer.tables[name].columns
         unknown = [(column, kind) for column, kind in columns if arrow_type(kind) is None]
@@ -147,9 +150,10 @@ class OnlineReader:
             )
         return features_of(values, pa.schema([(column, arrow_type(kind)) for column, kind in columns]))
 
-    def _values(self, name: str, keys: Sequence[str]) -> tuple[Pointer, Mapping[str, bytes]]:
+    def _values(self, name: str, keys: Sequence[str | int]) -> tuple[Pointer, Mapping[str, bytes]]:
         """Returns the pointer, and the values of the keys that exist."""
-        wanted = list(dict.fromkeys(keys))
+        names = [str(key) for key in listed("keys", keys)]
+        wanted = [key for key in dict.fromkeys(names) if key != MARKER]
         for _ in range(_ATTEMPTS):
             pointer = self.current()
             table = pointer.tables.get(name)

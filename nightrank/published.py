@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from nightrank.frames import listed
+from nightrank.packages import require_packages
 from storage.manifest import Manifest, data_files
 from storage.parquet_files import read_table
 from storage.paths import Partition
@@ -68,7 +70,7 @@ class Published:
         """Returns the rows, with some columns or all of them, as an Arrow table.
 
         Raises:
-            ConfigError: the table has no such column.
+            ConfigError: the table has no such column, or `columns` lists one twice.
             DataError: a file is missing or damaged.
             InfrastructureError: a file could not be read.
         """
@@ -76,7 +78,12 @@ class Published:
         return read_table(self.partition, self.manifest, columns=columns)
 
     def pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Returns the rows as a DataFrame of pandas. Raises the errors of `arrow`."""
+        """Returns the rows as a DataFrame of pandas. Raises the errors of `arrow`.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        require_packages(["pandas"], "pandas", "a frame of pandas")
         return self.arrow(columns).to_pandas()
 
     def polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -85,10 +92,9 @@ class Published:
         Raises:
             ConfigError: Polars is not installed.
         """
-        try:
-            import polars
-        except ImportError as error:
-            raise ConfigError("Polars is not installed", "install the package polars") from error
+        require_packages(["polars"], "polars", "a frame of Polars")
+        import polars
+
         return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # a table, not an array
 
     def spark(self, session: SparkSession, columns: Sequence[str] | None = None) -> DataFrame:
@@ -106,7 +112,12 @@ class Published:
         return f"<{self.table} dt={self.date}: {self.rows} rows, {len(self.columns)} columns>"
 
     def _require(self, columns: Sequence[str] | None) -> None:
-        unknown = sorted(set(columns or ()) - set(self.columns))
+        names = listed("columns", columns)
+        wanted = list(names or ())
+        repeated = sorted({name for name in wanted if wanted.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"columns lists {repeated} twice", "list each column once")
+        unknown = sorted(set(wanted) - set(self.columns))
         if unknown:
             raise ConfigError(
                 f"{self.table} dt={self.date} has no columns {unknown}", f"choose from {self.columns}"

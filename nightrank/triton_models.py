@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from storage.id_lists import pad_lists
 _VARIABLES, _OPTIONS = "NIGHTRANK_ONLINE_", ("prefix", "user", "password", "ca_file")
 
 _LISTS: Mapping[str, pa.DataType] = {"ints": pa.list_(pa.int64()), "strings": pa.list_(pa.string())}
+_UNPAIRED = re.compile("[\ud800-\udfff]")  # JSON can escape surrogates that UTF-8 cannot encode
 Arrays = dict[str, np.ndarray]
 
 
@@ -260,7 +262,7 @@ def _list(name: str, row: int, text: str, kind: str) -> list[Any] | None:
         return None
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list) or not all(_is_element(value, kind) for value in values):
         wanted = "integers" if kind == "ints" else "texts"
@@ -274,7 +276,7 @@ def _list(name: str, row: int, text: str, kind: str) -> list[Any] | None:
 def _is_element(value: Any, kind: str) -> bool:
     if kind == "ints":
         return value is None or (type(value) is int and -(2**63) <= value < 2**63)
-    return value is None or isinstance(value, str)
+    return value is None or (isinstance(value, str) and _UNPAIRED.search(value) is None)
 
 
 def _ids(column: pa.ChunkedArray, number: int) -> np.ndarray:

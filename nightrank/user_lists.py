@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from conf.types import Config, Score
 from scoring.inputs.list_tables import list_manifests
 from scoring.inputs.requests import (
@@ -32,6 +33,16 @@ from storage.paths import Lake
 from storage.run_context import RunContext
 
 Unknown = Literal["raise", "skip"]
+
+
+def require_length(k: int | None) -> None:
+    """Raises ConfigError if `k` is neither None nor a positive integer."""
+    if k is None:
+        return
+    if not isinstance(k, Integral) or isinstance(k, bool):
+        raise ConfigError(f"k={k!r} is not an integer", "pass a positive integer")
+    if k < 1:
+        raise ConfigError(f"k={k} is smaller than 1", "pass a positive integer")
 
 
 @dataclass(frozen=True)

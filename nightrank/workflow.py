@@ -7,13 +7,14 @@ from os import PathLike, fspath
 
 import pyarrow as pa
 
-from conf.errors import ConfigError, DataError
+from conf.errors import ConfigError
 from conf.types import FeatureGroup
 from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.save_fitted import save_fitted
-from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
+from etl.workflow.local_workflow import LocalWorkflow, load_local
 from nightrank.feature_groups import ColumnType, Group, checked_types, read_groups
-from nightrank.frames import Frame, arrow_table, frame_like, with_columns
+from nightrank.frames import Frame, arrow_table, frame_like, listed, with_columns
+from nightrank.saved_workflows import find_workflow
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
 from nightrank.training_rows import is_out_of_fold, refuse_label, rows_digest
 from storage import file_io
@@ -76,12 +77,7 @@ class Workflow:
             InfrastructureError: the storage cannot be read.
         """
         lake = Lake(fspath(folder))
-        versions = saved_versions(lake)
-        if version is None and len(versions) > 1:
-            raise ConfigError(f"{lake.root} has several workflows: {versions}", "pass the `version` of one")
-        if version is None and not versions:
-            raise DataError(f"{lake.root} has no workflow", "pass the folder that was passed to `save`")
-        return fitted_workflow(load_local(lake, version or versions[0]))
+        return fitted_workflow(load_local(lake, find_workflow(lake, version)))
 
     @property
     def label(self) -> str:
@@ -219,7 +215,8 @@ class Workflow:
         self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None
     ) -> pa.Table:
         """Does the same as `encode`, but returns an Arrow table for every kind of frame."""
-        return self._require_fitted().encode_table(arrow_table(rows, list(self.raw_columns)), features)
+        fitted = self._require_fitted()
+        return fitted.encode_table(arrow_table(rows, list(self.raw_columns)), listed("features", features))
 
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
         """Returns the features with which a model is trained on rows, as an Arrow table, in their order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from storage import file_io
 
@@ -46,5 +47,5 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
 
 
 def _uri(folder: str) -> str:
-    """Returns the folder as a URI."""
-    return f"file://{file_io.filesystem(folder)[1]}" if file_io.is_local(folder) else folder
+    """Returns the folder as a URI. Spark decodes the escapes of spaces and other characters."""
+    return Path(file_io.filesystem(folder)[1]).as_uri() if file_io.is_local(folder) else folder

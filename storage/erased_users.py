@@ -11,10 +11,12 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from conf.errors import InfrastructureError
 from storage import file_io, format_versions
 from storage.paths import Lake
 
@@ -95,21 +97,48 @@ def list_or_new(lake: Lake) -> ErasedList:
 def add_erased(lake: Lake, known: ErasedList, users: Iterable[str], through: str) -> ErasedList:
     """Adds users to the list of a lake, and returns the new list.
 
+    Users whom another erasure has added since `known` was read stay in the list.
+
     Args:
         lake: the lake.
         known: the result of `list_or_new`.
         users: the ids.
         through: the last day whose rows are left out. A user who is in the list keeps the later day.
+
+    Raises:
+        InfrastructureError: the list cannot be written, or another erasure has begun it with another salt.
     """
+    now = read_erased(lake) or known
+    if now.salt != known.salt:
+        raise InfrastructureError(
+            f"another erasure has written {_path(lake)} meanwhile", "run erase_user again, one after another"
+        )
+    known = now
     days = dict(known.through)
     for user in users:
         digest = known.digest(user)
         days[digest] = max(through, days.get(digest, through))
     changed = ErasedList(known.salt, dict(sorted(days.items())))
     if changed != known:
-        values = {"salt": changed.salt, "through": dict(changed.through)}
-        file_io.replace_json(_path(lake), format_versions.ERASED_USERS.stamp(values))
+        file_io.replace_json(_path(lake), _json(changed))
     return changed
+
+
+def require_listed(lake: Lake, users: Iterable[str]) -> None:
+    """Raises InfrastructureError if the list of a lake lacks one of these users.
+
+    Two erasures that write the list at the same moment may each keep only their own users.
+    """
+    known = list_or_new(lake)
+    if not known.through.keys() >= {known.digest(user) for user in users}:
+        raise InfrastructureError(
+            f"another erasure has replaced {_path(lake)} without these users",
+            "run erase_user again: it continues",
+        )
+
+
+def _json(known: ErasedList) -> dict[str, Any]:
+    return format_versions.ERASED_USERS.stamp({"salt": known.salt, "through": dict(known.through)})
 
 
 def _path(lake: Lake) -> str:

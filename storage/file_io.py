@@ -86,6 +86,17 @@ def is_local(path: str) -> bool:
     return scheme_of(path) in ("", "file")
 
 
+def local_folder(path: str) -> Path:
+    """Returns the absolute path of a local folder, which need not exist.
+
+    Raises:
+        ConfigError: the text is empty, or a URI of an object store.
+    """
+    if not path or not is_local(path):
+        raise ConfigError(f"{path!r} is not a local folder", "pass the path of a folder on this machine")
+    return Path(filesystem(path)[1])
+
+
 def exists(path: str) -> bool:
     """Returns whether there is a file or folder at a path."""
     files, inner = filesystem(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from html import escape
 
 from conf.types import Config
 from etl.erasure.plan import Plan
@@ -34,12 +36,14 @@ def raw_files(config: Config, plan: Plan) -> list[str]:
 def texts_with_ids(lake: Lake, users: Users) -> list[str]:
     """Returns the run records, reports and logs that contain the id of a user as a whole word.
 
-    Ids of fewer than SHORTEST_ID characters are not searched.
+    Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found as reports (HTML) and run
+    records (JSON) write them.
     """
-    long_ids = sorted(re.escape(user) for user in users.ids if len(user) >= SHORTEST_ID)
+    long_ids = {user for user in users.ids if len(user) >= SHORTEST_ID}
     if not long_ids:
         return []
-    word = re.compile(rf"(?<!\w)(?:{'|'.join(long_ids)})(?!\w)".encode())
+    texts = {text for user in long_ids for text in (user, escape(user), json.dumps(user)[1:-1])}
+    word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(texts)))})(?!\w)".encode())
     return [path for path in _texts(lake) if word.search(_bytes(lake, path))]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from conf.errors import ConfigError
 from etl.ops.base import Fitted, Step, Type
 from etl.ops.categorify import Categorify
 from etl.ops.training_statistics import Statistics
@@ -78,7 +79,17 @@ class ChainProgress:
     _dropped: set[str] = field(default_factory=set)
 
     def add(self, step: Fitted) -> None:
-        """Appends the next fitted step."""
+        """Appends the next fitted step.
+
+        Raises:
+            ConfigError: `step` is no fitted step.
+        """
+        if not isinstance(step, Fitted):
+            operator = self.chain.steps[len(self.fitted)].operator
+            raise ConfigError(
+                f"the operator {operator.name} was fitted to a {type(step).__name__}, not to a Fitted",
+                "let the method fit of the operator return its fitted step",
+            )
         self.fitted.append(step)
         if step.cardinality is not None:
             self._cardinalities |= dict.fromkeys(step.outputs, step.cardinality)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conf.errors import InfrastructureError
 from etl.ops.keyed import KEY
 from etl.ops.tables import workflow_table
 from etl.workflow.local_workflow import LocalWorkflow, save_workflow, workflow_exists
@@ -38,11 +39,16 @@ def save_fitted(lake: Lake, workflow: LocalWorkflow) -> None:
 
 
 def _write(path: str, part: pa.Table) -> str:
-    """Writes one file and returns its name."""
+    """Writes one file and returns its name. Raises InfrastructureError if it cannot be written."""
     path = own_path(path)
     files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
-        pq.write_table(part, sink, compression="zstd")
+    try:
+        if file_io.is_local(path):
+            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+        with files.open_output_stream(inner) as sink:
+            pq.write_table(part, sink, compression="zstd")
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write {path}: {error}", "check the folder, disk space and permissions"
+        ) from error
     return path.rsplit("/", 1)[1]

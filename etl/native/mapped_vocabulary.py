@@ -21,6 +21,9 @@ from etl.native.library import is_built
 from etl.native.lookup import Lookup
 from storage import file_io
 from storage.manifest import digest_of
+from storage.parquet_files import errors_of_file
+
+_REPAIR = "restore the file, or fit a new workflow (build_features with --set workflow.mode=fit)"
 
 Vocabulary = tuple[Lookup, np.ndarray]
 
@@ -33,6 +36,10 @@ def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabular
         files: Parquet files of all vocabularies of a workflow.
         name: name of the vocabulary.
         oldest: a day, in days since 1970-01-01. Values that were last seen before this day are omitted.
+
+    Raises:
+        DataError: a file does not exist, or is damaged.
+        InfrastructureError: a file could not be read.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
     if not folders or not is_built():
@@ -55,7 +62,7 @@ def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
     values, ids = [pa.array([], pa.string())], [np.zeros(0, np.int32)]
     for path, groups in _row_groups(files).get(name, {}).items():
         filesystem, inner = file_io.filesystem(path)
-        with filesystem.open_input_file(inner) as source:
+        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
             entries = pq.ParquetFile(source).read_row_groups(groups, use_threads=False)
         kept = pc.and_(pc.equal(entries["column"], name), pc.greater_equal(entries["last_seen"], oldest))
         entries = entries.filter(kept)
@@ -73,7 +80,7 @@ def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
     groups_of: dict[str, dict[str, list[int]]] = {}
     for path in files:
         filesystem, inner = file_io.filesystem(path)
-        with filesystem.open_input_file(inner) as source:
+        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.metadata.num_row_groups):
                 statistics = parquet.metadata.row_group(group).column(0).statistics

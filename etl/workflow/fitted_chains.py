@@ -14,6 +14,7 @@ from conf.lazy_pyspark import F, T
 from etl.ops import Fitted, operator_extension, stored_fitted_type
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables, Tables
+from etl.workflow.step_outputs import require_arrays
 from storage.feature_spec import Feature
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class FittedChain:
                 outputs = step.compute(inputs, tables)
             else:
                 outputs = step.compute_training(inputs, tables, row_ids)
+            require_arrays(step, outputs, len(inputs[0]))
             values |= dict(zip(step.outputs, outputs, strict=True))
         return values
 

@@ -85,8 +85,8 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
-            f"the rows lack the columns {missing}; they have {rows.column_names}",
-            "add these columns, as in the log; a column of nulls says that its values are not known",
+            f"the rows lack the columns {missing}; of those that are read, they have {rows.column_names}",
+            "add these columns, with the names of the log; a column of nulls says that values are not known",
         )
 
 
@@ -109,7 +109,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 raise ValueError(f"{name}={value!r} is not of type {kind}")
             try:
                 arrays[name] = pa.array([value], _ARROW_TYPES[kind])
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
                 raise ValueError(f"{name}={value!r} is not of type {kind}") from error
             if (
                 kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX

@@ -99,11 +99,10 @@ class Application:
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         self.submission.require_profile()
-        stage.log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
         exit_code = None
         try:
-            with stage.log.open("wb") as log:
+            with stage.open_log() as log:
                 child, self._used = self._start(), True
                 child.request({"job": stage.job, "arguments": self.submission.arguments(stage)})
                 while exit_code is None and interruptions.received is None:

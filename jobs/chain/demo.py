@@ -146,15 +146,22 @@ def make_fresh(folder: Path) -> None:
     """Empties the demo's folder. Never deletes a folder that no demo has written.
 
     Raises:
-        ConfigError: the folder contains files, but not the marker file of the demo.
+        ConfigError: the folder contains files, but not the marker file of the demo; or it is a file; or it
+            cannot be written.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
+            raise ConfigError(
+                f"{folder}/ was not made by the demo",
+                "move this folder away, or pass another folder as --out",
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / _MARKER).touch()
+    except OSError as error:
         raise ConfigError(
-            f"{folder}/ was not made by the demo", "move this folder away, or pass another folder as --out"
-        )
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / _MARKER).touch()
+            f"--out {folder} cannot be emptied and written: {error}", "pass another folder as --out"
+        ) from error
 
 
 def _lists_table(lists: Sequence[UserList]) -> str:

@@ -36,9 +36,8 @@ class SparkSubmits:
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         command = self.submission.command(stage)
-        stage.log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        with stage.log.open("wb") as log:
+        with stage.open_log() as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from conf.errors import ConfigError, NightrankError
+from conf.errors import ConfigError, InfrastructureError, NightrankError
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
@@ -39,6 +39,21 @@ class Stage:
     def name(self) -> str:
         """The name of the stage and of its log: the job's name, unless the run has the job twice."""
         return self.log.stem
+
+    def open_log(self) -> BinaryIO:
+        """Opens the log for writing, and makes its folder.
+
+        Raises:
+            InfrastructureError: the log cannot be written.
+        """
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            return self.log.open("wb")
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot write the log of {self.name}: {error}",
+                "check that `lake` is a folder that you can write, and that the disk is not full",
+            ) from error
 
 
 @dataclass(frozen=True)

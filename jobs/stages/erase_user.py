@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from conf.errors import ConfigError, InfrastructureError
+from conf.errors import ConfigError, DataError, InfrastructureError
 from etl.erasure.digest_changes import DigestChanges
 from etl.erasure.plan import Plan, plan_erasure
 from etl.erasure.record import Record, planned, read_record, read_records, record_path, write_record
@@ -19,9 +19,9 @@ from etl.raw.key_rule import RULE, are_bad_keys
 from scoring.delivery.erase_request import EraseRequest
 from scoring.delivery.sinks import erase_from, read_settings
 from storage import file_io
-from storage.erased_users import add_erased, list_or_new
+from storage.erased_users import add_erased, list_or_new, require_listed
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import DATA, Lake
 from storage.run_context import RunContext, require
 from training.registry.saved_models import saved_models
 
@@ -58,13 +58,14 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
 
     Raises:
         ConfigError: an id cannot be one of a user, or the configuration has no section `keys`.
-        DataError: a file of the lake is damaged.
+        DataError: nothing was published in the lake, or a file of it is damaged.
         InfrastructureError: another job uses the lake at the same time.
     """
     require(context.config, "keys")
     _check(ids)
     read_settings(context.config.deliver)  # before anything changes
     lake = context.lake
+    _require_tables(lake)
     known = list_or_new(lake)
     users = Users.of(frozenset(ids), known.salt, known.digest, context.config)
     record = read_record(lake, context.run_date, users)
@@ -89,6 +90,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
         sinks = _erase_sinks(context, users, record)
     with context.phase("remaining"):
         remains = {**record.remains, "texts": texts_with_ids(lake, users)}
+    require_listed(lake, ids)
     record = replace(
         record,
         status="complete",
@@ -123,6 +125,15 @@ def _check(ids: Sequence[str]) -> None:
                 f"{user!r} is not the id of a user: {RULE}, and it must not be empty",
                 "pass the ids as they are in the log, with --user or one a line in --users-file",
             )
+
+
+def _require_tables(lake: Lake) -> None:
+    """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
+    if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
+        raise DataError(
+            f"{lake.root} has no tables, so nobody was erased: it is no lake, or no job has run",
+            "correct `lake` in the configuration or in --set; erase users after the first run",
+        )
 
 
 def _require_none(left: Plan) -> None:

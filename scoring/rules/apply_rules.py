@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from scoring.rules.attributes import NO_VALUE, ItemAttribute, align, read_attribute
 from scoring.rules.boost import Boosted
 from scoring.rules.category import within_maximum
@@ -93,11 +93,14 @@ class ItemRules:
             items: item indices, in the shape of `scores`.
 
         Raises:
+            ConfigError: a rule of another package returned no tensor.
             DataError: a rule of another package returned scores of another shape, or NaN for a number.
         """
         ranked_by = scores if self.boost is None else self.boost.keys(scores, items)
         for name, rule in self.packages.items():
-            before, ranked_by = ranked_by, rule.ranking_scores(ranked_by, items).float()
+            before, ranked_by = ranked_by, rule.ranking_scores(ranked_by, items)
+            _require_tensor(name, "ranking_scores", ranked_by)
+            ranked_by = ranked_by.float()
             if ranked_by.shape != before.shape or (ranked_by.isnan() & ~before.isnan()).any():
                 raise DataError(
                     f"the rule {name} returned ranking scores of the shape {tuple(ranked_by.shape)}, "
@@ -141,8 +144,10 @@ class ItemRules:
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
         """Returns which cells have a candidate that all rules allow, shape (U, W), bool."""
-        for rule in self.packages.values():
-            valid = valid & rule.allowed(items, valid)
+        for name, rule in self.packages.items():
+            allowed = rule.allowed(items, valid)
+            _require_tensor(name, "allowed", allowed, valid.shape)
+            valid = valid & allowed
         if self.categories is None:
             return valid
         # Cells without a candidate come last, so they cannot use up the maximum before a candidate.
@@ -150,6 +155,19 @@ class ItemRules:
         if self.packages:  # nor may items that a rule left out
             categories = categories.where(valid, NO_VALUE)
         return valid & within_maximum(categories, self.most)
+
+
+def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
+    """Raises ConfigError unless a function of a rule returned a tensor; with `flags`, bools of this shape."""
+    is_tensor = isinstance(result, Tensor)
+    if is_tensor and (flags is None or (result.dtype == torch.bool and result.shape == tuple(flags))):
+        return
+    shown = f"{result.dtype} of the shape {tuple(result.shape)}" if is_tensor else type(result).__name__
+    needed = "a tensor" if flags is None else f"bools of the shape {tuple(flags)}"
+    raise ConfigError(
+        f"the function {function} of the rule {name} returned {shown}, not {needed}",
+        "correct the rule; scoring/rules/package_rules.py describes its functions",
+    )
 
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -196,6 +214,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
     for name, rule in packages.items():
         moved = rule.moved()
         if moved is not None:
+            _require_tensor(name, "moved", moved, (len(items),))
             boost_reason = boost_reason.where((boost_reason != _RANKED_CODE) | ~moved.cpu(), len(reasons))
             reasons.append(f"rule:{name}")
     hashes = text_hashes(items.to_pylist()) if request.explore else torch.empty(0, dtype=torch.int64)

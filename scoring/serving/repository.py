@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from etl.fit.save_fitted import save_fitted
@@ -44,6 +44,7 @@ from scoring.serving.model_configs import (
 )
 from scoring.serving.served_inputs import Backend, ServedInputs
 from scoring.serving.served_names import context_columns, require_names
+from storage.file_io import local_folder
 from storage.paths import Lake
 from training.export.write_export import DESCRIPTION
 
@@ -83,14 +84,16 @@ def add_to_repository(
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the repository has models of others with the names of ours; its models have another
-            backend or other inputs; a raw column has the name of another input or of the output of an
-            ensemble; or, with `online`, a feature depends on user and item together, or no feature on one of
-            them.
+        ConfigError: the folder is no local path, or there is no such backend; the repository has models of
+            others with the names of ours; its models have another backend or other inputs; a raw column has
+            the name of another input or of the output of an ensemble; or, with `online`, a feature depends on
+            user and item together, or no feature on one of them.
         DataError: the model is damaged, or a file of the repository is damaged.
         InfrastructureError: the repository cannot be written, or a program differs too much from the model.
     """
-    repository = Path(folder).absolute()
+    if backend not in get_args(Backend):
+        raise ConfigError(f"there is no backend {backend!r}", f"choose from {list(get_args(Backend))}")
+    repository = local_folder(folder)
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with _locked(repository), _scratch_beside(repository) as scratch:
@@ -192,7 +195,7 @@ class _Repository:
     def _let_ensembles_use(self, inputs: ServedInputs, version: int) -> None:
         for name, config in _ensembles(inputs, version).items():
             target = self._root / name / CONFIG
-            if target.read_text(encoding="utf-8") != config + "\n":
+            if not target.exists() or target.read_bytes() != f"{config}\n".encode():
                 new = self._scratch / CONFIG
                 new.write_text(config + "\n", encoding="utf-8")
                 new.replace(target)
@@ -233,7 +236,7 @@ class _Repository:
         path = self._root / ENSEMBLE / CONFIG
         if not path.exists():
             return None
-        pinned = re.search(r"versions: \[ (\d+) \]", path.read_text(encoding="utf-8"))
+        pinned = re.search(r"versions: \[ (\d+) \]", path.read_text(encoding="utf-8", errors="replace"))
         return int(pinned.group(1)) if pinned else None
 
 

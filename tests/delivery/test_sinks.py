@@ -101,6 +101,17 @@ def test_a_module_that_is_no_sink_is_a_typed_error(
         sinks.read_settings(section(kind="broken", file="f"))
 
 
+def test_a_sink_that_does_not_say_what_it_delivered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = COUNTER.partition("def check")[0] + "def deliver(settings, lists):\n    pass\n"
+    install(tmp_path, monkeypatch, "silent", "silent", "silent_sink", text)
+    ((module, settings),) = sinks.read_settings(section(kind="silent", file="f"))
+    lists: Any = None
+    with pytest.raises(ConfigError, match="the sink mine returned a NoneType, not a Delivered"):
+        sinks.deliver_to(module, settings, lists)
+
+
 def test_every_job_refuses_a_sink_that_does_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"deliver\.sinks\.0\.kind='kafka' does not exist; known: .*'jdbc'"):
         sinks.read_settings(section(kind="kafka"))

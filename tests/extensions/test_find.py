@@ -119,8 +119,9 @@ def test_an_extension_with_a_name_of_the_checkout_is_refused(kind: Kind, site: P
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_that_cannot_be_imported_is_an_error_only_if_it_is_used(kind: Kind, site: Path) -> None:
-    points = {"broken": f"broken_{kind}", "wrong": f"wrong_{kind}"}
+    points = {"broken": f"broken_{kind}", "wrong": f"wrong_{kind}", "script": f"script_{kind}"}
     texts = {points["broken"]: "import no_such_module", points["wrong"]: "Settings = build = 3"}
+    texts[points["script"]] = "raise SystemExit(0)"  # a job must not end as if it had succeeded
     write_package(site, "mine", {kind: points}, texts)
     use = KINDS[kind][2]
     assert {"broken", "wrong"} <= {*extensions(kind, {})}
@@ -129,6 +130,8 @@ def test_a_module_that_cannot_be_imported_is_an_error_only_if_it_is_used(kind: K
         ConfigError, match=f"'broken', the module broken_{kind} of the package mine.*{reason}"
     ):
         use("broken")
+    with pytest.raises(ConfigError, match=r"'script'.*cannot be imported: SystemExit: 0"):
+        use("script")
     with pytest.raises(ConfigError, match=rf"'wrong', the module wrong_{kind} of the package mine 1\.0, "):
         use("wrong")
 

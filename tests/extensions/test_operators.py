@@ -57,6 +57,48 @@ def edit(shop: Path) -> None:
     (shop / "__init__.py").write_text("VERSION = 2\n")
 
 
+OPERATOR = """
+from dataclasses import dataclass
+from typing import ClassVar
+from nightrank.extending import Operator, RowWise
+
+@dataclass(frozen=True)
+class FittedWrong(RowWise):
+    name: ClassVar[str] = "wrong"
+    def expression(self, *values):
+        return values[0]
+    def compute(self, values, tables):
+        return {computed}
+
+class Wrong(Operator):
+    name: ClassVar[str] = "wrong"
+    page: ClassVar[str] = "numbers"
+    def fit(self, step, statistics):
+        return {fitted}
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"computed": "values[0]"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
+        ({"computed": "[values[0][:1]]"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
+        ({"computed": "values * 2"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
+        ({"computed": "None"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
+        ({"fitted": "None"}, "the operator wrong was fitted to a NoneType, not to a Fitted"),
+    ],
+)
+def test_an_operator_that_breaks_the_contract_is_named(
+    site: Path, wrong: dict[str, str], message: str
+) -> None:
+    """An array with fewer values would otherwise become a table with fewer rows."""
+    results = {"computed": "values", "fitted": "FittedWrong(step.inputs, step.outputs)"} | wrong
+    write_package(site, "wrong", {"operators": {"wrong": "wrong"}}, {"wrong": OPERATOR.format(**results)})
+    group = {"columns": ["X"], "kind": "dense", "ops": ["wrong"]}
+    with pytest.raises(ConfigError, match=message):
+        nightrank.Workflow([group]).fit(FRAME).transform(FRAME)
+
+
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
 def test_both_engines_fit_and_apply_it(
     spark: SparkSession, shop: Path, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch

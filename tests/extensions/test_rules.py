@@ -125,9 +125,38 @@ class Wrong(ItemRule):
     def ranking_scores(self, scores, items):
         return {result}
 
+    def allowed(self, items, valid):
+        return {allowed}
+
+    def moved(self):
+        return {moved}
+
 def load(settings, inputs):
     return {loaded}
 """
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"allowed": "items"}, r"allowed of the rule wrong returned torch.int64 of the shape .*not bools"),
+        (
+            {"allowed": "valid[:, :1]"},
+            r"allowed of the rule wrong returned torch.bool of the shape .*not bools",
+        ),
+        ({"moved": "[True]"}, r"moved of the rule wrong returned list, not bools of the shape \(\d+,\)"),
+        ({"result": "None"}, "ranking_scores of the rule wrong returned NoneType, not a tensor"),
+    ],
+)
+def test_results_of_other_types_are_named(
+    reference: ReferenceScores, site: Path, wrong: dict[str, str], message: str
+) -> None:
+    text = RULE.format(
+        **{"result": "scores", "allowed": "valid", "moved": "None", "loaded": "Wrong()"} | wrong
+    )
+    write_package(site, "wrong", {"rules": {"wrong": "wrong"}}, {"wrong": text})
+    with pytest.raises(ConfigError, match=message):
+        lists_of(recommender_with(reference, wrong=None), reference)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +170,7 @@ def load(settings, inputs):
 def test_a_wrong_rule_is_named(
     reference: ReferenceScores, site: Path, result: str, loaded: str, message: str
 ) -> None:
-    text = RULE.format(result=result, loaded=loaded)
+    text = RULE.format(result=result, loaded=loaded, allowed="valid", moved="None")
     write_package(site, "wrong", {"rules": {"wrong": "wrong"}}, {"wrong": text})
     with pytest.raises((ConfigError, DataError), match=message):
         lists_of(recommender_with(reference, wrong=None), reference)

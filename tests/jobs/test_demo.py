@@ -51,6 +51,8 @@ def test_folder_is_emptied_only_when_a_demo_made_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was not made by the demo"):
         demo.make_fresh(precious)
     assert (precious / "thesis").exists()
+    with pytest.raises(ConfigError, match="thesis cannot be emptied and written"):
+        demo.make_fresh(precious / "thesis")
 
 
 def test_bad_arguments_end_in_2_and_touch_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conf.errors import EXIT_CONFIG, ConfigError
+from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from jobs import nightly
 from jobs.chain import application, night, submit
 from jobs.chain import isolated as isolated_stages
@@ -316,6 +316,13 @@ def test_bad_arguments_end_in_2_before_anything_runs(
     assert named in error
     assert "what to do:" in error
     assert not (submit_stub.folder / "calls.jsonl").exists()
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lake").touch()  # a file
+    stage = submit.Stage("build_features", RUN_DATE, tmp_path / "lake/logs/build_features.log")
+    with pytest.raises(InfrastructureError, match="cannot write the log of build_features"):
+        stage.open_log()
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

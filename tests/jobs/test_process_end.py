@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jobs.process_end import end_job
+from tests.cli.test_bad_input import CONFIG
 
 pytestmark = pytest.mark.processes
 
@@ -86,3 +88,30 @@ def test_in_another_program_it_is_an_exception() -> None:
     with pytest.raises(SystemExit) as ended:
         end_job(3)
     assert ended.value.code == 3
+
+
+INTERRUPTED = """
+import sys
+from jobs.command_line import job_parser, run_without_session
+from jobs.runner import run_job
+
+def interrupt(context):
+    raise KeyboardInterrupt
+
+if sys.argv.pop() == "session":
+    run_job("my_job", "", interrupt)
+sys.exit(run_without_session("my_job", job_parser("my_job", "").parse_args(), interrupt))
+"""
+
+
+@pytest.mark.parametrize("kind", ["session", "no session"])
+def test_ctrl_c_ends_a_job_with_one_message(kind: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**CONFIG, "lake": str(tmp_path / "lake")}))
+    words = ["--config", str(config), "--run-date", "2026-01-08", kind]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert "my_job was interrupted\n  what to do: start it again" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -62,6 +62,9 @@ def test_wrong_words_end_with_usage(tmp_path: Path) -> None:
         done = run(*words, cwd=tmp_path)
         assert done.returncode == 2
         assert "usage: nightrank" in done.stderr
+    named = run("dema", cwd=tmp_path).stderr
+    assert "there is no command 'dema'" in named
+    assert "'demo'" in named
 
 
 def test_setup_in_a_checkout_refers_to_make(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def group_of(ops: Any = ("categorify",), column: str = "a", kind: str = "categor
         ([group_of([{"categorify": {"min_count": 0}}])], {}, "min_count"),
         ([group_of()], {"types": {"b": "int"}}, r"types names \['b'\]"),
         ([group_of()], {"types": {"a": "integer"}}, "unknown types"),
+        ([group_of()], {"types": ["a"]}, "types is .* must be a mapping"),
     ],
 )
 def test_wrong_features_are_refused_at_once(features: Any, more: Any, message: str) -> None:
@@ -232,6 +233,9 @@ def test_wrong_features_are_refused_at_once(features: Any, more: Any, message: s
         (group_of(), {"a": [True]}, "DataError", "column a has the type bool"),
         (group_of(), {"a": [1.0, None]}, "ConfigError", "categorify takes .* but a is float"),
         (group_of(), {"a": [1, "x"]}, "DataError", "column a has values of different types"),
+        (group_of(), {"a": [2**70]}, "DataError", "column a .dtype object. cannot be converted to Arrow"),
+        (group_of(), {"a": ["\ud800"]}, "DataError", "column a .dtype object. cannot be converted to Arrow"),
+        (group_of(), {"a": [1j]}, "DataError", "column a .dtype complex128. cannot be converted to Arrow"),
         (group_of(), {"a": []}, "DataError", "the frame has no rows"),
         (group_of(column="label"), {"label": [1]}, "ConfigError", "which is the label"),
         (group_of(["normalize"], kind="dense"), {"a": ["x"]}, "ConfigError", "normalize takes columns of type"),
@@ -257,9 +261,44 @@ def test_declared_types_make_integers_of_floats_and_texts_of_numbers() -> None:
     with pytest.raises(nightrank.DataError, match=r"column a, row 0: 1\.5 is not an integer"):
         workflow.fit(pd.DataFrame({"a": [1.5]}))
     assert dict(workflow.raw_columns) == {"a": "int"}  # a failed fit changes nothing
+    halves = pd.DataFrame({"a": np.array([1, np.nan], np.float16)})
+    assert workflow.transform(halves)["a"].tolist() == [3, 1]
+    assert workflow.transform(pa.Table.from_pandas(halves)).column("a").to_pylist() == [3, 1]
+    with pytest.raises(nightrank.DataError, match=r"column a .dtype Int128. cannot be converted to Arrow"):
+        workflow.transform(pl.DataFrame({"a": pl.Series([1], dtype=pl.Int128)}))
     numbers = pd.DataFrame({"a": [17, 18]})
     texts = nightrank.Workflow([group_of()], types={"a": "string"}).fit(numbers)
     assert texts.transform(pd.DataFrame({"a": ["18"]}))["a"].tolist() == [4]
+
+
+def test_a_text_is_no_list_of_names() -> None:
+    """Its characters would be taken for names."""
+    rows = pd.DataFrame({"a": ["x"]})
+    workflow = nightrank.Workflow([group_of()]).fit(rows)
+    with pytest.raises(nightrank.ConfigError, match="features is the text 'a', not a list"):
+        workflow.encode(rows, "a")
+    with pytest.raises(nightrank.ConfigError, match="keep is the text 'a', not a list"):
+        workflow.transform(rows, keep="a")
+
+
+def test_files_that_cannot_be_written_or_read_are_named(tmp_path: Path) -> None:
+    workflow = nightrank.Workflow([group_of()]).fit(pd.DataFrame({"a": ["x"]}))
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(nightrank.InfrastructureError, match=r"cannot write .*/file/"):
+        workflow.save(file)
+    workflow.save(tmp_path / "saved")
+    with pytest.raises(nightrank.DataError, match="has no workflow other") as caught:
+        nightrank.Workflow.load(tmp_path / "saved", "other")
+    assert caught.value.remedy == f"choose from ['{workflow.version}']"
+    (vocabulary,) = (tmp_path / "saved/_data").rglob("*.parquet")
+    loaded = nightrank.Workflow.load(tmp_path / "saved")
+    vocabulary.write_bytes(vocabulary.read_bytes()[:-9])
+    with pytest.raises(nightrank.DataError, match="is not a complete Parquet file"):
+        loaded.transform(pd.DataFrame({"a": ["x"]}))
+    vocabulary.unlink()
+    with pytest.raises(nightrank.DataError, match="does not exist although a manifest names it"):
+        loaded.transform(pd.DataFrame({"a": ["x"]}))
 
 
 def test_unfitted_workflows_say_so(tmp_path: Path) -> None:
@@ -303,7 +342,7 @@ def test_saved_workflows_are_read_and_saved_again(tmp_path: Path) -> None:
         nightrank.Workflow.load(tmp_path / "a")
     with pytest.raises(nightrank.DataError, match="has no workflow"):
         nightrank.Workflow.load(tmp_path / "nothing")
-    with pytest.raises(nightrank.DataError, match="workflow none does not exist"):
+    with pytest.raises(nightrank.DataError, match="has no workflow none"):
         nightrank.Workflow.load(tmp_path / "a", "none")
     (tmp_path / "lake/datasets/dt=2026-01-01").mkdir(parents=True)
     with pytest.raises(nightrank.ConfigError, match="is a lake, to which only jobs write"):

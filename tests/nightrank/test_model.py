@@ -90,8 +90,13 @@ def test_unknown_users_are_named_or_left_out(world: World) -> None:
         model.recommend([known, "nobody"])
     assert set(model.recommend(["nobody", known], unknown="skip").column("user_id").to_pylist()) == {known}
     assert len(model.recommend([], k=3)) == len(model.recommend([17], unknown="skip")) == 0
-    with pytest.raises(nightrank.ConfigError, match="k=0 is smaller than 1"):
-        model.recommend([known], k=0)
+    for k, problem in ((0, "is smaller than 1"), (1.5, "is not an integer"), ("3", "is not an integer")):
+        with pytest.raises(nightrank.ConfigError, match=f"k={k!r} {problem}"):
+            model.recommend([known], k=k)  # type: ignore[arg-type]
+    with pytest.raises(nightrank.ConfigError, match="unknown='ignore' is not allowed"):
+        model.recommend([known], unknown="ignore")  # type: ignore[arg-type]
+    with pytest.raises(nightrank.ConfigError, match=f"user_ids is the text '{known}', not a list"):
+        model.recommend(known)
 
 
 def test_scoring_keeps_the_threads_of_the_caller(world: World) -> None:

@@ -61,4 +61,7 @@ def test_look_ups_equal_the_tables_of_the_lake(
             wanted = key_first(table, key)
             assert wanted.num_rows > 10
             assert look_up(wanted.column(key).to_pylist()).equals(wanted)
+            assert look_up(["\0", 17]).num_rows == 0  # the marker of a bucket is no key
+            with pytest.raises(nightrank.ConfigError, match="keys is the text 'u1', not a list"):
+                look_up("u1")
     assert json.loads(done.stdout.splitlines()[-1])["sinks"][0]["rows"] == lists.rows

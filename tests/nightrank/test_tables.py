@@ -63,12 +63,21 @@ def test_every_table_has_a_method_of_its_paths(world: World) -> None:
             assert world.lake.table(name, RUN_DATE).table.split("/")[0] == name
 
 
-def test_wrong_names_are_named(world: World, tmp_path: Path) -> None:
+def test_wrong_names_are_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = world.lake
     with pytest.raises(nightrank.ConfigError, match="there is no table 'recommendation'"):
         lake.table("recommendation")
     with pytest.raises(nightrank.ConfigError, match="has no columns \\['nothing'\\]"):
         lake.users().arrow(["nothing"])
+    with pytest.raises(nightrank.ConfigError, match="columns lists \\['user_key'\\] twice"):
+        lake.users().arrow(["user_key", "user_key"])
+    with pytest.raises(nightrank.ConfigError, match="columns is the text 'user_key', not a list"):
+        lake.users().pandas("user_key")
+    monkeypatch.setattr("nightrank.packages.find_spec", lambda name: None)
+    for name in ("pandas", "polars"):
+        with pytest.raises(nightrank.ConfigError, match=rf"needs the packages \['{name}'\]") as caught:
+            getattr(lake.users(), name)()
+        assert caught.value.remedy == f"pip install 'nightrank[{name}]'"
     with pytest.raises(nightrank.DataError, match="no published partition dt=2025-01-04"):
         lake.recommendations("2025-01-04")
     with pytest.raises(nightrank.ConfigError, match="'2026-1-4' is not a date"):

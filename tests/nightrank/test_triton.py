@@ -18,7 +18,7 @@ import pytest
 
 import nightrank
 from benchmarks.triton_server import Unavailable, environment, triton_server
-from nightrank import ConfigError, DataError, InfrastructureError
+from nightrank import ConfigError, DataError, InfrastructureError, triton_models
 from nightrank.triton_models import EncodeRows
 from scoring.serving import model_configs, repository
 from scoring.serving.served_inputs import ServedInputs
@@ -177,6 +177,13 @@ class TritonUtilities:
     @staticmethod
     def get_input_tensor_by_name(request: dict[str, np.ndarray], name: str) -> Any:
         return SimpleNamespace(as_numpy=lambda: request[name])
+
+
+@pytest.mark.parametrize("text", [b'["\\ud800"]', b"[" * 100_000, b"[NaN]", b"9" * 5_000])
+def test_json_that_is_no_list_of_texts_is_named(text: bytes) -> None:
+    """Any other error would fail all requests of the batch."""
+    with pytest.raises(DataError, match=r"column tags, row 0: .* is not a list of texts in JSON"):
+        triton_models._column("tags", np.array([text], object), "strings")
 
 
 def test_a_wrong_request_does_not_fail_those_of_the_same_batch(
@@ -386,6 +393,23 @@ def test_models_of_others_are_not_touched(tmp_path: Path, models: list[nightrank
     with pytest.raises(ConfigError, match=r"models named \['ranker'\], which were not exported"):
         models[0].export_triton(tmp_path)
     assert names_in(tmp_path) == ["ranker/1"]
+    with pytest.raises(ConfigError, match="there is no backend 'tensorflow'"):
+        models[0].export_triton(tmp_path / "new", "tensorflow")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'s3://bucket/models' is not a local folder"):
+        models[0].export_triton("s3://bucket/models")
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", None])
+def test_a_damaged_configuration_of_the_ensemble_is_written_again(
+    copied: Path, models: list[nightrank.Model], damaged: bytes | None
+) -> None:
+    path = copied / "nightrank/config.pbtxt"
+    text = path.read_text()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged)
+    models[0].export_triton(copied, "python")
+    assert path.read_text() == text
 
 
 def test_a_damaged_version_is_named(copied: Path, models: list[nightrank.Model]) -> None:

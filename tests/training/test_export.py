@@ -259,3 +259,21 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InfrastructureError, match="cannot be written"):
         write_export(exported(variant("dlrm"), small_spec("dlrm")), str(tmp_path / "file/out"))
+
+
+@pytest.mark.parametrize(
+    "folder, formats, message",
+    [
+        ("", (), "'' is not a local folder"),
+        ("s3://bucket/out", (), "'s3://bucket/out' is not a local folder"),
+        ("out", ["fp8"], r"formats=\['fp8'\] is no list of number formats"),
+        ("out", "int8", "formats='int8' is no list of number formats"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    folder: str, formats: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        write_export(exported(variant("dlrm"), small_spec("dlrm")), folder, formats)
+    assert not list(tmp_path.iterdir())

@@ -145,6 +145,14 @@ def test_a_spec_may_lack_one_kind(tmp_path: Path, num_dense: int, cardinalities:
     assert batch.categorical.shape == (16, len(cardinalities))
 
 
+def test_a_path_is_no_url(tmp_path: Path) -> None:
+    """Neither # and ? nor escapes have a meaning in a path."""
+    folder = tmp_path / "a b#c?d=%20"
+    folder.mkdir()
+    write_file(folder / "part.parquet", SPEC, random_rows(SPEC, 30, seed=1))
+    assert len(read_columns(DataFile(str(folder / "part.parquet"), 30), SPEC, MultiHot()).label) == 30
+
+
 def test_several_row_groups_are_read_in_order(tmp_path: Path) -> None:
     rows = random_rows(SPEC, 100, seed=0)
     path = tmp_path / "a.parquet"

@@ -168,12 +168,11 @@ def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., 
     Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any row group if
     the number of epochs is finite.
     """
-    # Petastorm expects the path without percent-encoding.
-    on_disk = dict.fromkeys(group.file.on_disk for group in groups)
-    files, paths = get_filesystem_and_path_or_paths([f"file://{path}" for path in on_disk])
+    # Petastorm would cut a path at # or ? if it were in the URL.
+    files, _ = get_filesystem_and_path_or_paths("file:///")
     return make(
         pyarrow_filesystem=files,
-        dataset_path=paths,
+        dataset_path=list(dict.fromkeys(group.file.on_disk for group in groups)),
         # A single pattern, because Petastorm's time for matching grows with the number of patterns times
         # columns.
         schema_fields=["|".join(re.escape(name) for name in names)],

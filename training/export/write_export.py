@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from conf.errors import ConfigError, InfrastructureError
 from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
+from storage.file_io import local_folder
 from training.embeddings.int8 import to_int8
 from training.export.compare_programs import Sample
 from training.export.compiled_programs import COMPILED, instruction_set, write_compiled
@@ -76,10 +77,17 @@ def write_export(
         The content of export.json.
 
     Raises:
-        ConfigError: the folder exists, or there is no C++ compiler for compiled programs.
+        ConfigError: the folder exists or is no local path, there is no such format, or there is no C++ compiler
+            for compiled programs.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
-    target = Path(folder).absolute()
+    unknown = [name for name in formats if name not in get_args(Format)]
+    if isinstance(formats, str) or unknown:
+        raise ConfigError(
+            f"formats={formats!r} is no list of number formats",
+            f"pass a list with some of {list(get_args(Format))}",
+        )
+    target = local_folder(folder)
     if target.exists():
         raise ConfigError(f"{target} exists already", "pass a folder that does not exist, or remove it")
     scratch = target.with_name(f".{target.name}.{os.getpid()}")

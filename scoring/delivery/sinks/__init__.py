@@ -76,8 +76,17 @@ def _read(sink: SinkConfig, index: int, plug_ins: Mapping[str, Extension]) -> tu
 
 
 def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists) -> Delivered:
-    """Delivers the lists to one sink of `read_settings`."""
-    delivered: Delivered = module.deliver(settings, lists)
+    """Delivers the lists to one sink of `read_settings`.
+
+    Raises:
+        ConfigError: its function `deliver` does not return what was delivered.
+    """
+    delivered = module.deliver(settings, lists)
+    if not isinstance(delivered, Delivered):
+        raise ConfigError(
+            f"the sink {settings.name} returned a {type(delivered).__name__}, not a Delivered",
+            f"let the function deliver of {module.__name__} return the place and the number of the lists",
+        )
     return delivered
 
 

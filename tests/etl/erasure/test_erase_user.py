@@ -22,6 +22,8 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
 from conf.types import Config, Deliver
 from etl.erasure import rewrite
+from etl.erasure.remaining import texts_with_ids
+from etl.erasure.table_rules import Users
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.raw.erased_rows import ERASED
 from etl.workflow.local_workflow import load_local
@@ -31,7 +33,7 @@ from jobs.stages.erase_user import run
 from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
-from storage.erased_users import read_erased
+from storage.erased_users import ErasedList, ErasedUsers, add_erased, list_or_new, read_erased, require_listed
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
 from storage.paths import Lake, Partition
 from storage.publish_rows import publish_rows
@@ -477,6 +479,59 @@ def test_the_command_takes_ids_from_options_and_files_and_lists_records(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split()[1:3] == ["2", f"{summary.facts['removed']:,}"]
     assert lines[-1].endswith("complete")
+
+
+def test_only_line_feeds_divide_a_file_of_users(tmp_path: Path) -> None:
+    """An editor may add a byte order mark and carriage returns; other separators may be part of an id."""
+    file = tmp_path / "users.txt"
+    file.write_bytes("\ufeff-dash\r\n lead\r\n\r\na\u2028b".encode())
+    assert erase_user._ids(["7", "7"], file) == ["7", "-dash", " lead", "a\u2028b"]
+
+
+def test_a_folder_without_tables_is_no_lake(original: Config, tmp_path: Path) -> None:
+    """With a wrong path, the job must not say that users were removed."""
+    config = original.model_copy(update={"lake": str(tmp_path / "wrong")})
+    for dry_run in (True, False):
+        with pytest.raises(DataError, match="wrong has no tables, so nobody was erased"):
+            run(RunContext("erase_user", config, RUN_DATE), [USER], dry_run=dry_run)
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_two_erasures_at_once_keep_the_users_of_both(
+    original: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _copy(original, tmp_path)
+    lake = Lake(config.lake)
+    add_erased(lake, list_or_new(lake), ["an earlier one"], RUN_DATE)
+    find, others = stage.plan_erasure, ["another stranger"]
+
+    def find_while_another_erases(*arguments: Any) -> Any:
+        if others:
+            _erase(config, [others.pop()])
+        return find(*arguments)
+
+    monkeypatch.setattr(stage, "plan_erasure", find_while_another_erases)
+    _erase(config, ["stranger"])
+    require_listed(lake, ["stranger", "another stranger", "an earlier one"])
+    with pytest.raises(InfrastructureError, match="another erasure has written"):
+        add_erased(lake, ErasedList("another salt"), ["stranger"], RUN_DATE)
+    with pytest.raises(InfrastructureError, match="without these users"):
+        require_listed(lake, ["stranger", "a third one"])
+
+
+def test_texts_are_searched_for_ids_as_they_are_written_there(tmp_path: Path) -> None:
+    users = ["o'hara & co", "müller", "<short"]
+    (tmp_path / "runs").mkdir()
+    for name, text in {
+        "html": "<td>o&#x27;hara &amp; co</td>",
+        "json": json.dumps({"user": "müller"}),
+        "plain": "müller,o'hara & co",
+        "others": "ohara müllers &lt;shorts",
+    }.items():
+        (tmp_path / "runs" / name).write_text(text, encoding="utf-8")
+    known = ErasedUsers("", frozenset())
+    paths = texts_with_ids(Lake(str(tmp_path)), Users(frozenset(users), known, "user", ",", False))
+    assert [path.rsplit("/", 1)[1] for path in paths] == ["html", "json", "plain"]
 
 
 def test_the_command_needs_users(original: Config, tmp_path: Path) -> None:

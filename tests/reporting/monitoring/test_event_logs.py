@@ -25,6 +25,12 @@ def test_a_profile_that_says_nothing_logs_into_the_lake(tmp_path: Path) -> None:
     assert (tmp_path / "lake/spark-events").is_dir()  # Spark does not start without it
 
 
+def test_a_folder_with_a_space_is_a_valid_uri(tmp_path: Path) -> None:
+    settings = event_log_settings({}.get, str(tmp_path / "my lake/100%"))
+    assert settings["spark.eventLog.dir"] == f"file://{tmp_path}/my%20lake/100%25"
+    assert (tmp_path / "my lake/100%").is_dir()
+
+
 def test_what_the_profile_says_stands(tmp_path: Path) -> None:
     off = event_log_settings({"spark.eventLog.enabled": "false"}.get, str(tmp_path / "events"))
     assert off == {}
