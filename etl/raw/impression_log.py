@@ -117,7 +117,7 @@ def _read_file(
     try:
         for batch in _batches(paths[index], settings):
             yield _logged(batch, settings, event_time)
-    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError, ValueError, EOFError) as error:
+    except (pa.ArrowException, KeyError, OSError, ValueError, EOFError) as error:
         row = {**dict.fromkeys(LOGGED.names), ERROR: f"{paths[index]}: {error}"}
         yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
 
@@ -159,17 +159,31 @@ def _require(names: Iterable[str], present: Iterable[str]) -> None:
 
 def _json_batches(stream: pa.NativeFile, names: list[str]) -> Iterator[pa.RecordBatch]:
     """Yields the values of JSON objects as texts. A key that an object does not have is null."""
-    lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8")
-    objects = (json.loads(line) for line in lines if line.strip())
+    lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig")
+    objects = (_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip())
     while rows := list(islice(objects, _BATCH_ROWS)):
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("a line is not a JSON object")
         columns = [pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names]
         yield pa.RecordBatch.from_arrays(columns, names)
 
 
+def _json_object(line: str, number: int) -> dict[str, Any]:
+    """Returns the object in a line. Raises ValueError, which names the line, if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"line {number} is not a JSON object")
+    return value
+
+
 def _text(value: Any) -> str | None:
-    """Returns the text of a text or an integer; None for other values and for an empty text."""
+    """Returns the text of a text or an integer; None for other values and for an empty text.
+
+    A float without a fraction, such as 1.0, is an integer, as in Parquet.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value if isinstance(value, str) and value else None
@@ -181,7 +195,10 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
     def text(name: str | None) -> pa.Array:
         if name is None:
             return pa.nulls(batch.num_rows, pa.string())
-        values = batch.column(name).cast(pa.string())
+        column = batch.column(name)
+        if pa.types.is_nested(column.type):
+            raise ValueError(f"column {name} has the type {column.type}; it must contain texts or integers")
+        values = column.cast(pa.string())
         return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
 
     position = integers(text(settings.position))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from conf.load import config_digest
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config
+from etl.raw.impression_log import _read_file
 from jobs.chain.stage_remarks import remark
 from jobs.checks.config_checks import check_config
 from jobs.stages.build_candidates import run as build_candidates
@@ -241,8 +243,9 @@ def test_without_optional_columns_neither_variant_nor_version_is_compared(
             r"columns are missing: \['place'\]; the file has \['who', 'what'\]",
         ),
         ("csv", "who,what,place\nu,i,1,2\n", "csv", "Expected 3 columns, got 4"),
-        ("jsonl", '{"who": 1}\n[1]\n', "jsonl", "a line is not a JSON object"),
-        ("jsonl", "{\n", "jsonl", "Expecting property name"),
+        ("jsonl", '{"who": 1}\n[1]\n', "jsonl", "line 2 is not a JSON object"),
+        ("jsonl", '\ufeff{"who": 1}\n\n{\n', "jsonl", "line 3 is not JSON: Expecting property name"),
+        ("jsonl", '{"who": ' + "[" * 100_000, "jsonl", "line 1 is not JSON: maximum recursion depth"),
         ("parquet", "text", "parquet", "Parquet"),
     ],
 )
@@ -255,6 +258,22 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_path(
     Path(config.lake, "shown", f"{DAY_AFTER}.csv.gz").unlink()
     with pytest.raises(DataError, match=f"{DAY_AFTER}.{name}: .*{error}"):
         measure_recommendations(context(with_log(config, format=form)))
+
+
+def test_values_of_other_types_are_integers_or_errors(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    settings = Impressions(path=f"{path}{{date}}", format="jsonl", user="u", item="i", position="p")
+    path.write_text('{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n')
+    rows = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
+    assert [(row["user_key"], row["item_key"], row["position"]) for row in rows] == [
+        ("7", "x", 2),
+        (None, None, None),
+    ]
+    pq.write_table(pa.table({"u": [["a"]], "i": ["x"], "p": [1]}), path)
+    (row,) = pa.Table.from_batches(
+        _read_file((str(path),), settings.model_copy(update={"format": "parquet"}), None, 0)
+    ).to_pylist()
+    assert "column u has the type list<element: string>; it must contain texts or integers" in row["error"]
 
 
 def test_a_day_without_a_log_is_a_warning(config: Config, caplog: pytest.LogCaptureFixture) -> None:

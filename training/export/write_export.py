@@ -77,7 +77,7 @@ def write_export(
         The content of export.json.
 
     Raises:
-        ConfigError: the folder exists or is no local path, there is no such format, or there is no C++ compiler
+        ConfigError: the folder exists or is no local path, there is no such format, or no C++ compiler
             for compiled programs.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
