@@ -120,9 +120,18 @@ def test_files_that_are_no_old_dates_or_unused_versions_stay(root: Path) -> None
 
 
 def _pinned_on_a_kept_date(lake: Lake) -> None:
-    prune_lake.pin(lake, day(9), "1")
-    prune_lake.pin(lake, day(11), "1", "release")
+    prune_lake.pin(lake, day(10), "1")
+    prune_lake.pin(lake, day(11), "5")
     prune_lake.pin(lake, day(12), "4")
+
+
+def _champion_before_this_one(lake: Lake) -> None:
+    prune_lake.pin(lake, day(7), "1")
+    prune_lake.pin(lake, day(8), "4")
+
+
+def _kept_date(lake: Lake) -> None:
+    prune_lake.publish(lake.features(version("b")).partition(day(10)))
 
 
 def _pinned_before(lake: Lake) -> None:
@@ -145,6 +154,8 @@ def _nothing(lake: Lake) -> None:
     "change, sections, kept",
     [
         (_pinned_on_a_kept_date, {}, {"1", "6", "a"}),
+        (_champion_before_this_one, {}, {"1", "6", "a"}),
+        (_kept_date, {}, {"b"}),
         (_pinned_before, {}, {"1", "6", "a", "8"}),
         (_pinned_later, {}, {"2", "b"}),
         (_child, {}, {"2", "b"}),
