@@ -179,6 +179,19 @@ def delete_file(path: str) -> None:
     files.delete_file(inner)
 
 
+def delete_if_present(path: str) -> bool:
+    """Deletes a file that another process may delete too. Returns whether this call deleted it.
+
+    Raises:
+        OSError: the file exists and cannot be deleted.
+    """
+    try:
+        delete_file(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def replace_text(path: str, text: str) -> None:
     """Replaces a small file atomically: readers see either the old text or the new one, never a part.
 

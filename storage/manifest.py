@@ -204,6 +204,20 @@ def replace_manifest(partition: Partition, manifest: Manifest) -> None:
     _update_views(partition, manifest)
 
 
+def withdraw(partition: Partition) -> None:
+    """Deletes the manifest of a partition, and then its hard links or its entries in the Delta log.
+
+    The data files remain. If this function was interrupted, call it again: it continues.
+    """
+    file_io.delete_if_present(partition.file(MANIFEST_NAME))
+    if not file_io.is_local(partition.path) or file_io.exists(partition.path):
+        _update_views(partition, _without_files(partition))
+
+
+def _without_files(partition: Partition) -> Manifest:
+    return Manifest(partition.table, partition.dt, files=(), schema=(), inputs={})
+
+
 def _update_views(partition: Partition, manifest: Manifest) -> None:
     """Updates the hard links or the Delta log of a partition for other tools.
 
@@ -216,7 +230,10 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
 
     def newest_manifest() -> Manifest:
         path = partition.file(MANIFEST_NAME)
-        return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+        try:
+            return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+        except FileNotFoundError:  # another job has withdrawn the manifest
+            return _without_files(partition)
 
     if file_io.is_local(partition.path):
         folder, data = (

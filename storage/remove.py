@@ -1,12 +1,12 @@
-"""Removes dates from a table that only jobs read."""
+"""Removes dates from a table."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 from storage import file_io
-from storage.leftovers import delete_leftovers
-from storage.manifest import MANIFEST_NAME, is_published, read_manifest
+from storage.leftovers import delete_empty_folders, delete_leftovers
+from storage.manifest import is_published, read_manifest, withdraw
 from storage.paths import Partition, Table
 
 
@@ -27,17 +27,20 @@ def is_younger(partition: Partition, hours: float) -> bool:
 
 
 def remove(partition: Partition, grace_hours: float) -> None:
-    """Deletes the manifest of an internal partition, and its data files that are older than `grace_hours`.
+    """Deletes a partition: its manifest, and its data files that are older than `grace_hours`.
 
-    The manifest is deleted first, so no job uses an incomplete partition. If the removal is killed, the next
-    one continues, because `written_dates` lists the date as long as it has a folder of data files. Data files
-    of another job that is writing this date are younger, and remain.
+    The manifest is deleted first, so no job uses an incomplete partition. Hard links and the entries of a
+    Delta log follow, so other tools do not find files that are deleted after that. If the removal is killed,
+    the next one continues, because `written_dates` lists the date as long as it has a folder of data files.
+    Data files of another job that is writing this date are younger, and remain.
     """
+    withdraw(partition)
     if is_published(partition):
-        file_io.delete_file(partition.file(MANIFEST_NAME))
+        return  # another job has published the partition again
     delete_leftovers(partition, [], grace_hours)
+    if not file_io.is_local(partition.path):  # release 0.1.0 kept data files beside the manifest
+        for info in file_io.list_files(partition.path, recursive=True):
+            if info.is_file:
+                file_io.filesystem(partition.path)[0].delete_file(info.path)
     for folder in (partition.path, partition.file(partition.data)):
-        files, inner = file_io.filesystem(folder)
-        entries = file_io.list_files(folder, recursive=True)
-        if file_io.exists(folder) and not any(entry.is_file for entry in entries):
-            files.delete_dir(inner)
+        delete_empty_folders(folder)

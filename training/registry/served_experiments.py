@@ -85,7 +85,7 @@ def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperi
     stop = stop_in_force(lake, config.name, settings, run_date)
     if stop is not None:
         return ServedExperiment(settings, None, None, f"it was stopped on {stop.run_date}: {stop.reason}")
-    version, folder = _treatment(config, lake, settings)
+    version, folder = treatment_model(config, lake, settings)
     state = champion_state_as_of(lake, config.name, run_date)
     # A refit is withdrawn with the model that it refits.
     origin = read_description(folder).get("refit_of") or version
@@ -101,8 +101,12 @@ def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperi
     return ServedExperiment(settings, version, folder)
 
 
-def _treatment(config: Config, lake: Lake, settings: ServingExperiment) -> tuple[str, str]:
-    """Returns the version and the folder of the model of the treatment."""
+def treatment_model(config: Config, lake: Lake, settings: ServingExperiment) -> tuple[str, str]:
+    """Returns the version and the folder of the model of the treatment.
+
+    Raises:
+        ConfigError: the model does not exist.
+    """
     version = settings.model
     if version == CHALLENGER:
         decisions = reversed(read_decisions(lake, config.name, settings.start))

@@ -1,0 +1,47 @@
+"""The command line of the stage prune."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jobs.command_line import job_parser
+from jobs.runner import run_with_options
+from jobs.stages.prune import run
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+DESCRIPTION = (
+    "Deletes old dates and unused versions from the lake. It keeps the dates of the last --keep-days days up "
+    "to the run date, later dates, and everything else that a run of the run date or a later one needs: the "
+    "newest date of each table, the features of kept datasets, and the models that serve or may serve again. "
+    "The raw log is never changed. Other jobs of the run date may run meanwhile. If the job is interrupted, "
+    "start it again: it continues."
+)
+
+
+def prune(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
+    """Deletes what is old and unused or lists it, prints a table, and returns the summary."""
+    text, summary = run(context, arguments.keep_days, dry_run=arguments.dry_run)
+    print(text, flush=True)
+    return summary
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line: the options of every job, and what is kept."""
+    parser = job_parser("prune", DESCRIPTION)
+    parser.add_argument(
+        "--keep-days",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of days to keep, which end on the run date; at least those that a run reads",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be deleted; nothing is changed"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    run_with_options("prune", _parser(), prune, sys.argv[1:])

@@ -1,0 +1,183 @@
+"""Which model versions runs may still need, and which may be deleted.
+
+A version is needed if it served on a date that is kept, was trained for such a date, may serve again after a
+rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. Its
+refits and its ancestors are needed with it: a refit starts from the parent, and a model is withdrawn with its
+ancestors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.types import Config
+from storage import file_io
+from storage.paths import Lake
+from training.registry.champion_history import OVERRIDES, PROMOTIONS, champion_state_as_of, dates_of
+from training.registry.model_json import is_described, read_description
+from training.registry.refits import refit_name
+from training.registry.retriever import retriever_name
+from training.registry.served_experiments import treatment_model
+from training.registry.versions import RUNS, challenger_of, model_path
+
+_VERSION = re.compile(r"[0-9a-f]{16}")
+_LAST_DATE = "9999-12-31"
+
+
+@dataclass(frozen=True)
+class ModelVersions:
+    """The model versions of a configuration.
+
+    Attributes:
+        kept: pairs (name, version) of the versions that runs may need. Not all of them have a folder.
+        unused: pairs (name, version) of the other versions that have a folder, also an incomplete one.
+    """
+
+    kept: frozenset[tuple[str, str]]
+    unused: tuple[tuple[str, str], ...]
+
+
+def model_versions(
+    config: Config, lake: Lake, first_date: str, run_date: str, dates: Iterable[str], workflows: Iterable[str]
+) -> ModelVersions:
+    """Divides the versions of the models, refits and retrievers of a configuration.
+
+    The models of other configurations and those of comparisons (`<name>-experiments`) are in neither part.
+
+    Args:
+        config: the configuration.
+        lake: the lake.
+        first_date: the first date that is kept.
+        run_date: a run date. Runs of this date and of later ones need nothing else.
+        dates: earlier dates whose lists are kept.
+        workflows: the workflow versions of the datasets that are kept.
+
+    Raises:
+        DataError: a file of the registry is damaged.
+    """
+    name = config.name
+    described = {one: dict(_described(lake, one)) for one in (name, refit_name(name), retriever_name(config))}
+    needed = {
+        *_served(lake, name, first_date, dates),
+        *_trained(lake, name, _first_training(config, first_date, run_date)),
+        *_treatment(config, lake),
+        *(version for version, values in described[name].items() if _is_of(values, first_date)),
+    }
+    refits = described[refit_name(name)]
+    needed |= {str(refits[version]["refit_of"]) for version in needed & refits.keys()}
+    models = _with_ancestors(needed, described[name])
+    kept_refits = {
+        version
+        for version, values in refits.items()
+        if _is_of(values, first_date) or values.get("refit_of") in models or version in needed
+    }
+    used = {
+        *workflows,
+        *(
+            str(values["workflow_version"])
+            for version, values in described[name].items()
+            if version in models
+        ),
+    }
+    retrievers = _retrievers(
+        lake, retriever_name(config), described[retriever_name(config)], first_date, used
+    )
+    kept = {
+        *((name, version) for version in models),
+        *((refit_name(name), version) for version in kept_refits),
+        *((retriever_name(config), version) for version in retrievers),
+    }
+    folders = ((one, version) for one in described for version in _folders(lake, one))
+    return ModelVersions(frozenset(kept), tuple(sorted(one for one in folders if one not in kept)))
+
+
+def _folders(lake: Lake, name: str) -> list[str]:
+    infos = file_io.list_files(lake.models(name))
+    return [info.base_name for info in infos if not info.is_file and _VERSION.fullmatch(info.base_name)]
+
+
+def _described(lake: Lake, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each version of a model that has a model.json, and the content of this file."""
+    for version in _folders(lake, name):
+        path = model_path(lake, name, version)
+        if is_described(path):
+            yield version, read_description(path)
+
+
+def _is_of(description: dict[str, Any], first_date: str) -> bool:
+    """Returns whether a model was trained for a kept date. A model without a date counts as such."""
+    return str(description.get("run_date", _LAST_DATE)) >= first_date
+
+
+def _served(lake: Lake, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
+    """Returns the champions of kept dates, at the beginning and at the end of a run.
+
+    With each of them, it returns the previous champion, to which a rollback returns.
+    """
+    decided = {day for kind in (PROMOTIONS, OVERRIDES) for day in dates_of(lake, name, kind)}
+    later = {day for day in decided if day >= first_date}
+    states = [
+        champion_state_as_of(lake, name, day, before=before)
+        for day in sorted({first_date, *later, *dates})
+        for before in (True, False)
+    ]
+    states.append(champion_state_as_of(lake, name, _LAST_DATE))
+    versions: set[str] = set()
+    for state in states:
+        earlier = [version for _, version in reversed(state.champions) if version != state.champion]
+        versions |= {version for version in (state.champion, *earlier[:1]) if version is not None}
+    return versions
+
+
+def _first_training(config: Config, first_date: str, run_date: str) -> str:
+    """Returns the first run date whose trainings are looked up (`train.retrain.fresh_every_days`)."""
+    days = config.train.retrain.fresh_every_days or 0
+    return min(first_date, (date.fromisoformat(run_date) - timedelta(days=days)).isoformat())
+
+
+def _trained(lake: Lake, name: str, first_date: str) -> set[str]:
+    """Returns the challengers of the kept dates, and that of the newest training."""
+    dates = dates_of(lake, name, RUNS)
+    wanted = {*dates[-1:], *(day for day in dates if day >= first_date)}
+    return {challenger_of(lake, name, day) for day in wanted}
+
+
+def _treatment(config: Config, lake: Lake) -> set[str]:
+    """Returns the version of the treatment of the configured experiment; empty if there is none."""
+    if config.serving.experiment is None:
+        return set()
+    try:
+        return {treatment_model(config, lake, config.serving.experiment)[0]}
+    except ConfigError:  # the model does not exist, so nothing has to be kept
+        return set()
+
+
+def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) -> set[str]:
+    """Returns the versions and all models from which their trainings started."""
+    result: set[str] = set()
+    for version in versions:
+        current: str | None = version
+        while current is not None and current not in result:
+            result.add(current)
+            current = described.get(current, {}).get("parent")
+    return result
+
+
+def _retrievers(
+    lake: Lake, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
+) -> set[str]:
+    """Returns the retrievers of kept dates, and the newest one before them of each used workflow version."""
+    kept = {version for version, values in described.items() if _is_of(values, first_date)}
+    newest: dict[str, str] = {}  # by workflow version
+    for run_date in dates_of(lake, name, RUNS):
+        version = challenger_of(lake, name, run_date)
+        if run_date >= first_date:
+            kept.add(version)
+        elif version in described:
+            newest[str(described[version]["workflow_version"])] = version
+    return kept | {version for workflow, version in newest.items() if workflow in workflows}
