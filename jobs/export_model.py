@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(Backend),
         help="add the model to a model repository of Triton Inference Server, where it is computed by "
         "Triton's backend of ONNX Runtime (the default), by this backend with TensorRT on a GPU, or by "
-        "Triton's Python backend",
+        "Triton's Python backend. While an experiment runs, also add the model of its treatment",
     )
     parser.add_argument(
         "--online",

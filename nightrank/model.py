@@ -184,6 +184,7 @@ class Model:
         backend: Literal["onnxruntime", "tensorrt", "python"] = "onnxruntime",
         *,
         online: bool = False,
+        variant: Literal["control", "treatment"] = "control",
     ) -> dict[str, Any]:
         """Adds the model to a model repository of Triton Inference Server (docs/exports.md).
 
@@ -194,6 +195,8 @@ class Model:
                 on a GPU, or by ONNX Runtime in Triton's Python backend.
             online: whether to add the ensemble `nightrank_online`, which looks up the features of users and
                 items in the store that the sink `redis` fills.
+            variant: `treatment` for the model of the treatment of an experiment, whose ensemble is
+                `nightrank_treatment`.
 
         Returns:
             `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
@@ -208,8 +211,9 @@ class Model:
         require_onnx()
         from scoring.serving.repository import add_to_repository
 
+        workflow = learned_by(self.workflow)
         return add_to_repository(
-            self._info, learned_by(self.workflow), fspath(folder), backend, online=online
+            self._info, workflow, fspath(folder), backend, online=online, variant=variant
         )
 
     def recommend(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from conf.errors import ConfigError
 from etl.workflow.local_workflow import load_local
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.export import export
-from scoring.model.model_info import ModelInfo
-from scoring.serving.repository import add_to_repository
+from scoring.model.model_info import ModelInfo, read_model_info
+from scoring.serving.model_configs import ENSEMBLE, TREATMENT_ENSEMBLE
+from scoring.serving.repository import Variant, add_to_repository, withdraw_treatment
 from scoring.serving.served_inputs import Backend
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.export.smaller_programs import Format
+from training.registry.served_experiments import served_experiment
 
 
 def run(
@@ -28,7 +31,8 @@ def run(
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
 
     With `compiled`, each program is also compiled for the processor of this machine. With `triton`, adds the
-    model to a model repository of Triton Inference Server instead.
+    model, and that of the treatment of a running experiment, to a model repository of Triton Inference
+    Server instead.
 
     Returns:
         A text for a terminal, and the summary.
@@ -71,10 +75,24 @@ def run(
 def _add(
     context: RunContext, model: ModelInfo, folder: str, backend: Backend, *, online: bool
 ) -> tuple[str, JobSummary]:
-    """Adds the model to a model repository of Triton Inference Server."""
+    """Adds the model to a model repository of Triton Inference Server, and that of the treatment if any."""
+    experiment = served_experiment(context.config, context.lake, context.run_date)
+    models: dict[Variant, ModelInfo] = {"control": model}
+    if experiment is not None and experiment.folder is not None:
+        models["treatment"] = read_model_info(experiment.folder, context.recorder)
+    lines: list[str] = []
+    facts: dict[str, Any] = {}
     with context.phase("export"):
-        workflow = load_local(context.lake, model.spec.workflow_version)
-        added = add_to_repository(model, workflow, folder, backend, online=online)
-    text = f"model {added['model_version']} in {folder}: version {added['version']} of the ensemble nightrank"
-    facts = {name: added[name] for name in ("version", "model_version", "workflow_version")}
-    return text, JobSummary(folder, None, None, None, facts)
+        for variant, info in models.items():
+            workflow = load_local(context.lake, info.spec.workflow_version)
+            added = add_to_repository(info, workflow, folder, backend, online=online, variant=variant)
+            facts[variant] = {name: added[name] for name in ("version", "model_version", "workflow_version")}
+            ensemble = ENSEMBLE if variant == "control" else TREATMENT_ENSEMBLE
+            lines.append(
+                f"model {added['model_version']} in {folder}: version {added['version']} of the ensemble "
+                f"{ensemble}"
+            )
+        if "treatment" not in models:
+            withdraw_treatment(folder)
+    control = facts.pop("control")
+    return "\n".join(lines), JobSummary(folder, None, None, None, {**control, **facts})

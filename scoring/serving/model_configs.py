@@ -6,6 +6,9 @@
     lookup            keys, columns of context  -> dense, categorical
     nightrank_online  keys, columns of context  -> probability; ensemble of lookup and ranker
 
+During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles with the
+versions of workflow and ranker of the treatment.
+
 Every input and output has a row of numbers or texts for each row of a request. Names of ModelConfig:
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
@@ -20,6 +23,7 @@ from storage.feature_spec import ITEM_KEY, USER_KEY
 
 WORKFLOW, RANKER, ENSEMBLE = "workflow", "ranker", "nightrank"
 LOOKUP, ONLINE_ENSEMBLE = "lookup", "nightrank_online"
+TREATMENT_ENSEMBLE, TREATMENT_ONLINE_ENSEMBLE = "nightrank_treatment", "nightrank_treatment_online"
 PROGRAM = "ranker.onnx"
 MAX_BATCH_ROWS = 4096
 # Waiting requests are computed together, and all versions in the repository are served.
@@ -54,18 +58,18 @@ def ranker_config(inputs: ServedInputs) -> str:
     )
 
 
-def ensemble_config(inputs: ServedInputs, version: int) -> str:
+def ensemble_config(inputs: ServedInputs, version: int, name: str = ENSEMBLE) -> str:
     """Returns the configuration of the ensemble, which uses one version of workflow and ranker.
 
     The version is fixed, because ids of a workflow are right only for the ranker that was trained with it.
     Triton loads the newest versions of two models one after the other.
     """
-    return _ensemble(ENSEMBLE, WORKFLOW, _raw(inputs), inputs, version)
+    return _ensemble(name, WORKFLOW, _raw(inputs), inputs, version)
 
 
-def online_ensemble_config(inputs: ServedInputs, version: int) -> str:
+def online_ensemble_config(inputs: ServedInputs, version: int, name: str = ONLINE_ENSEMBLE) -> str:
     """Returns the configuration of the ensemble of one version of look-up and ranker."""
-    return _ensemble(ONLINE_ENSEMBLE, LOOKUP, _looked_up(inputs), inputs, version)
+    return _ensemble(name, LOOKUP, _looked_up(inputs), inputs, version)
 
 
 def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedInputs, version: int) -> str:

@@ -4,27 +4,23 @@
     <repository>/ranker/<version>/       ranker.onnx; model.py for the Python backend
     <repository>/nightrank/<version>/    served.json, which describes the version
 
-With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. Each of these models
-has a config.pbtxt. A version of all of them is a number, from 1. Folders of a version are renamed to their
-place when they are complete. Then, config.pbtxt of the ensembles is replaced, so that an ensemble changes
-from one version of workflow and ranker to another at once.
+With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. During an experiment,
+`nightrank_treatment` and `nightrank_treatment_online` are ensembles of the version of the treatment. Each of
+these models has a config.pbtxt. A version of all of them is a number, from 1. Folders of a version are
+renamed to their place when they are complete. Then, config.pbtxt of the ensembles is replaced, so that an
+ensemble changes from one version of workflow and ranker to another at once.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.errors import ConfigError
 from etl.fit.save_fitted import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow
 from scoring.model.export import export
@@ -35,6 +31,8 @@ from scoring.serving.model_configs import (
     ONLINE_ENSEMBLE,
     PROGRAM,
     RANKER,
+    TREATMENT_ENSEMBLE,
+    TREATMENT_ONLINE_ENSEMBLE,
     WORKFLOW,
     ensemble_config,
     lookup_config,
@@ -42,6 +40,7 @@ from scoring.serving.model_configs import (
     ranker_config,
     workflow_config,
 )
+from scoring.serving.repository_folder import locked_with_scratch, read_served
 from scoring.serving.served_inputs import Backend, ServedInputs
 from scoring.serving.served_names import context_columns, require_names
 from storage.file_io import local_folder
@@ -50,6 +49,8 @@ from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
 _MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last one has served.json
+_OF_TREATMENT = (TREATMENT_ONLINE_ENSEMBLE, TREATMENT_ENSEMBLE)
+Variant = Literal["control", "treatment"]
 _PYTHON = (
     '"""A model of Triton\'s Python backend (docs/exports.md)."""\n\nfrom nightrank.triton_models import '
 )
@@ -65,6 +66,7 @@ def add_to_repository(
     backend: Backend = "onnxruntime",
     *,
     online: bool = False,
+    variant: Variant = "control",
 ) -> dict[str, Any]:
     """Adds a model to a model repository, and lets its ensemble use the model.
 
@@ -79,12 +81,15 @@ def add_to_repository(
         backend: how the ranker is computed.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
+        variant: `treatment` if the model is that of the treatment of an experiment. Then its ensemble is
+            `nightrank_treatment`, beside that of the control.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the folder is no local path, or there is no such backend; the repository has models of
+        ConfigError: the folder is no local path, or there is no such backend or variant; the repository has
+            no model of the control for a treatment; the repository has models of
             others with the names of ours; its models have another backend or other inputs; a raw column has
             the name of another input or of the output of an ensemble; or, with `online`, a feature depends on
             user and item together, or no feature on one of them.
@@ -93,16 +98,23 @@ def add_to_repository(
     """
     if backend not in get_args(Backend):
         raise ConfigError(f"there is no backend {backend!r}", f"choose from {list(get_args(Backend))}")
-    repository = local_folder(folder)
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-        with _locked(repository), _scratch_beside(repository) as scratch:
-            return _Repository(repository, scratch).add(info, workflow, backend, online=online)
-    except OSError as error:
-        raise InfrastructureError(
-            f"{repository} cannot be written: {error}",
-            "choose another folder, or free disk space; the folder and its parent must be on one file system",
-        ) from error
+    if variant not in get_args(Variant):
+        raise ConfigError(f"there is no variant {variant!r}", f"choose from {list(get_args(Variant))}")
+    root = local_folder(folder)
+    with locked_with_scratch(root) as scratch:
+        return _Repository(root, scratch).add(info, workflow, backend, online=online, variant=variant)
+
+
+def withdraw_treatment(folder: str) -> None:
+    """Removes the ensembles of the treatment from a model repository, if it has any.
+
+    Raises:
+        ConfigError: the folder is no local path.
+        InfrastructureError: the repository cannot be written.
+    """
+    root = local_folder(folder)
+    with locked_with_scratch(root) as scratch:
+        _Repository(root, scratch).withdraw_treatment()
 
 
 class _Repository:
@@ -118,13 +130,23 @@ class _Repository:
         self._scratch = scratch
 
     def add(
-        self, info: ModelInfo, workflow: LocalWorkflow, backend: Backend, *, online: bool
+        self,
+        info: ModelInfo,
+        workflow: LocalWorkflow,
+        backend: Backend,
+        *,
+        online: bool,
+        variant: Variant,
     ) -> dict[str, Any]:
         """Does what `add_to_repository` says."""
         self._require_own()
         context = context_columns(info.spec, workflow) if online else None
         require_names(workflow.raw_types(), context)
-        before = self._served()
+        before = self._served(ENSEMBLE)
+        if variant == "treatment" and before is None:
+            raise ConfigError(
+                f"{self._root} has no model of the control", "export the model of the control first"
+            )
         described = self._described()
         known = [facts for facts in described.values() if facts["model_version"] == info.version]
         if known:
@@ -139,10 +161,16 @@ class _Repository:
                     ServedInputs.from_json(other["inputs"], str(self._root)), str(self._root)
                 )
             facts = self._write(exported, workflow, inputs)
-        self._let_ensembles_use(inputs, facts["version"])
-        if facts["version"] != before:
-            self._delete_except({facts["version"], before})
+        self._let_ensembles_use(inputs, facts["version"], variant)
+        if variant == "control" and facts["version"] != before:
+            self._delete_except({facts["version"], before, self._served(TREATMENT_ENSEMBLE)})
         return facts
+
+    def withdraw_treatment(self) -> None:
+        """Moves the ensembles of the treatment out of the repository. They are deleted there."""
+        for name in _OF_TREATMENT:
+            if (self._root / name).exists():
+                (self._root / name).rename(self._scratch / name)
 
     def _write(
         self, exported: dict[str, Any], workflow: LocalWorkflow, inputs: ServedInputs
@@ -158,7 +186,7 @@ class _Repository:
         configs = {WORKFLOW: workflow_config(inputs), RANKER: ranker_config(inputs)}
         if inputs.context is not None:
             configs[LOOKUP] = lookup_config(inputs)
-        configs |= _ensembles(inputs, version)
+        configs |= _ensembles(inputs, version, "control")
         for name, config in configs.items():
             (self._scratch / name / str(version)).mkdir(parents=True)
             (self._scratch / name / CONFIG).write_text(config + "\n", encoding="utf-8")
@@ -192,8 +220,14 @@ class _Repository:
             source, target = source / str(version), target / str(version)
         source.rename(target)
 
-    def _let_ensembles_use(self, inputs: ServedInputs, version: int) -> None:
-        for name, config in _ensembles(inputs, version).items():
+    def _let_ensembles_use(self, inputs: ServedInputs, version: int, variant: Variant) -> None:
+        for name, config in _ensembles(inputs, version, variant).items():
+            if not (self._root / name / str(version)).exists():
+                new = self._scratch / name
+                (new / str(version)).mkdir(parents=True)
+                (new / str(version) / ".keep").write_text("")
+                (new / CONFIG).write_text(config + "\n", encoding="utf-8")
+                self._place(name, version)
             target = self._root / name / CONFIG
             if not target.exists() or target.read_bytes() != f"{config}\n".encode():
                 new = self._scratch / CONFIG
@@ -202,14 +236,14 @@ class _Repository:
 
     def _delete_except(self, kept: set[int | None]) -> None:
         """Deletes versions. They leave the repository at once, and their files are deleted outside of it."""
-        for name in reversed(_MODELS):
+        for name in (*_OF_TREATMENT, *reversed(_MODELS)):
             for number in self._versions(name):
                 if number not in kept:
                     old = self._scratch / f"{name}.{number}"
                     (self._root / name / str(number)).rename(old)
 
     def _require_own(self) -> None:
-        present = [name for name in _MODELS if (self._root / name).exists()]
+        present = [name for name in (*_MODELS, *_OF_TREATMENT) if (self._root / name).exists()]
         if present and not self._described():
             raise ConfigError(
                 f"{self._root} has models named {present}, which were not exported by this project, or not "
@@ -228,49 +262,20 @@ class _Repository:
         for number in self._versions(ENSEMBLE):
             path = self._root / ENSEMBLE / str(number) / SERVED
             if path.exists():
-                described[number] = _read(path)
+                described[number] = read_served(path)
         return described
 
-    def _served(self) -> int | None:
-        """Returns the version that the ensemble uses; None if there is no ensemble."""
-        path = self._root / ENSEMBLE / CONFIG
+    def _served(self, ensemble: str) -> int | None:
+        """Returns the version that an ensemble uses; None if there is no such ensemble."""
+        path = self._root / ensemble / CONFIG
         if not path.exists():
             return None
         pinned = re.search(r"versions: \[ (\d+) \]", path.read_text(encoding="utf-8", errors="replace"))
         return int(pinned.group(1)) if pinned else None
 
 
-def _ensembles(inputs: ServedInputs, version: int) -> dict[str, str]:
-    """Maps each ensemble to its configuration. The ensemble with served.json is the last one."""
-    online = {} if inputs.context is None else {ONLINE_ENSEMBLE: online_ensemble_config(inputs, version)}
-    return {**online, ENSEMBLE: ensemble_config(inputs, version)}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if {"version", "model_version", "workflow_version", "inputs"} <= set(facts):
-            return facts
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error}", "export the model to another folder") from error
-    raise DataError(f"{path} is damaged: it lacks keys", "export the model to another folder")
-
-
-@contextmanager
-def _scratch_beside(repository: Path) -> Iterator[Path]:
-    """Creates a folder on the file system of a repository. Within it, servers would take it for a model."""
-    with tempfile.TemporaryDirectory(
-        prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write to this folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def _ensembles(inputs: ServedInputs, version: int, variant: Variant) -> dict[str, str]:
+    """Maps each ensemble of a variant to its configuration. The ensemble with served.json is the last one."""
+    names = _OF_TREATMENT if variant == "treatment" else (ONLINE_ENSEMBLE, ENSEMBLE)
+    online = {} if inputs.context is None else {names[0]: online_ensemble_config(inputs, version, names[0])}
+    return {**online, names[1]: ensemble_config(inputs, version, names[1])}

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from torch._inductor import config as inductor
 
+from conf.serving_types import ServingExperiment
 from jobs import export_model
+from jobs.stages import export_model as stage
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.processes import ROOT
-from training.export.compiled_programs import instruction_set, load_compiled
+from training.registry.served_experiments import ServedExperiment
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +38,7 @@ def test_the_job_exports_the_model_that_serves(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
-    words += ["--formats", "int8", "--compiled"]
+    words += ["--formats", "int8"]
     command = [sys.executable, str(ROOT / "jobs/export_model.py"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -44,29 +46,27 @@ def test_the_job_exports_the_model_that_serves(
     assert summary["model_version"] == world.lake.champion().version
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "export.json",
-        "ranker.aotinductor.pt2",
         "ranker.int8.onnx",
         "ranker.onnx",
         "ranker.pt2",
     ]
     assert "torchvision" not in done.stderr
-    assert "ranker.onnx, ranker.pt2, ranker.aotinductor.pt2   probability, differs from the" in done.stdout
+    assert "ranker.onnx, ranker.pt2   probability, differs from the model by at most" in done.stdout
     assert "ranker.int8.onnx   probability, differs on average by" in done.stdout
-    model, raw = world.lake.champion(), world.raw_rows().head(77)
-    program = load_compiled(tmp_path / "out/ranker.aotinductor.pt2")
-    probabilities = program(*map(torch.from_numpy, model.inputs(raw).values()))
-    np.testing.assert_allclose(probabilities, model.score(raw), atol=1e-5)
-    assert json.loads((tmp_path / "out/export.json").read_text())["compiled_for"] == instruction_set()
     assert export_model.main(words) == 2
     shown = capsys.readouterr().err
     assert "exists already" in shown
     assert "Traceback" not in shown
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        assert export_model.main([*words[:4], "--output", str(tmp_path / "new"), "--compiled"]) == 2
+    assert "ranker cannot be compiled: No working C++ compiler" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_job_adds_the_model_to_a_model_repository(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second run adds nothing."""
+    """A second run adds nothing. The model of a treatment is added and withdrawn with its experiment."""
     words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
     for _ in range(2):
         assert export_model.main([*words, "--triton"]) == 0
@@ -74,6 +74,20 @@ def test_the_job_adds_the_model_to_a_model_repository(
         assert "version 1 of the ensemble nightrank" in lines[0]
         assert json.loads(lines[-1])["model_version"] == world.lake.champion().version
     assert sorted(path.name for path in (tmp_path / "out/ranker").iterdir()) == ["1", "config.pbtxt"]
+    champion = world.lake.champion(use_refit=False).version
+    experiment = ServingExperiment(name="e", share=0.5, start=RUN_DATE, model=champion)
+    folder = f"{world.root}/models/generated/{champion}"
+    running = ServedExperiment(experiment, champion, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "served_experiment", lambda *_: running)
+        assert export_model.main([*words, "--triton"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f"model {champion} in {tmp_path}/out: version 2 of the ensemble nightrank_treatment" in lines
+        assert json.loads(lines[-1])["treatment"]["model_version"] == champion
+        assert json.loads(lines[-1])["model_version"] == world.lake.champion().version
+    assert export_model.main([*words, "--triton"]) == 0
+    assert "treatment" not in capsys.readouterr().out
+    assert not (tmp_path / "out/nightrank_treatment").exists()
     assert [path.name for path in (tmp_path / "out/ranker/1").iterdir()] == ["ranker.onnx"]
     assert export_model.main([*words, "--triton", "--formats", "int8"]) == 2
     assert "--formats int8 has no effect with --triton" in capsys.readouterr().err

@@ -251,6 +251,14 @@ def test_a_server_changes_to_a_newer_model_and_back(
             time.sleep(0.05)
     assert sorted(path.name for path in (folder / "ranker").iterdir()) == ["1", "2", "config.pbtxt"]
 
+    assert models[1].export_triton(folder, "python", variant="treatment")["version"] == 2
+    while "error" in ask(url, "nightrank_treatment", request_of(rows)):
+        assert time.monotonic() < end + 30
+        time.sleep(0.05)
+    for ensemble, scores in zip(("nightrank", "nightrank_treatment"), expected, strict=True):
+        answer = ask(url, ensemble, request_of(rows))
+        np.testing.assert_allclose(probabilities(answer), scores, atol=1e-5)
+
 
 PARSE = """
 import json, sys
@@ -333,6 +341,35 @@ def test_the_version_that_served_before_is_kept(
     )
     assert "versions: [ 3 ]" in (copied / "nightrank/config.pbtxt").read_text()
     assert sorted(path.name for path in copied.parent.iterdir()) == ["beside", "repository"]
+
+
+def test_the_version_of_a_treatment_is_kept_until_the_experiment_ends(
+    copied: Path, models: list[nightrank.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="has no model of the control"):
+        models[0].export_triton(tmp_path / "new", "python", variant="treatment")
+
+    def added(name: str, variant: Any) -> int:
+        monkeypatch.setattr(repository, "export", faked_export(copied, name))
+        version: int = models[1].export_triton(copied, "python", variant=variant)["version"]
+        return version
+
+    def used(ensemble: str) -> str:
+        text = (copied / ensemble / "config.pbtxt").read_text()
+        assert f'name: "{ensemble}"' in text
+        return text.split("versions: [ ")[1].split(" ")[0]
+
+    assert added("m2", "treatment") == 2
+    for version in (3, 4):
+        assert added(f"m{version}", "control") == version
+        assert (used("nightrank"), used("nightrank_treatment")) == (str(version), "2")
+    assert {name.split("/")[1] for name in names_in(copied) if name.startswith("ranker/")} == {"2", "3", "4"}
+    repository.withdraw_treatment(str(copied))
+    repository.withdraw_treatment(str(copied))
+    assert added("m5", "control") == 5
+    assert names_in(copied) == sorted(
+        f"{name}/{n}" for name in ("nightrank", "ranker", "workflow") for n in (4, 5)
+    )
 
 
 def faked_export(source: Path, model_version: str) -> Any:

@@ -24,7 +24,7 @@ from tests.training.feature_rows import make_spec
 from training.embeddings.int8 import to_int8
 from training.export import compare_programs
 from training.export import write_export as module
-from training.export.compiled_programs import write_compiled
+from training.export.compiled_programs import instruction_set, load_compiled, write_compiled
 from training.export.smaller_programs import Format
 from training.export.write_export import ExportedModel, write_export
 from training.models import build_model, known_architectures
@@ -232,12 +232,25 @@ def test_a_program_that_differs_is_not_published(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.processes
-def test_a_program_that_cannot_be_compiled_names_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_programs_equal_the_model(tmp_path: Path) -> None:
+    model = exported(variant("logistic_regression"), make_spec(2, [9]))
+    description = write_export(model, str(tmp_path / "out"), compiled=True)
+    assert description["compiled_for"] == instruction_set()
+    assert "ranker.aotinductor.pt2" in description["sha256"]
+    program = load_compiled(tmp_path / "out/ranker.aotinductor.pt2")
+    for rows in (2, 65):
+        inputs = module._example(model, rows, _ranker(model))
+        with torch.inference_mode():
+            torch.testing.assert_close(program(*inputs), _ranker(model)(*inputs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.processes
+def test_a_program_that_cannot_be_compiled_names_the_compiler(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(2, 1), (torch.ones(3, 2),)), tmp_path / "ranker.pt2")
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigError, match=r"ranker cannot be compiled: No working C\+\+ compiler") as raised:
+    with (
+        inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ConfigError, match=r"ranker cannot be compiled: No working C\+\+ compiler") as raised,
+    ):
         write_compiled(tmp_path / "ranker.pt2", tmp_path / "compiled.pt2")
     assert "install a C++ compiler" in str(raised.value)
 

@@ -247,7 +247,7 @@ def test_what_does_not_compile_is_named(rows: Rows, monkeypatch: pytest.MonkeyPa
 
     torch.compiler.reset()  # what the test before compiled would serve here too
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config.cpp, "cxx", ("/no/such/compiler",))
-    monkeypatch.setattr(config, "force_disable_caches", True)
-    with pytest.raises(ConfigError, match=r"train.compile=true: DLRM does not compile"):
+    # The undo of monkeypatch would delete these settings.
+    changed = config.patch({"cpp.cxx": ("/no/such/compiler",), "force_disable_caches": True})
+    with changed, pytest.raises(ConfigError, match=r"train.compile=true: DLRM does not compile"):
         train_steps(LocalCollectives(), rows, steps=1, compile=True)
