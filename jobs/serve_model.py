@@ -10,9 +10,9 @@ from jobs.stages.serve_model import run
 
 DESCRIPTION = (
     "Answers requests over HTTP with the model that serves on a run date (the champion or its refit), until "
-    "it gets SIGTERM or Ctrl-C. POST /invocations, in the formats of MLflow's scoring server, returns click "
-    "probabilities of raw rows. GET /recommendations/USER?k=10 returns the list that the model makes for a "
-    "user from the candidates of the run date. GET /health answers as soon as requests are accepted."
+    "it gets SIGTERM or Ctrl-C. POST /invocations, in the JSON formats of MLflow's scoring server, returns "
+    "click probabilities of raw rows. GET /recommendations/USER?k=10 returns the list that the model makes "
+    "for a user from the candidates of the run date. GET /health answers as soon as requests are accepted."
 )
 
 

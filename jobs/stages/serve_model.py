@@ -58,14 +58,15 @@ class ServedModel:
     def recommend(self, user: str, k: int | None) -> list[dict[str, Any]]:
         """Returns the list of a user: position, item_id, score and reason of each entry.
 
-        Requests wait for each other, because all cores work on one list.
+        The list of an unknown user, or of one without candidates, is empty. Requests wait for each other,
+        because all cores work on one list.
 
         Raises:
             NightrankError: see `Model.recommend`.
         """
         with self._lock:
-            entries = self.model.recommend([user], k).drop_columns(["user_id"]).to_pylist()
-            self.lists += 1
+            entries = self.model.recommend([user], k, unknown="skip").drop_columns(["user_id"]).to_pylist()
+            self.lists += bool(entries)
         return entries
 
 
@@ -113,10 +114,13 @@ def application(context: RunContext, served: ServedModel) -> FastAPI:
 
     def recommendations(user: str, k: int | None = None) -> list[dict[str, Any]]:
         try:
-            return served.recommend(user, k)
+            entries = served.recommend(user, k)
         except NightrankError as error:
-            status = 400 if isinstance(error, ConfigError) else 404
+            status = 400 if isinstance(error, ConfigError) else 503
             raise HTTPException(status, str(error)) from error
+        if not entries:
+            raise HTTPException(404, f"user {user!r} has no candidates on {context.run_date}")
+        return entries
 
     app.get("/recommendations/{user:path}")(recommendations)
     return app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from conf.errors import ConfigError, InfrastructureError
 from jobs.stages import prune
 from storage import delta_log, file_io, hard_links
-from storage.dataset import read_dataset, split_files
+from storage.dataset import publish_dataset, read_dataset, split_files
 from storage.hard_links import LOCK_NAME
 from storage.lake_files import dates_of_tables, list_lake
 from storage.manifest import is_published, is_whole, read_manifest
@@ -146,6 +147,11 @@ def _child(lake: Lake) -> None:
     prune_lake.add_model(lake, NAME, "e", day(12), "d", parent=version("2"))
 
 
+def _extended_by_a_kept_dataset(lake: Lake) -> None:
+    dataset = read_dataset(lake, RUN_DATE)
+    publish_dataset(lake, replace(dataset, parent_workflow=version("b")), file_io.utc_now())
+
+
 def _nothing(lake: Lake) -> None:
     pass
 
@@ -159,6 +165,7 @@ def _nothing(lake: Lake) -> None:
         (_pinned_before, {}, {"1", "6", "a", "8"}),
         (_pinned_later, {}, {"2", "b"}),
         (_child, {}, {"2", "b"}),
+        (_extended_by_a_kept_dataset, {}, {"b"}),
         (_nothing, {"train": {"retrain": {"fresh_every_days": 7}}}, {"2", "b"}),
         *(
             (

@@ -8,15 +8,20 @@ import socket
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
 import pandas as pd
 import pytest
+from fastapi.testclient import TestClient
 
 import nightrank
+from conf.load import load_config
 from jobs import serve_model
+from jobs.stages import serve_model as stage
+from storage.run_context import RunContext
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.processes import ROOT, die_with_parent
 
@@ -65,7 +70,7 @@ def test_probabilities_and_lists_are_those_of_the_model(world: World) -> None:
         expected = model.recommend(users[:1], 4).drop_columns(["user_id"]).to_pylist()
         assert answered(f"{address}/recommendations/{users[0]}?k=4") == (200, expected)
         for path, code, text in (
-            ("nobody", 404, "1 of 1 users are not in"),
+            ("nobody", 404, "user 'nobody' has no candidates on 2026-01-04"),
             (f"{users[0]}?k=0", 400, "k=0 is smaller than 1"),
         ):
             status, result = answered(f"{address}/recommendations/{path}")
@@ -75,6 +80,16 @@ def test_probabilities_and_lists_are_those_of_the_model(world: World) -> None:
     assert (server.returncode, errors) == (0, "")
     summary = json.loads(output.splitlines()[-1])
     assert (summary["model_version"], summary["scored_rows"], summary["lists"]) == (model.version, 5, 1)
+
+
+def test_a_lake_that_cannot_be_read_is_no_unknown_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = RunContext("serve_model", load_config(str(world.config)), RUN_DATE)
+    served = stage.ServedModel(world.lake.champion(RUN_DATE))
+    client = TestClient(stage.application(context, served))
+    lost = nightrank.InfrastructureError("the disk is gone", "mount it")
+    monkeypatch.setattr(served.model, "recommend", Mock(side_effect=lost))
+    answer = client.get("/recommendations/u1")
+    assert (answer.status_code, "the disk is gone" in answer.json()["detail"]) == (503, True)
 
 
 def test_an_address_that_cannot_be_used_is_named(world: World, capsys: pytest.CaptureFixture[str]) -> None:
