@@ -24,9 +24,10 @@ class Elastic(Strict):
 
 
 class StopAt(Strict):
-    """A condition that ends a training early. The model gets the weights of the step at which training ends.
+    """A condition that ends a training early. `train.keep` says which weights the model then has.
 
-    The metric is measured on the validation split every `train.evaluate_every_steps` steps.
+    The metric is measured on the validation split every `train.evaluate_every_steps` steps, and with
+    `train.keep: best` also at the end of each epoch.
     """
 
     metric: Literal["auc", "log_loss", "normalized_entropy"] = Field(

@@ -147,8 +147,16 @@ class Train(Strict):
     )
     evaluate_every_steps: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=0,
-        description="Number of steps between two evaluations on the validation split. 0: no evaluation "
-        "during the training.",
+        description="Number of steps between two evaluations on the validation split. 0: the model is "
+        "evaluated only at the end of each epoch (keep=best), or not during the training (keep=last).",
+    )
+    keep: Literal["best", "last"] = Field(
+        default="best",
+        description="Which weights a trained model has. `best`: those with the best measure on the "
+        "validation split, among the ends of all epochs and the evaluations every `evaluate_every_steps` "
+        "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is saved; "
+        "if there is no space for it, the model has the weights of the last step, and a warning names the "
+        "best one. `last`: those of the last step.",
     )
     stop_at: StopAt | None = Field(
         default=None,

@@ -108,6 +108,16 @@ class Model:
         """
         return validation_metrics(self._info.description)
 
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """Returns which weights of its training the model has (`train.keep`).
+
+        `step` and `epoch` (from 1) are those of the weights. `metric` and `value` are the measure on the
+        validation rows by which they were chosen, and `best_step` is the step where it was best. The last
+        three are None without a choice. Models of earlier releases have an empty mapping.
+        """
+        return dict(self._info.description.get("kept") or {})
+
     @cached_property
     def workflow(self) -> Workflow:
         """Returns the workflow that computes the features of the model."""

@@ -119,13 +119,13 @@ def validation_metrics(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     The last entry was measured after the training.
     """
     history = description.get("history", ())
-    last = description.get("metrics", {}).get("validation")
-    if not last or not last["rows"] or not history:
+    final = description.get("metrics", {}).get("validation")
+    if not final or not final["rows"] or not history:
         return []
-    steps = description["steps"]
-    measured = {entry["step"]: entry for entry in history if "validation" in entry}
-    entries = [_entry(entry, entry["validation"]) for step, entry in measured.items() if step < steps]
-    return [*entries, _entry(history[-1], last)]
+    measured = {entry["step"]: entry["validation"] for entry in history if "validation" in entry}
+    measured.setdefault(description["steps"], final)  # nothing was measured during the training
+    by_step = {entry["step"]: entry for entry in history}
+    return [_entry(by_step[step], metrics) for step, metrics in sorted(measured.items())]
 
 
 def _entry(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

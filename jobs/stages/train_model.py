@@ -63,6 +63,8 @@ def train(context: RunContext, config: Config) -> JobSummary:
             "baselines": description["baselines"],
             "train_rows": description["train_rows"],
             "steps": description["steps"],
+            **{f"kept_{key}": value for key, value in description["kept"].items() if key != "best_step"},
+            "best_step": description["kept"]["best_step"],
             "train_s": description["seconds"],
             "rows_per_s": round(description["train_rows"] * config.train.epochs / description["seconds"]),
         },

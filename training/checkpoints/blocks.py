@@ -121,6 +121,12 @@ class OwnedState:
     rows: dict[str, list[Tensor]]
     blocks: dict[str, list[RowBlock]]
 
+    @property
+    def bytes(self) -> int:
+        """Returns the size of the tensors that this rank writes."""
+        pieces = [*self.equal.values(), *(piece for pieces in self.rows.values() for piece in pieces)]
+        return sum(piece.nbytes for piece in pieces)
+
 
 def owned_state(
     state: Mapping[str, RowTensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool

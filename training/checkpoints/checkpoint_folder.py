@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,10 +53,19 @@ class CheckpointFolder:
         except UnicodeDecodeError:
             return "not UTF-8"
 
-    def delete_all_but(self, keep: int) -> None:
-        """Deletes all checkpoints except the `keep` newest checkpoints."""
+    def delete_all_but(self, keep: int, best_step: int | None = None) -> None:
+        """Deletes all checkpoints except the `keep` newest checkpoints, and that of the step `best_step`."""
         for step in self.steps()[keep:]:
-            self._delete_checkpoint(step, self.index_text(step))
+            if step != best_step:
+                self._delete_checkpoint(step, self.index_text(step))
+
+    def free_bytes(self) -> int | None:
+        """Returns the free space of the disk that has this folder; None for an object store."""
+        if not file_io.is_local(self.path):
+            return None
+        folder = Path(file_io.filesystem(self.path)[1])
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        return shutil.disk_usage(existing).free
 
     def delete_damaged(self, damaged: Mapping[int, str]) -> None:
         """Deletes damaged checkpoints, unless another attempt has replaced them.

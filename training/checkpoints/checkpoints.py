@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Collection
@@ -29,7 +30,12 @@ from conf.errors import DataError, InfrastructureError, NightrankError
 from storage import format_versions
 from training.checkpoints.blocks import StoredBlock, owned_state
 from training.checkpoints.checkpoint_folder import CheckpointFolder
-from training.checkpoints.checkpoint_writer import CheckpointContents, CheckpointWriter, HostCopy
+from training.checkpoints.checkpoint_writer import (
+    CheckpointContents,
+    CheckpointWriter,
+    HostCopy,
+    available_memory,
+)
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
 from training.checkpoints.stateful import Stateful
 from training.checkpoints.stored import StateMismatchError, StoredState
@@ -99,8 +105,35 @@ class Checkpoints:
     def _leads(self) -> bool:
         return self._collectives.rank == 0
 
-    def save(self, trainer: Stateful, position: Position) -> None:
+    def space_problem(self, trainer: Stateful) -> str | None:
+        """Returns why there is no space for another checkpoint; None if there is. All ranks get the same.
+
+        The copy in host memory must leave a fifth of the available memory of each host. Ranks on one host
+        share its memory. The disk must have space for the files of all ranks.
+        """
+        size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
+        missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the copy before
+        free = self._folder.free_bytes() if self._leads else None
+        facts = gather_json(self._collectives, [socket.gethostname(), missing, available_memory(), size, free])
+        for host in dict.fromkeys(fact[0] for fact in facts):
+            needed = sum(fact[1] for fact in facts if fact[0] == host)
+            available = min(fact[2] for fact in facts if fact[0] == host)
+            if needed > 0.8 * available:
+                return (
+                    f"it needs {needed >> 20} MiB of memory on {host}, where {available >> 20} MiB are free"
+                )
+        total, free = sum(fact[3] for fact in facts), facts[0][4]
+        if free is not None and total > free:
+            return f"it needs {total >> 20} MiB in {self._folder.path}, where {free >> 20} MiB are free"
+        return None
+
+    def save(self, trainer: Stateful, position: Position, best_step: int | None = None) -> None:
         """Waits for the previous checkpoint, copies the state, and starts a thread that writes the copy.
+
+        Args:
+            trainer: the state to save.
+            position: the progress of the training.
+            best_step: a step whose checkpoint is not deleted; None if there is none.
 
         Raises:
             InfrastructureError, DataError: a rank failed to write the previous checkpoint. Raised on all
@@ -118,7 +151,7 @@ class Checkpoints:
             f"{name}.json",
             self._collectives,
             CheckpointContents(position.step, tensors, owned, index, time.perf_counter() - began),
-            lambda: self._folder.delete_all_but(self._keep),
+            lambda: self._folder.delete_all_but(self._keep, best_step),
         )
 
     def wait(self) -> None:
@@ -180,6 +213,23 @@ class Checkpoints:
         if position is not None:
             log.info("resuming after step %d", position.step)
         return position
+
+    def load(self, trainer: Stateful, step: int) -> bool:
+        """Loads the checkpoint of a step into a trainer. Returns False if it is missing or damaged.
+
+        In this case, a warning is logged, and the trainer is unchanged. All ranks must call this method, and
+        get the same result. No checkpoint may be in progress (`wait`).
+
+        Raises:
+            DataError: the checkpoint belongs to another training. Raised on all ranks.
+        """
+        text = gather_json(self._collectives, self._folder.index_text(step) if self._leads else None)[0]
+        if text is None:
+            return False
+        problem = next(filter(None, gather_json(self._collectives, self._examine(step, text))), None)
+        if problem is not None and self._leads:
+            log.warning("the checkpoint of step %d is damaged: %s", step, problem)
+        return problem is None and self._load(step, text, trainer) is not None
 
     def delete(self) -> None:
         """Deletes the checkpoints of a complete training, but not files that another attempt is writing."""

@@ -62,7 +62,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         description = read_description(plan.model_path)
     else:
         description = train_in_process(plan)
-    keys = ("version", "metrics", "baselines", "steps", "seconds", "num_ranks")
+    keys = ("version", "metrics", "baselines", "steps", "kept", "seconds", "num_ranks")
     return {"output": plan.model_path, **{key: description[key] for key in keys}}
 
 

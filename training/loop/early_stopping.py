@@ -6,9 +6,10 @@ The decision depends only on history and step, so all ranks and resumed training
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, assert_never
+from typing import Any
 
 from conf.types import StopAt
+from training.loop.best_step import sign_of
 from training.loop.callback import Callback, TrainingState
 
 
@@ -66,7 +67,7 @@ def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> st
     values = [value for value in measured if value is not None]
     if not values:
         return None
-    sign = _sign(rule)
+    sign = sign_of(rule.metric)
     scores = [sign * value for value in values]
     if rule.value is not None and scores[-1] >= sign * rule.value:
         return f"{rule.metric} {values[-1]:.5f} has reached the target of {rule.value:g}"
@@ -74,12 +75,3 @@ def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> st
     if rule.patience is not None and since_best >= rule.patience:
         return f"{rule.metric} has not improved on {sign * max(scores):.5f} in {since_best} evaluations"
     return None
-
-
-def _sign(rule: StopAt) -> int:
-    """Returns 1 if a higher value of the rule's metric is better, otherwise -1."""
-    if rule.metric == "auc":
-        return 1
-    if rule.metric == "log_loss" or rule.metric == "normalized_entropy":
-        return -1
-    assert_never(rule.metric)

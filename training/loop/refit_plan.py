@@ -21,9 +21,10 @@ def make_refit_plan(config: Config, lake: Lake, dataset: Dataset, champion: str)
 
     The refit has the settings and the start of the champion's training: the same random weights, or the same
     parent. Each row of the champion's training, of the validation split and of the test split is used once
-    per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion's
-    training ended early, the refit ends after the same share of all steps, rounded up. It is not measured,
-    because no row is left for that.
+    per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion has
+    the weights of a step before the last one of its epochs, the refit ends after the same share of all steps,
+    rounded up. This is the case if its training ended early, or if an earlier step was better (`train.keep`).
+    The refit is not measured, because no row is left for that.
 
     Args:
         config: the configuration.
@@ -43,7 +44,8 @@ def make_refit_plan(config: Config, lake: Lake, dataset: Dataset, champion: str)
             f"release, with which the training would now make model {plan.description['version']}",
             f"run train_model and evaluate_model for {dataset.run_date} again",
         )
-    steps = read_description(plan.model_path)["steps"]
+    trained = read_description(plan.model_path)
+    steps = trained["kept"]["step"] if "kept" in trained else trained["steps"]
     seen = frozenset(read_description(plan.parent_path)["trained_days"]) if plan.parent_path else frozenset()
     held_out = (*plan.splits["validation"], *plan.splits["test"])
     version = digest_of(["refit", champion, steps])
@@ -68,10 +70,10 @@ def make_refit_plan(config: Config, lake: Lake, dataset: Dataset, champion: str)
 
 
 def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
-    """Returns the refit's last step; None if the champion's training did all of its steps.
+    """Returns the refit's last step; None if the champion has the weights of the last step of its epochs.
 
     Args:
-        steps: number of steps of the champion's training.
+        steps: number of steps after which the champion's training had its weights.
         plan: the plan of the champion's training.
         refit: the plan of the refit.
     """

@@ -30,6 +30,7 @@ from training.distributed.collectives import Collectives, LocalCollectives
 from training.distributed.progress import Report
 from training.embeddings.tables_of_model import set_kernels
 from training.kernels.choice import use_kernels
+from training.loop.best_step import keep_best, metric_of
 from training.loop.callback import Callback
 from training.loop.early_stopping import EarlyStopping, StopAtStep
 from training.loop.embedding_memory import plan_tiers
@@ -41,7 +42,7 @@ from training.loop.progress_output import LogLines, ReportProgress
 from training.loop.train_step import Trainer
 from training.loop.training_loop import TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
-from training.loop.validation import Validation
+from training.loop.validation import Validation, chosen_metrics
 from training.loop.warm_start import warm_start
 from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model
@@ -90,7 +91,7 @@ def run_plan(
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
         result = rank.train(trainer, held_out.get("validation"), checkpoints, at_checkpoint)
         checkpoints.wait()
-    metrics = rank.measure(model, held_out)
+        kept, metrics = rank.keep_best(trainer, result.history, held_out, checkpoints)
     baselines = {name: rank.measure(rank.train_baseline(name), held_out) for name in plan.train.baselines}
     description = {
         **plan.description,
@@ -101,6 +102,7 @@ def run_plan(
         "steps": result.steps,
         "seconds": result.seconds,
         "stopped": result.stopped,
+        "kept": kept,
         "num_ranks": collectives.size,
         "created_at": file_io.utc_now(),
     }
@@ -196,10 +198,17 @@ class _Rank:
         evaluations: list[Callback] = []
         if validation is not None:
             measure = partial(evaluate, trainer.model, validation, self.collectives, self.device)
-            evaluations = [Validation(measure, train.evaluate_every_steps), EarlyStopping(train.stop_at)]
+            evaluations = [
+                Validation(measure, train.evaluate_every_steps, at_epoch_ends=self._keeps_best),
+                EarlyStopping(train.stop_at),
+            ]
         callbacks = [
             SaveCheckpoints(
-                checkpoints, train.checkpoint_every_steps, loss_check.check_pending, at_checkpoint
+                checkpoints,
+                train.checkpoint_every_steps,
+                loss_check.check_pending,
+                at_checkpoint,
+                metric_of(train) if self._keeps_best else None,
             ),
             StepProfiler(train.profile, f"{plan.checkpoint_path}.profile", self.collectives.rank),
             loss_check,
@@ -221,11 +230,45 @@ class _Rank:
         TrainingLoop(trainer, plan.train, self.device, callbacks).fit(loader)
         return model
 
+    def keep_best(
+        self,
+        trainer: Trainer,
+        history: list[dict[str, Any]],
+        held_out: dict[Split, Loader],
+        checkpoints: Checkpoints,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Loads the best weights into the trained model, and measures it on each held-out split.
+
+        Returns:
+            The entry `kept` of model.json, and the metrics by split.
+        """
+        after_last_step: dict[str, Any] = {}
+
+        def measure_last() -> dict[str, Any]:
+            loader = held_out["validation"]
+            after_last_step.update(evaluate(trainer.model, loader, self.collectives, self.device))
+            return chosen_metrics(after_last_step)
+
+        measure = measure_last if self._keeps_best else None
+        kept = keep_best(trainer, self.plan.train, history, measure, checkpoints)
+        known = {}
+        if after_last_step and kept["step"] == history[-1]["step"]:
+            known = {"validation": after_last_step}
+        return kept, {
+            split: known.get(split) or evaluate(trainer.model, loader, self.collectives, self.device)
+            for split, loader in held_out.items()
+        }
+
     def measure(self, model: nn.Module, loaders: dict[Split, Loader]) -> dict[str, Any]:
         """Returns the metrics of a model on each split."""
         return {
             split: evaluate(model, loader, self.collectives, self.device) for split, loader in loaders.items()
         }
+
+    @property
+    def _keeps_best(self) -> bool:
+        """Returns whether the model gets the weights of the best evaluation on the validation split."""
+        return self.plan.train.keep == "best" and bool(self.plan.splits.get("validation"))
 
     @property
     def _leads(self) -> bool:

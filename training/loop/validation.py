@@ -11,26 +11,32 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 
 
 class Validation(Callback):
-    """Adds the metrics of the validation split to a history entry every `every_steps` steps.
+    """Adds the metrics of the validation split to history entries.
 
-    No metrics are added after the last step.
+    It does so every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
+    added after the last step.
 
     Args:
         evaluate: a function that returns the metrics of the model on the validation split. All ranks must
             call it, and it returns the same result on all ranks.
         every_steps: steps between two validations; 0 for none.
+        at_epoch_ends: whether the model is also validated at the end of each epoch.
     """
 
-    def __init__(self, evaluate: Callable[[], Mapping[str, Any]], every_steps: int) -> None:
+    def __init__(
+        self, evaluate: Callable[[], Mapping[str, Any]], every_steps: int, *, at_epoch_ends: bool = False
+    ) -> None:
         self._evaluate = evaluate
         self._every_steps = every_steps
+        self._at_epoch_ends = at_epoch_ends
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Returns True every `every_steps` steps, but not after the last step.
+        """Returns True every `every_steps` steps and at the end of an epoch, but not after the last step.
 
         After the last step, `run_plan` measures the model on all splits.
         """
-        return is_due(state.step, self._every_steps) and state.step < state.total_steps
+        epoch_ends = self._at_epoch_ends and is_due(state.step, state.steps_per_epoch)
+        return (epoch_ends or is_due(state.step, self._every_steps)) and state.step < state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
@@ -38,5 +44,9 @@ class Validation(Callback):
         A validation need not be due, because another callback may have requested the entry.
         """
         if self.is_entry_due(state):
-            metrics = self._evaluate()
-            entry["validation"] = {name: metrics[name] for name in _METRICS}
+            entry["validation"] = chosen_metrics(self._evaluate())
+
+
+def chosen_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those metrics of an evaluation that a history entry has."""
+    return {name: metrics[name] for name in _METRICS}

@@ -38,8 +38,7 @@ class TrainingOutcome:
         failure: the reason why the training has no model; None if it has one. All attributes below are empty
             if the training failed.
         validation, test: the measures of the final model on the two splits.
-        curve: the evaluations on the validation split, ascending by epoch; the last is that of the final
-            model.
+        curve: the evaluations on the validation split, ascending by epoch; the last is that of the last step.
         seconds: seconds of the training's steps.
         stopped: the reason why the training ended early; None if it did not.
     """
@@ -57,12 +56,13 @@ class TrainingOutcome:
     def of(cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int) -> TrainingOutcome:
         """Returns the outcome of a training from its model.json."""
         final = {split: _chosen(description["metrics"][split]) for split in ("validation", "test")}
+        measured = {
+            entry["step"]: entry["validation"] for entry in description["history"] if "validation" in entry
+        }
+        measured.setdefault(description["steps"], description["metrics"]["validation"])
         curve = [
-            Evaluation(entry["step"] / steps_per_epoch, _chosen(entry["validation"]))
-            for entry in description["history"]
-            if "validation" in entry and entry["step"] < description["steps"]
+            Evaluation(step / steps_per_epoch, _chosen(metrics)) for step, metrics in sorted(measured.items())
         ]
-        curve.append(Evaluation(description["steps"] / steps_per_epoch, final["validation"]))
         return cls(
             seed,
             description["version"],

@@ -116,8 +116,9 @@ def _metrics(description: Mapping[str, Any]) -> list[Any]:
         "baseline": description["baselines"],
         "seconds": description["seconds"],
     }
+    kept = description.get("kept") or {"step": description["steps"]}
     metrics += [
-        Metric(key, float(value), at_ms, description["steps"])
+        Metric(key, float(value), at_ms, int(kept["step"]))
         for key, value in _flat(final)
         if value is not None and not isinstance(value, list)
     ]

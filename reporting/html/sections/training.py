@@ -87,6 +87,7 @@ def _facts(model: Mapping[str, Any]) -> Html:
             ("Workflow", model.get("workflow_version")),
             ("Training took", numbers.seconds(model.get("seconds"))),
             ("Ended early", model.get("stopped")),
+            ("Weights of", _kept(model)),
             ("Waiting for data", numbers.percent(sum(waits) / len(waits)) if waits else None),
             ("Validation AUC", numbers.decimal(validation.get("auc"))),
             ("Validation log loss", numbers.decimal(validation.get("log_loss"))),
@@ -97,6 +98,18 @@ def _facts(model: Mapping[str, Any]) -> Html:
             ),
         ]
     )
+
+
+def _kept(model: Mapping[str, Any]) -> str | None:
+    """Returns the step whose weights the model has; None if no step was chosen by a measure."""
+    kept = model.get("kept") or {}
+    if kept.get("metric") is None:
+        return None
+    measure = f"{kept['metric'].replace('_', ' ')} {numbers.decimal(kept['value'])}"
+    text = f"step {numbers.count(kept['step'])} (epoch {kept['epoch']}), validation {measure}"
+    if kept["best_step"] in (None, kept["step"]):
+        return text
+    return f"{text}; step {numbers.count(kept['best_step'])} was better, but no copy of it was kept"
 
 
 def _architecture(model: Mapping[str, Any]) -> str:

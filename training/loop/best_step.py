@@ -1,0 +1,119 @@
+"""Keeps the weights of the step with the best measure on the validation split (`train.keep`).
+
+While a training runs, each new best evaluation is followed by a checkpoint, which is not deleted before a
+better one is complete (`SaveCheckpoints`). After the last step, the state of this checkpoint is loaded. The
+best step depends only on the history, so all ranks and resumed trainings find the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, assert_never
+
+from conf.types import Train
+from training.checkpoints import Checkpoints
+from training.checkpoints.stateful import Stateful
+
+log = logging.getLogger("nightrank.training")
+
+Metric = Literal["auc", "log_loss", "normalized_entropy"]
+
+
+def sign_of(metric: Metric) -> int:
+    """Returns 1 if a higher value of a metric is better, otherwise -1."""
+    if metric == "auc":
+        return 1
+    if metric == "log_loss" or metric == "normalized_entropy":
+        return -1
+    assert_never(metric)
+
+
+def metric_of(train: Train) -> Metric:
+    """Returns the metric that decides which step is the best: that of `stop_at`, or the AUC."""
+    return train.stop_at.metric if train.stop_at else "auc"
+
+
+def best_evaluation(history: Iterable[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any] | None:
+    """Returns the history entry with the best value of a metric, the first among equals; None without one.
+
+    Args:
+        history: the entries. An entry with a validation has the metrics by name under the key `validation`.
+        metric: the metric. Evaluations in which it is undefined are ignored.
+    """
+    measured = [entry for entry in history if entry.get("validation", {}).get(metric) is not None]
+    sign = sign_of(metric)
+    return max(measured, key=lambda entry: sign * entry["validation"][metric], default=None)
+
+
+def keep_best(
+    trainer: Stateful,
+    train: Train,
+    history: Sequence[dict[str, Any]],
+    evaluate: Callable[[], Mapping[str, Any]] | None,
+    checkpoints: Checkpoints,
+) -> dict[str, Any]:
+    """Loads the state of the best evaluation after the last step. All ranks must call this function.
+
+    If the weights at the last step are better, or if nothing was measured during the training, the trainer
+    is unchanged. The same holds, with a warning, if there is no checkpoint of the best step.
+
+    Args:
+        trainer: the trainer after the last step.
+        train: the section `train`.
+        history: the entries of the training; the last is that of the last step. It gets the metrics of an
+            evaluation after the last step.
+        evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
+        checkpoints: the checkpoints of the training, all of which are complete.
+
+    Returns:
+        The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
+        the `metric` and its `value`, and the `best_step`. The last three are None if there is no choice.
+    """
+    last = history[-1]
+    if evaluate is None or not any("validation" in entry for entry in history):
+        return _kept(last, None, None)
+    metric = metric_of(train)
+    if "validation" not in last:
+        last["validation"] = dict(evaluate())
+    best = best_evaluation(history, metric)
+    if best is None or best["step"] == last["step"]:
+        return _kept(last, metric, best)
+    if checkpoints.load(trainer, best["step"]):
+        log.info(
+            "the model has the weights of step %d (epoch %d), where the %s of the validation split was best: "
+            "%.5f; after step %d, the last one, it was %s",
+            best["step"],
+            best["epoch"] + 1,
+            metric,
+            best["validation"][metric],
+            last["step"],
+            _shown(last["validation"][metric]),
+        )
+        return _kept(best, metric, best)
+    log.warning(
+        "the model has the weights of the last step (%d), although the %s of the validation split was best "
+        "after step %d: %.5f. There is no checkpoint of that step. Set train.epochs or train.stop_at so that "
+        "the training ends there, or give the ranks more memory and disk space",
+        last["step"],
+        metric,
+        best["step"],
+        best["validation"][metric],
+    )
+    return _kept(last, metric, best)
+
+
+def _kept(
+    entry: Mapping[str, Any], metric: Metric | None, best: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "step": entry["step"],
+        "epoch": entry["epoch"] + 1,
+        "metric": metric,
+        "value": entry["validation"][metric] if metric else None,
+        "best_step": best["step"] if best else None,
+    }
+
+
+def _shown(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.5f}"
