@@ -67,6 +67,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
             "remove them, or train in a lake with train_model",
         )
     unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]
+    unmeasured += ["train.keep=best"] if _is_set(train, "keep") and train.keep == "best" else []
     if unmeasured and not is_measured:
         raise ConfigError(
             f"{' and '.join(unmeasured)} cannot be used without validation rows",

@@ -138,7 +138,9 @@ def test_results_are_those_of_the_models_and_curves_have_a_point_for_each_epoch(
             assert model["parent"] is None
             assert model["baselines"] == {}
             assert [entry.epoch for entry in training.curve] == [1.0, 2.0]
-            assert training.curve[-1].measures == training.validation
+            kept = int(model["kept"]["epoch"]) - 1
+            assert training.curve[kept].measures == training.validation
+            assert training.best_epoch("auc") == kept + 1
     page = Path(summary.output or "").read_text()
     table = capsys.readouterr().err
     for outcome in comparison.experiments:

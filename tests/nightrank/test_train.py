@@ -177,13 +177,35 @@ def test_scores_have_the_metrics_of_the_training() -> None:
 def test_validation_does_not_change_the_weights_and_settings_do() -> None:
     workflow = fitted(PLAIN)
     plain = weights_of(trained(workflow))
-    measured = trained(workflow, validation=OTHERS, train={**TRAIN, "evaluate_every_steps": 5})
+    measured = trained(workflow, validation=OTHERS, train={**TRAIN, "evaluate_every_steps": 5, "keep": "last"})
     assert [entry["step"] for entry in measured.metrics] == [5, 10, 15, 20, 24]
     for name, value in weights_of(measured).items():
         assert torch.equal(value, plain[name])
     for changed in ({"seed": 1}, {"learning_rate": 0.1}, {"epochs": 1}):
         other = weights_of(trained(workflow, train={**TRAIN, **changed}))
         assert any(not torch.equal(value, plain[name]) for name, value in other.items()), changed
+
+
+def test_the_weights_of_the_best_epoch_are_kept_unless_the_last_are_requested() -> None:
+    """Random labels are memorized, so the measure of other rows goes up and down."""
+    rng = np.random.default_rng(3)
+    rows, others = (
+        ROWS.assign(label=rng.integers(0, 2, len(ROWS))),
+        OTHERS.assign(label=rng.integers(0, 2, len(OTHERS))),
+    )
+    settings = {**TRAIN, "epochs": 5, "learning_rate": 0.03}
+    model = trained(fitted(PLAIN), rows, validation=others, train=settings)
+    measured = {entry["step"]: entry["auc"] for entry in model.metrics}
+    best = max(measured, key=lambda step: measured[step])
+    assert list(measured) == [12, 24, 36, 48, 60]
+    assert best < 60, "the example must get worse"
+    assert (model.kept["step"], model.kept["value"]) == (best, measured[best])
+    assert roc_auc_score(others.label, model.score(others)) == pytest.approx(measured[best], abs=1e-5)
+    last = trained(fitted(PLAIN), rows, validation=others, train={**settings, "keep": "last"})
+    assert last.kept["step"] == 60
+    assert roc_auc_score(others.label, last.score(others)) == pytest.approx(measured[60], abs=1e-5)
+    with pytest.raises(nightrank.ConfigError, match="train.keep=best cannot be used without validation rows"):
+        trained(train={**TRAIN, "keep": "best"})
 
 
 def test_a_training_ends_early_as_in_the_job() -> None:
@@ -428,7 +450,7 @@ REFUSED_PARTS: dict[str, Any] = {
 USED = {
     "num_shards", "global_batch_size", "epochs", "loss", "l2", "learning_rate", "embedding_learning_rate",
     "embeddings", "warmup_share", "decay_start_share", "decay_power", "decay_end_factor", "clip_norm",
-    "precision", "compile", "cuda_graphs", "kernels", "evaluate_every_steps", "stop_at", "log_every_steps",
+    "precision", "compile", "cuda_graphs", "kernels", "evaluate_every_steps", "stop_at", "keep", "log_every_steps",
     "seed", "reading", "device",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reporting.html.sections.training import _architecture
+from reporting.html.sections.training import _architecture, _kept
 
 MODEL = {
     "architecture": "wide_and_deep",
@@ -31,6 +31,22 @@ def test_settings_are_listed_and_lists_where_there_are_any(kind: str, expected: 
         "feature_spec": {"features": [{"kind": "dense"}, {"kind": kind}]},
     }
     assert _architecture(model) == expected
+
+
+@pytest.mark.parametrize(
+    "kept, expected",
+    [
+        ({"step": 4, "best_step": 4}, "step 4 (epoch 2), validation log loss 0.4500"),
+        (
+            {"step": 1200, "best_step": 4},
+            "step 1,200 (epoch 2), validation log loss 0.4500; step 4 was better, but no copy of it was kept",
+        ),
+        ({"step": 4, "best_step": None, "metric": None}, None),
+    ],
+)
+def test_the_kept_step_is_shown_if_a_measure_chose_it(kept: dict[str, Any], expected: str | None) -> None:
+    assert _kept({"kept": {"epoch": 2, "metric": "log_loss", "value": 0.45, **kept}}) == expected
+    assert _kept({}) is None
 
 
 def test_a_model_without_a_description_has_a_name_at_most() -> None:

@@ -179,7 +179,7 @@ class FakeCheckpoints:
     def restore(self, trainer: Trainer) -> Position | None:
         return self.position
 
-    def save(self, trainer: Trainer, position: Position) -> None:
+    def save(self, trainer: Trainer, position: Position, best_step: int | None) -> None:
         self.saved.append(position)
 
 

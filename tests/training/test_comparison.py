@@ -84,12 +84,17 @@ def test_equal_experiments_are_ordered_as_in_the_file() -> None:
     assert [outcome.name for outcome in Comparison("c", "auc", same).ranked] == ["b", "a", "c"]
 
 
-def test_the_curve_ends_with_the_final_model_and_has_the_best_epoch() -> None:
-    during = {10: metrics(0.7, 0.5), 20: metrics(0.8, 0.4), 30: metrics(0.6, 0.45), 40: metrics(0.1, 0.1)}
+def test_the_curve_ends_with_the_last_step_and_has_the_best_epoch() -> None:
+    during = {10: metrics(0.7, 0.5), 20: metrics(0.8, 0.4), 30: metrics(0.6, 0.45), 40: metrics(0.6, 0.5)}
     training = TrainingOutcome.of(0, description("v", metrics(0.8, 0.42), metrics(0.5, 0.5), during), 20)
     assert [entry.epoch for entry in training.curve] == [0.5, 1.0, 1.5, 2.0]
-    assert [entry.measures["log_loss"] for entry in training.curve] == [0.5, 0.4, 0.45, 0.42]
+    assert [entry.measures["log_loss"] for entry in training.curve] == [0.5, 0.4, 0.45, 0.5]
     assert training.best_epoch("log_loss") == 1.0
+    assert training.best_epoch("auc") == 1.0
+    assert training.validation["log_loss"] == 0.42, "that of the weights that the model has"
+    del during[40]  # the weights of the last step are kept, and measured only after it
+    training = TrainingOutcome.of(0, description("v", metrics(0.8, 0.42), metrics(0.5, 0.5), during), 20)
+    assert [entry.measures["log_loss"] for entry in training.curve] == [0.5, 0.4, 0.45, 0.42]
     assert training.best_epoch("auc") == 1.0, "the earliest of two equal evaluations"
 
 

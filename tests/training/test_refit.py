@@ -31,6 +31,7 @@ from tests.training.refit_lake import (
     RUN_DATES,
     TRAIN,
     config_of,
+    context_of,
     publish,
     refit,
     rows_of,
@@ -298,6 +299,33 @@ def test_the_refit_does_the_same_share_of_its_steps(no_spark: None, tmp_path: Pa
     assert refitted["history"][-1]["learning_rate"] == champion["history"][-1]["learning_rate"] == 3e-3
     again = train_in_process(replace(plan, model_path=f"{tmp_path}/again"))
     assert again["steps"] == refitted["steps"]
+
+
+def test_the_refit_ends_at_the_share_of_the_kept_step(
+    no_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(str(tmp_path))
+    publish(lake)
+    aucs = iter([0.6, 0.7, 0.5])  # at the end of each epoch
+    original = loop_run.evaluate
+
+    def evaluate(*arguments: Any) -> dict[str, Any]:
+        measured = original(*arguments)
+        return {**measured, "auc": next(aucs, measured["auc"])}
+
+    monkeypatch.setattr(loop_run, "evaluate", evaluate)
+    config = config_of(lake, epochs=3)
+    summary = train_model.run(context_of(config, FIRST))
+    champion = read_description(str(summary.output))
+    epoch = make_plan(config, lake, read_dataset(lake, FIRST)).steps_per_epoch
+    assert champion["kept"] == {
+        "step": 2 * epoch, "epoch": 2, "metric": "auc", "value": 0.7, "best_step": 2 * epoch
+    }  # fmt: skip
+    assert (summary.facts["kept_step"], summary.facts["kept_epoch"]) == (2 * epoch, 2)
+    assert (summary.facts["kept_metric"], summary.facts["kept_value"]) == ("auc", 0.7)
+    assert (summary.facts["steps"], summary.facts["best_step"]) == (3 * epoch, 2 * epoch)
+    plan = make_refit_plan(config, lake, read_dataset(lake, FIRST), champion["version"])
+    assert plan.last_step == 2 * plan.steps_per_epoch
 
 
 def test_a_refit_needs_its_setting_and_the_training_of_the_champion(runs: Runs) -> None:

@@ -80,7 +80,7 @@ def test_a_training_ends_at_its_target_and_says_why(tmp_path: Path) -> None:
 
 def test_measuring_on_the_way_changes_no_weight(tmp_path: Path) -> None:
     plain, measured = (
-        train_in_process(plan_of(Lake(str(tmp_path / name)), **train))
+        train_in_process(plan_of(Lake(str(tmp_path / name)), keep="last", **train))
         for name, train in [("plain", {}), ("measured", {"evaluate_every_steps": 7})]
     )
     assert [entry["loss"] for entry in plain["history"]] == [entry["loss"] for entry in measured["history"]]
