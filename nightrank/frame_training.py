@@ -13,7 +13,7 @@ from conf.errors import DataError
 from conf.types import ModelConfig, Split, Train
 from nightrank.model import Model
 from nightrank.packages import require_torch
-from nightrank.saved_models import delete_folder, delete_with, private_folder
+from nightrank.saved_models import delete_folder, private_folder
 from nightrank.spark_frames import AnyFrame, local_table
 from nightrank.train_sections import read_model, read_train
 from nightrank.workflow import Workflow, copy_of
@@ -34,7 +34,7 @@ def train(
     """Trains a model on one rank in this process, from random weights, and returns it.
 
     It has the weights that train_model computes from a dataset with the same rows. The model and its files
-    are temporary: `Model.save` keeps them.
+    are temporary: `Model.save` keeps them. A pickle of the model contains them.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
@@ -78,12 +78,10 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
     try:
         plan = make_table_plan(model, train, workflow.spec, tables, lake)
         train_in_process(plan)
-        trained = Model(lake, read_model_info(plan.model_path), workflow=workflow)
+        return Model.in_temporary_folder(folder, read_model_info(plan.model_path), workflow)
     except BaseException:
         delete_folder(folder)
         raise
-    delete_with(trained, folder)
-    return trained
 
 
 @contextmanager

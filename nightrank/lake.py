@@ -12,6 +12,7 @@ from conf.types import Config
 from etl.workflow.local_workflow import load_local
 from nightrank.model import Model
 from nightrank.published import Published
+from nightrank.saved_models import lake_at
 from nightrank.workflow import Workflow, fitted_workflow
 from scoring.model.model_info import read_model_info
 from storage import file_io, paths
@@ -52,9 +53,9 @@ def open_lake(
         DataError: nothing was published in the lake.
         InfrastructureError: the storage cannot be read.
     """
-    root = fspath(lake)
+    opened = lake_at(lake)
+    root = opened.root
     loaded = None if config is None else load_config(fspath(config)).model_copy(update={"lake": root})
-    opened = paths.Lake(root)
     if not file_io.list_files(opened.datasets.path):
         raise DataError(
             f"{root} has no table `datasets`: it is no lake, or no run of build_features has ended",

@@ -10,12 +10,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
 from nightrank.frames import Column, Frame, column_like, listed
 from nightrank.packages import require_onnx, require_torch
-from nightrank.saved_models import copy_model, find_model, validation_metrics
+from nightrank.saved_models import (
+    copy_model,
+    delete_folder,
+    delete_with,
+    find_model,
+    lake_at,
+    private_folder,
+    read_files,
+    validation_metrics,
+    write_files,
+)
 from nightrank.user_lists import Unknown, UserLists, require_length
 from nightrank.workflow import Workflow, fitted_workflow, learned_by
 from scoring.inputs.requests import PROBABILITY
@@ -23,12 +33,16 @@ from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
 from storage.feature_spec import ROW_ID, FeatureSpec
 from storage.paths import Lake
+from training.registry.model_json import is_described
 
 
 class Model:
     """A trained model. `Lake.champion` returns one of a lake, and `nightrank.train` trains one on a frame.
 
     It is loaded when it scores first, and stays in memory.
+
+    A model can be pickled and copied. The pickle of a model that `train` returned contains the model. The
+    pickle of a model of a lake or a folder contains only the path, so its files must stay there.
 
     Args:
         lake: the lake of the model.
@@ -50,7 +64,33 @@ class Model:
         self._info = info
         self._config = config
         self._workflow = workflow
+        self._is_temporary = False
         self.date = date
+
+    @classmethod
+    def in_temporary_folder(cls, folder: str, info: ModelInfo, workflow: Workflow | None) -> Model:
+        """Returns a model whose lake is a temporary folder, which is deleted with the model.
+
+        Args:
+            folder: the folder, from `private_folder`.
+            info, workflow: as for the constructor.
+        """
+        model = cls(Lake(folder), info, workflow=workflow)
+        model._is_temporary = True
+        delete_with(model, folder)
+        return model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns how to make the model again, for pickle, copy and joblib.
+
+        Raises:
+            DataError: the model is temporary, and one of its files was deleted.
+            InfrastructureError: a file cannot be read.
+        """
+        if not self._is_temporary:
+            return _opened_again, (dict(self.__dict__),)
+        name, version = str(self._info.description["name"]), self.version
+        return _written_again, (read_files(self._info), name, version, self._workflow)
 
     @classmethod
     def load(cls, folder: str | PathLike[str], version: str | None = None) -> Model:
@@ -65,7 +105,7 @@ class Model:
             DataError: there is no such model, or its model.json is damaged.
             InfrastructureError: the storage cannot be read.
         """
-        lake = Lake(fspath(folder))
+        lake = lake_at(folder)
         return cls(lake, find_model(lake, version))
 
     def save(self, folder: str | PathLike[str]) -> None:
@@ -271,3 +311,37 @@ class Model:
     @property
     def _score(self) -> Score:
         return self._config.score if self._config else Score()
+
+
+def _opened_again(state: Mapping[str, Any]) -> Model:
+    """Returns a pickled model of a lake or a folder.
+
+    Raises:
+        DataError: its files are not there.
+    """
+    model = Model.__new__(Model)
+    model.__dict__.update(state)
+    if not is_described(model._info.path):
+        raise DataError(
+            f"this is a pickle of model {model.version}, whose files were in {model._info.path}, but they are "
+            "not there now. The pickle of a saved model contains only its path",
+            "put the folder back, or copy it to this machine and read it with Model.load",
+        )
+    return model
+
+
+def _written_again(
+    files: Mapping[str, bytes], name: str, version: str, workflow: Workflow | None
+) -> Model:
+    """Returns a pickled temporary model. It gets a temporary folder of its own.
+
+    Raises:
+        InfrastructureError: the folder cannot be written.
+    """
+    folder = private_folder()
+    try:
+        info = write_files(files, Lake(folder), name, version)
+        return Model.in_temporary_folder(folder, info, workflow)
+    except BaseException:
+        delete_folder(folder)
+        raise

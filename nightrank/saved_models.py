@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
@@ -52,6 +53,55 @@ def delete_with(owner: object, folder: str) -> None:
 def _delete_in(process: int, folder: str) -> None:
     if os.getpid() == process:
         delete_folder(folder)
+
+
+def lake_at(folder: str | os.PathLike[str]) -> Lake:
+    """Returns the lake in a folder or URI. A relative path is made absolute.
+
+    So objects that keep the path are valid after a change of the working directory, and in other processes.
+    """
+    path = os.fspath(folder)
+    return Lake(os.path.abspath(path) if path and not file_io.scheme_of(path) else path)
+
+
+def read_files(info: ModelInfo) -> dict[str, bytes]:
+    """Returns the contents of the files of a model in a local folder, by name.
+
+    Raises:
+        DataError: a file is missing.
+        InfrastructureError: a file cannot be read.
+    """
+    folder = Path(info.path)
+    try:
+        return {name: (folder / name).read_bytes() for name in (*names_of(info.description), MODEL_JSON)}
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{error.filename} is missing: the temporary files of model {info.version} were deleted",
+            "train the model again, and keep it with `save`",
+        ) from error
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot read {error.filename}: {error.strerror}", "check the disk and permissions"
+        ) from error
+
+
+def write_files(files: Mapping[str, bytes], lake: Lake, name: str, version: str) -> ModelInfo:
+    """Writes files as `read_files` returned them to a lake on a local disk. Returns the model in it.
+
+    Raises:
+        InfrastructureError: a file cannot be written.
+    """
+    folder = Path(model_path(lake, name, version))
+    try:
+        folder.mkdir(parents=True)
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write the files of model {version} to {folder}: {error}",
+            "free disk space, or set TMPDIR to a folder that you can write",
+        ) from error
+    return read_model_info(str(folder))
 
 
 def copy_model(info: ModelInfo, lake: Lake) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
+from typing import Any
 
 import pyarrow as pa
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
 from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.save_fitted import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow, load_local
 from nightrank.feature_groups import ColumnType, Group, checked_types, read_groups
 from nightrank.frames import Frame, arrow_table, frame_like, listed, with_columns
+from nightrank.saved_models import lake_at
 from nightrank.saved_workflows import find_workflow
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
 from nightrank.training_rows import is_out_of_fold, refuse_label, rows_digest
@@ -30,6 +32,9 @@ class Workflow:
 
     A new workflow must be fitted before its other methods can be used. `Lake.workflow` and `load` return
     fitted workflows, which cannot be fitted again.
+
+    A workflow can be pickled and copied. The pickle of one that was fitted on rows contains what it has
+    learned. The pickle of one that was loaded contains only paths, so its files must stay there.
 
     Args:
         features: the section `features` of a configuration: a list of groups with the keys `columns`, `kind`
@@ -76,7 +81,7 @@ class Workflow:
             DataError: there is no such version, or its files are damaged.
             InfrastructureError: the storage cannot be read.
         """
-        lake = Lake(fspath(folder))
+        lake = lake_at(folder)
         return fitted_workflow(load_local(lake, find_workflow(lake, version)))
 
     @property
@@ -248,6 +253,24 @@ class Workflow:
                 "fit a new Workflow on the rows with which the model is trained",
             )
         return fitted.encode_training(table)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restores a pickled workflow.
+
+        Raises:
+            DataError: the workflow was loaded, and its files are not there.
+        """
+        self.__dict__.update(state)
+        if self._fitted is None:
+            return
+        files = [path for paths in self._fitted.local.files.values() for path in paths]
+        missing = [path for path, size in zip(files, file_io.sizes(files), strict=True) if size is None]
+        if missing:
+            raise DataError(
+                f"this is a pickle of workflow {self.version}, whose file {missing[0]} is not there now. The "
+                "pickle of a saved workflow contains only paths",
+                "put the file back, or copy the folder to this machine and read it with Workflow.load",
+            )
 
     def __repr__(self) -> str:
         if self._fitted is None:

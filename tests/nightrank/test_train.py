@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
+import pickle
 import random
 import signal
 import stat
@@ -18,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -605,6 +608,61 @@ def test_saved_models_are_read_and_saved_again(tmp_path: Path) -> None:
         nightrank.Model.load(tmp_path / "a", "none")
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_temporary_model_has_files_of_its_own(folders: Path, copied: Any) -> None:
+    model = nightrank.train(fitted(), ROWS, model=MODEL, train=TRAIN, validation=OTHERS)
+    scores, version, metrics = model.score(OTHERS), model.version, model.metrics
+    other = copied(model)
+    assert len(list(folders.iterdir())) == 2
+    del model
+    gc.collect()
+    assert len(list(folders.iterdir())) == 1
+    assert (other.version, other.metrics, other.workflow.version) == (version, metrics, fitted().version)
+    pd.testing.assert_series_equal(untyped(other.score(OTHERS)), untyped(scores))
+    other.save(folders / "saved")
+    assert nightrank.Model.load(folders / "saved").version == version
+
+
+def test_joblib_keeps_models_and_workflows(tmp_path: Path) -> None:
+    model = trained()
+    scores, before = model.score(OTHERS), model.workflow.transform(OTHERS)
+    joblib.dump({"model": model, "workflow": model.workflow}, tmp_path / "m.joblib")
+    del model
+    gc.collect()
+    kept = joblib.load(tmp_path / "m.joblib")
+    pd.testing.assert_series_equal(untyped(kept["model"].score(OTHERS)), untyped(scores))
+    pd.testing.assert_frame_equal(untyped(kept["workflow"].transform(OTHERS)), untyped(before))
+
+
+def test_a_model_whose_temporary_files_are_gone_cannot_be_pickled(folders: Path) -> None:
+    model = trained()
+    for path in folders.rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(nightrank.DataError, match="the temporary files of model .* were deleted\n.*`save`"):
+        pickle.dumps(model)
+
+
+def test_the_pickle_of_a_saved_model_contains_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the folder was passed as a relative path, and the working directory has changed since."""
+    model = trained()
+    scores = model.score(OTHERS)
+    monkeypatch.chdir(tmp_path)
+    model.save("saved")
+    loaded, workflow = nightrank.Model.load("saved"), nightrank.Workflow.load("saved")
+    pickles = [pickle.dumps(loaded), pickle.dumps(workflow)]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for other in (loaded, pickle.loads(pickles[0]), copy.deepcopy(loaded)):
+        pd.testing.assert_series_equal(untyped(other.score(OTHERS)), untyped(scores))
+    assert pickle.loads(pickles[1]).transform(OTHERS).equals(workflow.transform(OTHERS))
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    for pickled, remedy in zip(pickles, ("Model.load", "Workflow.load"), strict=True):
+        with pytest.raises(nightrank.DataError, match=f"{tmp_path}/saved.*not there now(.|\n)*{remedy}"):
+            pickle.loads(pickled)
+
+
 def test_models_are_not_saved_where_jobs_write_or_nobody_can(tmp_path: Path) -> None:
     model = trained()
     (tmp_path / "lake/datasets/dt=2026-01-01").mkdir(parents=True)
@@ -641,6 +699,21 @@ model = nightrank.train(workflow, rows, model={"architecture": "deepfm"}, train=
 model.save(sys.argv[1])
 loaded = nightrank.Model.load(sys.argv[1])
 print(loaded.score(rows).equals(model.score(rows)), len(model.metrics), model.metrics[-1]["auc"])
+pickled = {"model": model, "workflow": workflow, "rows": rows, "scores": model.score(rows)}
+with open(sys.argv[1] + ".pickle", "wb") as file:
+    import pickle
+    pickle.dump(pickled, file)
+"""
+IN_ANOTHER_PROCESS = """
+import pickle, sys
+with open(sys.argv[1] + ".pickle", "rb") as file:
+    pickled = pickle.load(file)
+model, workflow, rows = pickled["model"], pickled["workflow"], pickled["rows"]
+print(model.score(rows).equals(pickled["scores"]), model.workflow.version == workflow.version)
+print(workflow.transform(rows).equals(model.workflow.transform(rows)), model.metrics[-1]["auc"])
+again = pickle.dumps(model)
+del model, pickled
+print(len(pickle.loads(again).score(rows)))
 """
 
 
@@ -648,15 +721,19 @@ print(loaded.score(rows).equals(model.score(rows)), len(model.metrics), model.me
 def test_spark_horovod_petastorm_and_pandas_are_not_needed(tmp_path: Path) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SPARK, str(tmp_path / "m")],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "True 3 1.0"
-    assert done.stderr == ""
-    assert list(temporary.iterdir()) == []
+    for code, last_lines in (
+        (WITHOUT_SPARK, ["True 3 1.0"]),
+        (IN_ANOTHER_PROCESS, ["True True", "True 1.0", "200"]),  # the pickle contains the model
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "m")],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(temporary)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-len(last_lines) :] == last_lines
+        assert done.stderr == ""
+        assert list(temporary.iterdir()) == []
