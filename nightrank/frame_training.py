@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from os import PathLike
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from conf.types import ModelConfig, Split, Train
 from nightrank.model import Model
 from nightrank.packages import require_torch
 from nightrank.saved_models import delete_folder, private_folder
 from nightrank.spark_frames import AnyFrame, local_table
 from nightrank.train_sections import read_model, read_train
-from nightrank.workflow import Workflow, copy_of
+from nightrank.workflow import Workflow, copy_of, learned_by
 from scoring.model.model_info import read_model_info
 from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
@@ -26,7 +27,7 @@ def train(
     workflow: Workflow,
     rows: AnyFrame | pa.RecordBatch,
     *,
-    model: Mapping[str, Any] | ModelConfig,
+    model: Mapping[str, Any] | ModelConfig | str | PathLike[str],
     train: Mapping[str, Any] | Train | None = None,
     validation: AnyFrame | pa.RecordBatch | None = None,
     label: str | None = None,
@@ -41,7 +42,9 @@ def train(
             must have been fitted on `rows`.
         rows: the raw rows to train on, a frame of pandas, Polars, Arrow or Spark. A frame of Spark is copied
             to this process.
-        model: the section `model` of a configuration, such as {"architecture": "deepfm"}.
+        model: the section `model` of a configuration, such as {"architecture": "deepfm"}, or the path of its
+            YAML file. The setting `item` of models over histories is by default the feature with the
+            vocabulary of the history.
         train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
         validation: raw rows that the model is measured on, at the end of each epoch or every
             `evaluate_every_steps` steps; see `Model.metrics`. The training may end early (`stop_at`).
@@ -76,12 +79,29 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
     folder = private_folder()
     lake = Lake(folder)
     try:
-        plan = make_table_plan(model, train, workflow.spec, tables, lake)
+        items = _features_with_ids_of(str(model.settings.get("history")), workflow)
+        plan = make_table_plan(model, train, workflow.spec, tables, lake, items)
         train_in_process(plan)
         return Model.in_temporary_folder(folder, read_model_info(plan.model_path), workflow)
     except BaseException:
         delete_folder(folder)
         raise
+
+
+def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
+    """Returns the features of kind categorical that have the vocabulary of a feature of kind multi_hot.
+
+    The list is empty if there is no such feature, or if its values are not ids of a vocabulary.
+    """
+    fitted, spec = learned_by(workflow), workflow.spec
+    if history not in [feature.name for feature in spec.multi_hot]:
+        return []
+    found = []
+    for feature in spec.categorical:
+        with suppress(ConfigError):  # its values are not ids of a vocabulary
+            if fitted.vocabulary_of(feature.name) == fitted.vocabulary_of(history):
+                found.append(feature.name)
+    return found
 
 
 @contextmanager

@@ -323,16 +323,14 @@ def _opened_again(state: Mapping[str, Any]) -> Model:
     model.__dict__.update(state)
     if not is_described(model._info.path):
         raise DataError(
-            f"this is a pickle of model {model.version}, whose files were in {model._info.path}, but they are "
-            "not there now. The pickle of a saved model contains only its path",
+            f"this is a pickle of model {model.version}, whose files were in {model._info.path}, but they "
+            "are not there now. The pickle of a saved model contains only its path",
             "put the folder back, or copy it to this machine and read it with Model.load",
         )
     return model
 
 
-def _written_again(
-    files: Mapping[str, bytes], name: str, version: str, workflow: Workflow | None
-) -> Model:
+def _written_again(files: Mapping[str, bytes], name: str, version: str, workflow: Workflow | None) -> Model:
     """Returns a pickled temporary model. It gets a temporary folder of its own.
 
     Raises:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.types import ModelConfig, Train
-from training.settings import complete
+from conf.yaml_files import read_yaml
+from training.settings import complete, known_architectures
 
 _ONE_RANK = "one rank trains, in this process"
 _NO_LAKE = "the training does not use a lake"
@@ -38,13 +41,21 @@ _REFUSED = {
 _MEASURED = ("evaluate_every_steps", "stop_at")
 
 
-def read_model(section: Mapping[str, Any] | ModelConfig) -> ModelConfig:
-    """Returns the section `model` with all settings of its architecture.
+def read_model(section: Mapping[str, Any] | ModelConfig | str | PathLike[str]) -> ModelConfig:
+    """Returns the section `model`, or that in a YAML file, with all settings of its architecture.
 
     Raises:
-        ConfigError: it is no mapping, the architecture does not exist, or a setting is wrong.
+        ConfigError: it is no mapping, the file cannot be read, the architecture does not exist, or a setting
+            is wrong.
     """
-    return complete(_read(ModelConfig, section, "model"))
+    if not isinstance(section, str | PathLike):
+        return complete(_read(ModelConfig, section, "model"))
+    if section in known_architectures():
+        raise ConfigError(
+            f"model={section!r} is an architecture, but it must be a mapping or the path of a YAML file",
+            f'pass {{"architecture": {section!r}}}',
+        )
+    return complete(_read(ModelConfig, read_yaml(Path(section)), "model"))
 
 
 def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) -> Train:

@@ -180,6 +180,23 @@ def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
         ) from error
 
 
+def id_features_of(lake: Lake, spec: FeatureSpec, column: str) -> list[str]:
+    """Returns the features of kind categorical that a workflow computes only from one raw column, in order.
+
+    Args:
+        lake: the lake of the workflow. If it has only the spec of the workflow, the result is empty.
+        spec: the features of the workflow.
+        column: the raw column.
+    """
+    try:
+        workflow = file_io.read_json(f"{lake.workflow(spec.workflow_version)}/workflow.json")
+    except FileNotFoundError:
+        return []
+    chains = [chain for chain in workflow.get("chains", ()) if list(chain["inputs"]) == [column]]
+    outputs = {name for chain in chains for name in chain["outputs"]}
+    return [feature.name for feature in spec.categorical if feature.name in outputs]
+
+
 def split_partitions(
     lake: Lake, dataset: Dataset, split: Split
 ) -> list[tuple[Partition, Manifest, str | None]]:

@@ -133,7 +133,13 @@ def _features(config: Config, feature_plan: Plan) -> Features:
         return [name for name in feature_plan.features if kinds[name] == kind]
 
     pairs = [name for name in feature_plan.features if name not in scoped]
-    return Features(of("dense"), of("categorical"), of("multi_hot"), pairs)
+    items = [
+        name
+        for chain in feature_plan.chains
+        if config.keys and chain.inputs == (config.keys.item,) and chain.kind == "categorical"
+        for name in chain.outputs
+    ]
+    return Features(of("dense"), of("categorical"), of("multi_hot"), pairs, items)
 
 
 def _check_blend(config: Config) -> None:

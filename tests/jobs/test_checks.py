@@ -116,6 +116,10 @@ def test_every_job_refuses(tmp_path: Path, sections: dict[str, Any], problem: st
         check_config(config)
 
 
+FEATURES_OF_A_HISTORY = [
+    {"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]},
+    {"columns": ["C2"], "kind": "multi_hot", "ops": [{"split_list": {"separator": " "}}, "categorify"]},
+]
 WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
     ({"model": {**DLRM, "bottom_mlp": [8]}}, r"^model\.bottom_mlp=\[8\] must end in embedding_dim=16"),
     ({"model": {**DLRM, "multi_hot": {"lengths": {"C1": 3}}}}, r"^model\.multi_hot\.lengths names \['C1'\]"),
@@ -133,18 +137,20 @@ WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
-            "features": [
-                {"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]},
-                {
-                    "columns": ["C2"],
-                    "kind": "multi_hot",
-                    "ops": [{"split_list": {"separator": " "}}, "categorify"],
-                },
-            ],
+            "features": FEATURES_OF_A_HISTORY,
             "scopes": {"user": ["C2"], "item": ["C1"], "context": []},
             "model": {"architecture": "mult_vae", "item": "C1", "history": "C2"},
         },
         r"^model\.history_weight=1 lets a row .* but train\.loss=bce compares only the item of the row",
+    ),
+    (
+        {
+            "keys": {"user": "C1", "item": "I1"},
+            "features": FEATURES_OF_A_HISTORY,
+            "scopes": {"user": ["C2"], "item": ["C1"], "context": []},
+            "model": {"architecture": "din", "history": "C2"},
+        },
+        r"^model\.item is null, but no feature of kind categorical has the ids of the items",
     ),
     ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower cannot use features that may differ"),
     (
@@ -196,6 +202,16 @@ def test_the_settings_are_checked_without_torch() -> None:
 def test_every_architecture_of_ours_has_settings_apart_from_its_module() -> None:
     apart = {path.stem for path in (ROOT / "training/settings").glob("*.py")}
     assert set(known_architectures()) <= apart
+
+
+def test_the_item_of_a_model_is_the_feature_of_the_items_key(tmp_path: Path) -> None:
+    sections = {
+        "keys": {"user": "C3", "item": "C1"},
+        "features": FEATURES_OF_A_HISTORY,
+        "scopes": {"user": ["C2"], "item": ["C1"], "context": []},
+        "model": {"architecture": "din", "history": "C2"},
+    }
+    check_training(load_config(str(write(tmp_path, **sections))))
 
 
 def test_products_name_features_of_one_id() -> None:

@@ -33,6 +33,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 import nightrank
 from conf.types import Train
 from nightrank.train_sections import read_train
+from nightrank.workflow import learned_by
 from storage.paths import Lake
 from tests.processes import ROOT
 from tests.training.feature_rows import Rows
@@ -180,7 +181,9 @@ def test_scores_have_the_metrics_of_the_training() -> None:
 def test_validation_does_not_change_the_weights_and_settings_do() -> None:
     workflow = fitted(PLAIN)
     plain = weights_of(trained(workflow))
-    measured = trained(workflow, validation=OTHERS, train={**TRAIN, "evaluate_every_steps": 5, "keep": "last"})
+    measured = trained(
+        workflow, validation=OTHERS, train={**TRAIN, "evaluate_every_steps": 5, "keep": "last"}
+    )
     assert [entry["step"] for entry in measured.metrics] == [5, 10, 15, 20, 24]
     for name, value in weights_of(measured).items():
         assert torch.equal(value, plain[name])
@@ -207,7 +210,9 @@ def test_the_weights_of_the_best_epoch_are_kept_unless_the_last_are_requested() 
     last = trained(fitted(PLAIN), rows, validation=others, train={**settings, "keep": "last"})
     assert last.kept["step"] == 60
     assert roc_auc_score(others.label, last.score(others)) == pytest.approx(measured[60], abs=1e-5)
-    with pytest.raises(nightrank.ConfigError, match="train.keep=best cannot be used without validation rows"):
+    with pytest.raises(
+        nightrank.ConfigError, match=r"train\.keep=best cannot be used without validation rows"
+    ):
         trained(train={**TRAIN, "keep": "best"})
 
 
@@ -383,7 +388,9 @@ def test_the_label_is_that_of_the_workflow_or_named() -> None:
         ({"rows": [1]}, "ConfigError", r"builtins\.list is no frame"),
         ({"model": {"architecture": "resnet"}}, "ConfigError", "model.architecture='resnet' does not exist"),
         ({"model": {}}, "ConfigError", "model.architecture is missing"),
-        ({"model": "dlrm"}, "ConfigError", "model is 'dlrm', but it must be a mapping"),
+        ({"model": "dlrm"}, "ConfigError", r"model='dlrm' is an architecture.*\n.*\{\"architecture\": 'dlrm'\}"),
+        ({"model": "none.yaml"}, "ConfigError", "cannot read none.yaml"),
+        ({"model": 3}, "ConfigError", "model is 3, but it must be a mapping"),
         ({"model": {**MODEL, "dropouts": 1}}, "ConfigError", "unknown key model.dropouts=1"),
         ({"model": {**MODEL, "history": "tags"}}, "ConfigError", "unknown key model.history='tags'"),
         ({"model": {"architecture": "din", "item": "item"}}, "ConfigError", "model.history='history' is not a feature of kind multi_hot"),
@@ -608,7 +615,43 @@ def test_saved_models_are_read_and_saved_again(tmp_path: Path) -> None:
         nightrank.Model.load(tmp_path / "a", "none")
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_may_be_named_by_its_file(tmp_path: Path) -> None:
+    """As in a configuration."""
+    file = tmp_path / "model.yaml"
+    file.write_text("architecture: dlrm\nembedding_dim: 8\nbottom_mlp: [8, 8]\ntop_mlp: [16]\n")
+    expected = trained(model=MODEL).version
+    for model in (file, str(file)):
+        assert trained(model=model).version == expected
+    file.write_text("embedding_dim: 8\n")
+    with pytest.raises(nightrank.ConfigError, match=r"model\.architecture is missing"):
+        trained(model=file)
+
+
+def test_the_item_of_a_model_over_histories_is_the_feature_with_the_vocabulary_of_the_history() -> None:
+    ids = {"share": "ids"}
+    groups: list[Any] = [
+        {"columns": ["user"], "kind": "categorical", "ops": ["categorify"]},
+        {"columns": ["sku"], "kind": "categorical", "ops": [{"categorify": ids}]},
+        {"columns": ["clicked"], "kind": "multi_hot", "ops": [{"categorify": {**ids, "counts": False}}]},
+    ]
+    rows = ROWS.rename(columns={"item": "sku"}).assign(clicked=[["i1", "i2"]] * len(ROWS))
+    workflow = nightrank.Workflow(groups).fit(rows)
+    spec = workflow.spec
+    scopes: dict[str, Any] = {"user": "user", "sku": "item", "clicked": "user"}
+    features = tuple(replace(feature, scope=scopes[feature.name]) for feature in spec.features)
+    workflow._fitted = replace(learned_by(workflow), spec=replace(spec, features=features))  # as in a lake
+    model = {"architecture": "din", "history": "clicked", "embedding_dim": 4}
+    assert trained(workflow, rows, model=model).description["model"]["item"] == "sku"
+    unshared = [*groups[:2], {"columns": ["clicked"], "kind": "multi_hot", "ops": ["categorify"]}]
+    with pytest.raises(
+        nightrank.ConfigError, match=r"model.item is null, but no feature .*\n.*'user', 'sku'"
+    ):
+        trained(nightrank.Workflow(unshared).fit(rows), rows, model=model)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
 def test_a_copy_of_a_temporary_model_has_files_of_its_own(folders: Path, copied: Any) -> None:
     model = nightrank.train(fitted(), ROWS, model=MODEL, train=TRAIN, validation=OTHERS)
     scores, version, metrics = model.score(OTHERS), model.version, model.metrics
@@ -638,7 +681,7 @@ def test_a_model_whose_temporary_files_are_gone_cannot_be_pickled(folders: Path)
     model = trained()
     for path in folders.rglob("*.safetensors"):
         path.unlink()
-    with pytest.raises(nightrank.DataError, match="the temporary files of model .* were deleted\n.*`save`"):
+    with pytest.raises(nightrank.DataError, match=r"the temporary files of model .* were deleted\n.*`save`"):
         pickle.dumps(model)
 
 

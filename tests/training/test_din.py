@@ -181,6 +181,6 @@ def test_attention_learns_what_the_mlp_alone_does_not(tmp_path: Path) -> None:
 
 def test_features_of_the_pair_are_allowed_and_a_history_is_needed() -> None:
     model = ModelConfig.model_validate({"architecture": "din"})
-    check_model(model, Features(ids=["item_id"], lists=["history"], pairs=["match"]))
+    check_model(model, Features(ids=["item_id"], lists=["history"], pairs=["match"], items=["item_id"]))
     with pytest.raises(ConfigError, match=r"model.history='history' is not a feature of kind multi_hot"):
         check_model(model, Features(ids=["item_id"]))

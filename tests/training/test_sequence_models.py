@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
-from conf.types import ModelConfig
+from conf.types import Keys, ModelConfig
+from storage import file_io
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import small_spec, variant
@@ -35,11 +36,15 @@ from training.loop.warm_start import warm_start
 from training.models import build_model
 from training.models.factorization import FeatureSides, Side
 from training.models.sequence import SequenceDropout, distinct_sequences
-from training.settings import Features, check_model
+from training.settings import Features, check_model, with_item
 
 ORDERED = ["sasrec", "bert4rec"]
 ARCHITECTURES = [*ORDERED, "mult_vae"]
 OVER_HISTORIES = [*ARCHITECTURES, "din"]
+TWO_ITEMS = replace(
+    PLAIN,
+    features=(*(replace(PLAIN.features[0], name=name) for name in ("sku", "parent")), PLAIN.features[1]),
+)
 UNSHARED = replace(PLAIN, features=(PLAIN.features[0], replace(PLAIN.features[1], cardinality=9)))
 
 
@@ -211,6 +216,11 @@ def test_warm_start_keeps_the_items_of_a_grown_vocabulary(tmp_path: Path, archit
         ({"history": "genres_"}, RICH, r"model.history='genres_' is not a feature of kind multi_hot"),
         ({}, UNSHARED, r"item_id has 12 ids, but history has 9, .* same vocabulary"),
         ({"item": "user_id"}, RICH, r"the scopes of user_id and history are user and user"),
+        (
+            {},
+            TWO_ITEMS,
+            r"model.item is null, but several features have .*: \['sku', 'parent'\](.|\n)*set model.item",
+        ),
     ],
 )
 @pytest.mark.parametrize("architecture", OVER_HISTORIES)
@@ -219,6 +229,59 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model(config(architecture, **changed), spec)
+
+
+@pytest.mark.parametrize("architecture", OVER_HISTORIES)
+def test_the_item_is_by_default_the_feature_of_the_items_key(architecture: str) -> None:
+    """Its name does not matter."""
+    model = ModelConfig.model_validate({"architecture": architecture})
+    features = Features(ids=["colour", "sku"], lists=["history"], items=["sku"])
+    check_model(model, features)
+    assert with_item(model, ["sku"]).settings["item"] == "sku"
+    assert with_item(config(architecture, item="colour"), ["sku"]).settings["item"] == "colour"
+    with pytest.raises(
+        ConfigError, match=r"model.item is null, but no feature .*\n.*one of \['colour', 'sku'\]"
+    ):
+        check_model(model, replace(features, items=[]))
+    for check in (
+        lambda: check_model(model, replace(features, items=["sku", "colour"])),
+        lambda: with_item(model, ["sku", "colour"]),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"several features have the ids of the items: \['sku', 'colour'\]"
+        ):
+            check()
+    with pytest.raises(ConfigError, match=r"model.item='film' is not a feature of kind categorical"):
+        check_model(config(architecture, item="film"), features)
+
+
+def test_a_model_without_histories_needs_no_item() -> None:
+    model = ModelConfig(architecture="logistic_regression")
+    assert with_item(model, ["sku", "colour"]) is model
+
+
+def test_a_training_names_the_feature_of_the_items_key(tmp_path: Path) -> None:
+    """Of two features with equal numbers of ids, also in a baseline. model.json has the name."""
+    spec = TWO_ITEMS
+    lake = Lake(str(tmp_path))
+    days = {
+        "train": {"2026-01-02": random_rows(spec, 64, 1)},
+        "validation": {"2026-01-03": random_rows(spec, 64, 2)},
+    }
+    dataset = publish_all(lake, "2026-01-04", spec, days)
+    chains = [{"inputs": [name], "outputs": [name], "steps": []} for name in ("sku", "parent", "history")]
+    file_io.replace_json(f"{lake.workflow('w1')}/workflow.json", {"chains": chains})
+    sections = {
+        "model": config("din").model_dump(),
+        "train": {"global_batch_size": 32, "num_shards": 4, "num_ranks": 1, "baselines": ["din"]},
+    }
+    job = make_config(lake, **sections)
+    with pytest.raises(ConfigError, match="several features have the ids of the items"):
+        train_in_process(make_plan(job, lake, dataset))  # nothing says which one is the item
+    keyed = job.model_copy(update={"keys": Keys(user="user", item="parent")})
+    description = train_in_process(make_plan(keyed, lake, dataset))
+    assert description["model"]["item"] == "parent"
+    assert description["baselines"]["din"]["validation"]["rows"] == 64
 
 
 @pytest.mark.parametrize("architecture", ORDERED)
@@ -230,8 +293,8 @@ def test_heads_of_unequal_width_are_refused(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_feature_of_the_pair_is_refused_before_a_job_runs(architecture: str) -> None:
     model = ModelConfig.model_validate({"architecture": architecture})
-    check_model(model, Features(ids=["item_id"], lists=["history"]))
+    check_model(model, Features(ids=["item_id"], lists=["history"], items=["item_id"]))
     with pytest.raises(ConfigError, match=rf"{architecture} cannot use the features \['match'\]"):
-        check_model(model, Features(ids=["item_id"], lists=["history"], pairs=["match"]))
+        check_model(model, Features(["match"], ["item_id"], ["history"], ["match"], ["item_id"]))
     with pytest.raises(ConfigError, match=r"model.history='history' is not a feature of kind multi_hot"):
         check_model(model, Features(ids=["item_id"]))

@@ -114,7 +114,9 @@ class Checkpoints:
         size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
         missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the copy before
         free = self._folder.free_bytes() if self._leads else None
-        facts = gather_json(self._collectives, [socket.gethostname(), missing, available_memory(), size, free])
+        facts = gather_json(
+            self._collectives, [socket.gethostname(), missing, available_memory(), size, free]
+        )
         for host in dict.fromkeys(fact[0] for fact in facts):
             needed = sum(fact[1] for fact in facts if fact[0] == host)
             available = min(fact[2] for fact in facts if fact[0] == host)

@@ -103,9 +103,7 @@ def keep_best(
     return _kept(last, metric, best)
 
 
-def _kept(
-    entry: Mapping[str, Any], metric: Metric | None, best: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _kept(entry: Mapping[str, Any], metric: Metric | None, best: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "step": entry["step"],
         "epoch": entry["epoch"] + 1,

@@ -47,6 +47,7 @@ from training.loop.warm_start import warm_start
 from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model
 from training.models.inputs import id_columns
+from training.settings import with_item
 
 log = logging.getLogger("nightrank.training")
 
@@ -221,7 +222,8 @@ class _Rank:
     def train_baseline(self, architecture: str) -> nn.Module:
         """Trains a model with an architecture's default settings on all train files, without checkpoints."""
         plan = self.plan
-        model = self.build(ModelConfig(architecture=architecture, multi_hot=plan.model.multi_hot))
+        config = ModelConfig(architecture=architecture, multi_hot=plan.model.multi_hot)
+        model = self.build(with_item(config, plan.items))
         if self._leads:
             log.info("baseline %s", architecture)
         loader = self.loader(plan.splits["train"], shuffled=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,14 @@ from storage.table_digest import table_digest
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.loop.training_plan import TrainPlan
 from training.registry import versions
-from training.settings import Features, architecture_digests, check_loss, check_model, complete
+from training.settings import (
+    Features,
+    architecture_digests,
+    check_loss,
+    check_model,
+    complete,
+    with_item,
+)
 
 # The name of the models. A lake has one folder of models for each name.
 NAME = "frame"
@@ -25,7 +32,12 @@ _NO_CHECKPOINTS = 2**31 - 1
 
 
 def make_table_plan(
-    model: ModelConfig, train: Train, spec: FeatureSpec, tables: Mapping[Split, pa.Table], lake: Lake
+    model: ModelConfig,
+    train: Train,
+    spec: FeatureSpec,
+    tables: Mapping[Split, pa.Table],
+    lake: Lake,
+    items: Sequence[str] = (),
 ) -> TrainPlan:
     """Creates the plan of a training from random weights, without baselines and checkpoints.
 
@@ -41,12 +53,13 @@ def make_table_plan(
         tables: the rows of the split `train`, and of `validation` if there are any. They have the columns
             `spec.label` and the features, with the dtypes of the spec. Only lists may be null.
         lake: the lake in which the model is saved.
+        items: the features that may be the item of a model with histories, if `model` does not name it.
 
     Raises:
         ConfigError: the architecture does not exist or does not have one of the settings, the settings do not
             fit the features, or the loss cannot train the model.
     """
-    model = complete(model)
+    model = complete(with_item(model, items))
     _check_features(model, spec)
     check_loss(train, model)
     splits = {split: _files(split, table) for split, table in tables.items()}

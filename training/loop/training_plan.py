@@ -10,14 +10,14 @@ from conf.errors import DataError
 from conf.load import config_digest
 from conf.types import SPLITS, Config, ModelConfig, Split, Train
 from storage import file_io
-from storage.dataset import Dataset, read_spec, require_labels, split_partitions
+from storage.dataset import Dataset, id_features_of, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
 from storage.id_counts import IdCounts, find_id_counts
 from storage.paths import Lake
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
-from training.settings import architecture_digests, check_loss
+from training.settings import architecture_digests, check_loss, with_item
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
@@ -42,6 +42,7 @@ class TrainPlan:
         last_step: the step after which the training ends; None if it does all steps of its epochs.
         id_counts: where the counts of the features' ids are. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
+        items: the features whose values are ids of the row's item, for baselines.
     """
 
     description: Mapping[str, Any]
@@ -56,6 +57,7 @@ class TrainPlan:
     last_step: int | None = None
     id_counts: IdCounts = field(default_factory=IdCounts)
     saves_bad_rows: bool = True
+    items: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -83,8 +85,9 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     """
     from training.models import complete
 
-    config = config.model_copy(update={"model": complete(config.model)})
     spec = read_spec(lake, dataset.workflow_version)
+    items = id_features_of(lake, spec, config.keys.item) if config.keys else []
+    config = config.model_copy(update={"model": complete(with_item(config.model, items))})
     if config.train.negatives:
         require_no_pair_features([feature.name for feature in spec.scoped("pair")])
     if config.train.unknown_share:
@@ -131,6 +134,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         if parent_version
         else None,
         id_counts=_id_counts(config.train, lake, dataset.workflow_version),
+        items=tuple(items),
     )
 
 

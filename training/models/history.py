@@ -8,7 +8,7 @@ vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from conf.errors import ConfigError
 from storage.feature_spec import PAD_ID
 from training.models.inputs import Inputs
 from training.settings import Features
-from training.settings.history import HistorySettings, check_history
+from training.settings.history import HistorySettings, check_history, item_of
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,23 @@ class Layout:
         `shared` says whether the items of the history have the rows of the item's feature.
         """
         names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
-        check_history(settings, Features(ids=names[:num_single], lists=names[num_single:]))
-        item, history = names.index(settings.item), names.index(settings.history)
+        features = Features(names[:0], names[:num_single], names[num_single:])
+        if settings.item is None and settings.history in features.lists:
+            features = replace(features, items=_with_ids_of(settings.history, inputs, features))
+        check_history(settings, features)
+        item_name = item_of(settings, features)
+        item, history = names.index(item_name), names.index(settings.history)
         scopes = inputs.embedded_scopes[item], inputs.embedded_scopes[history]
         if scopes != ("item", "user"):
             raise ConfigError(
-                f"the scopes of {settings.item} and {settings.history} are {scopes[0]} and {scopes[1]}, but "
+                f"the scopes of {item_name} and {settings.history} are {scopes[0]} and {scopes[1]}, but "
                 f"architecture {architecture} needs the scopes item and user",
-                f"list {settings.item} in scopes.item, and {settings.history} in scopes.user",
+                f"list {item_name} in scopes.item, and {settings.history} in scopes.user",
             )
         cardinalities = list(inputs.cardinalities)
         if cardinalities[item] != cardinalities[history]:
             raise ConfigError(
-                f"{settings.item} has {cardinalities[item]} ids, but {settings.history} has "
+                f"{item_name} has {cardinalities[item]} ids, but {settings.history} has "
                 f"{cardinalities[history]}, so they do not have the same vocabulary",
                 "give `categorify` the same `share` in the groups of both features, and `counts: false` in "
                 "the group of the history",
@@ -73,6 +77,18 @@ class Layout:
     def length(self) -> int:
         """Returns L, the number of columns of the history."""
         return self.columns.stop - self.columns.start
+
+
+def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
+    """Returns the features with one id per row that have as many ids as a history.
+
+    If some of them have the scope item, only these are returned. A training names the item's feature. This
+    is for models that are built only from a FeatureSpec.
+    """
+    cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
+    scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))
+    same = [name for name in features.ids if cardinalities[name] == cardinalities[history]]
+    return [name for name in same if scopes[name] == "item"] or same or list(features.ids)
 
 
 class HistoryModel(nn.Module):

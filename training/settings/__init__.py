@@ -28,6 +28,7 @@ from training.settings.check_settings import (
     complete,
     known_architectures,
     read_settings,
+    with_item,
 )
 from training.settings.field_types import Features
 
@@ -41,4 +42,5 @@ __all__ = [
     "complete",
     "known_architectures",
     "read_settings",
+    "with_item",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -16,6 +16,7 @@ from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
 from training.settings.architectures import MODEL_SECTIONS, model_section
 from training.settings.field_types import Features
+from training.settings.history import HistorySettings, item_of
 
 _MODELS = "training.models"
 _SETTINGS = "training.settings"
@@ -86,6 +87,26 @@ def read_settings(config: ModelConfig) -> Strict:
         "correct these keys in the model's configuration file or in --set",
         ("model",),
     )
+
+
+def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
+    """Returns the configuration with the name of the item's feature as `item`, if its model needs this name.
+
+    The configuration is unchanged if it has the name, if its architecture has no histories, or if `items` is
+    empty.
+
+    Args:
+        config: the architecture and its settings.
+        items: the features whose values are ids of the row's item.
+
+    Raises:
+        ConfigError: there are several such features; or see `complete`.
+    """
+    settings = read_settings(config)
+    if not items or not isinstance(settings, HistorySettings) or settings.item is not None:
+        return config
+    item = item_of(settings, Features(items=items))
+    return ModelConfig.model_validate({**config.model_dump(), "item": item})
 
 
 def check_model(config: ModelConfig, features: Features) -> None:

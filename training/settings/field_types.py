@@ -21,9 +21,11 @@ class Features:
     Attributes:
         dense, ids, lists: the features whose values are numbers, single ids, and lists of ids.
         pairs: the features of scope `pair`, of any kind. They may differ for every pair of user and item.
+        items: the features whose values are single ids of the row's item.
     """
 
     dense: Sequence[str] = ()
     ids: Sequence[str] = ()
     lists: Sequence[str] = ()
     pairs: Sequence[str] = ()
+    items: Sequence[str] = ()

@@ -12,8 +12,11 @@ from training.settings.field_types import Features
 class HistorySettings(Strict):
     """The features that hold the item of a row and the user's history."""
 
-    item: str = Field(
-        default="item_id", description="Name of the feature with the id of the item, of kind categorical."
+    item: str | None = Field(
+        default=None,
+        description="Name of the feature with the id of the item, of kind categorical. Null: the feature "
+        "that is computed only from the column `keys.item`. In a training on a frame, which has no keys, "
+        "the feature with the vocabulary of the history. The job fails if there are several.",
     )
     history: str = Field(
         default="history",
@@ -23,15 +26,40 @@ class HistorySettings(Strict):
     )
 
 
+def item_of(settings: HistorySettings, features: Features) -> str:
+    """Returns the name of the item's feature, which `model.item` names or `features.items` has.
+
+    Raises:
+        ConfigError: `model.item` is null, and not exactly one feature has the ids of items.
+    """
+    if settings.item is not None:
+        return settings.item
+    if len(features.items) == 1:
+        return features.items[0]
+    problem = "no feature of kind categorical has the ids of the items"
+    if features.items:
+        problem = f"several features have the ids of the items: {list(features.items)}"
+    raise ConfigError(
+        f"model.item is null, but {problem}",
+        "set model.item to the feature with the id of the item, one of "
+        f"{list(features.items or features.ids)}"
+        + ("" if features.items else ", or add the column `keys.item` to `features`"),
+    )
+
+
 def check_history(settings: HistorySettings, features: Features) -> None:
     """Raises ConfigError unless the item and the history are features."""
-    for key, name, kind, names in (
-        ("item", settings.item, "categorical", features.ids),
-        ("history", settings.history, "multi_hot", features.lists),
-    ):
-        if name not in names:
-            raise ConfigError(
-                f"model.{key}={name!r} is not a feature of kind {kind}; these features are {list(names)}",
-                f"set model.{key} to one of them, or add the feature to `features`"
-                + (" (the section `history` gives rows their histories)" if key == "history" else ""),
-            )
+    if settings.history not in features.lists:
+        raise ConfigError(
+            f"model.history={settings.history!r} is not a feature of kind multi_hot; these features are "
+            f"{list(features.lists)}",
+            "set model.history to one of them, or add the feature to `features` (the section `history` gives "
+            "rows their histories)",
+        )
+    item = item_of(settings, features)
+    if item not in features.ids:
+        raise ConfigError(
+            f"model.item={item!r} is not a feature of kind categorical; these features are "
+            f"{list(features.ids)}",
+            "set model.item to one of them, or add the feature to `features`",
+        )
