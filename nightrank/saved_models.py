@@ -13,6 +13,7 @@ from typing import Any
 from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.names import scheme_of
 from scoring.model.model_info import ModelInfo, read_model_info
 from storage import file_io, format_versions
 from storage.paths import Lake
@@ -61,7 +62,7 @@ def lake_at(folder: str | os.PathLike[str]) -> Lake:
     So objects that keep the path are valid after a change of the working directory, and in other processes.
     """
     path = os.fspath(folder)
-    return Lake(os.path.abspath(path) if path and not file_io.scheme_of(path) else path)
+    return Lake(os.path.abspath(path) if path and not scheme_of(path) else path)
 
 
 def read_files(info: ModelInfo) -> dict[str, bytes]:

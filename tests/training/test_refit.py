@@ -44,6 +44,7 @@ from training.data.item_catalogue import pair_hash
 from training.data.row_keys import hash_keys
 from training.distributed.collectives import ALONE
 from training.loop import run as loop_run
+from training.loop.evaluate import evaluate
 from training.loop.refit_plan import make_refit_plan
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
@@ -307,13 +308,12 @@ def test_the_refit_ends_at_the_share_of_the_kept_step(
     lake = Lake(str(tmp_path))
     publish(lake)
     aucs = iter([0.6, 0.7, 0.5])  # at the end of each epoch
-    original = loop_run.evaluate
 
-    def evaluate(*arguments: Any) -> dict[str, Any]:
-        measured = original(*arguments)
+    def measure(*arguments: Any) -> dict[str, Any]:
+        measured = evaluate(*arguments)
         return {**measured, "auc": next(aucs, measured["auc"])}
 
-    monkeypatch.setattr(loop_run, "evaluate", evaluate)
+    monkeypatch.setattr(loop_run, "evaluate", measure)
     config = config_of(lake, epochs=3)
     summary = train_model.run(context_of(config, FIRST))
     champion = read_description(str(summary.output))
