@@ -111,7 +111,7 @@ def publish_latest(
     try:
         missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
         _require_rows(config, lake, run_date, sides, missing)
-        published = {}
+        published: dict[str, Manifest] = {}
         for side in sides:
             if side.current is not None:
                 published[side.section] = side.current
@@ -196,8 +196,10 @@ def _require_rows(
     counted: Mapping[str, MissingRows],
 ) -> None:
     """Raises DataError if too many users or items have no row in their table of attributes."""
-    published = {side.section: side.current for side in sides if side.current is not None}
-    paths = {
+    published: dict[str, Manifest] = {
+        side.section: side.current for side in sides if side.current is not None
+    }
+    paths: dict[str, str] = {
         side.section: require_raw(
             config, side.attributes, run_date, f"{side.section}.path", lake.recorder
         ).paths[0]

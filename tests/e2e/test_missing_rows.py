@@ -26,7 +26,6 @@ from spark.rows import records
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from tests.etl import cases
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.registry import mlflow_mirror
@@ -152,11 +151,11 @@ def run_with(
             evaluate_model(job)
         build_candidates(job)
         score_daily(job)
-        published = cases.read_rows(job.lake.recommendations.partition(RUN_DATE)).to_dict("records")
+        published = nightrank.open(config.lake).recommendations(RUN_DATE).arrow()
         return Run(
             config,
             summary,
-            _by_user(published, "user_id", "item_id"),
+            _by_user(published.to_pylist(), "user_id", "item_id"),
             _by_user(records(made["lists"]), "user_key", "item_key"),
             {row["user_key"] for row in records(made["users"])},
         )
