@@ -15,10 +15,11 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Quality(Strict):
     """Limits on the differences between a day's log and the log of its train days.
 
-    All limits except `max_bad_share` are for figures that compare the day of the run date with its train
-    days. Each of these figures has two limits. If a figure is above its limit `…_warn`, the job logs the
-    figure and marks it in the report. If a figure is above its limit `…_stop`, build_features ends with exit
-    code 3 before it publishes features.
+    All limits except `max_bad_share`, `users_without_row_…` and `items_without_row_…` are for figures that
+    compare the day of the run date with its train days. Each figure except `max_bad_share` has two limits. If
+    a figure is above its limit `…_warn`, the job logs the figure and marks it in the report. If a figure is
+    above its limit `…_stop`, build_features ends with exit code 3 before it publishes features. The limits of
+    users and items without a row are checked later: before the tables `users` and `items` are published.
     """
 
     max_bad_share: Share = Field(
@@ -83,6 +84,26 @@ class Quality(Strict):
         default=None,
         description="Stops if the day has more rows than the median train day, by more than this share. "
         "Null: no limit.",
+    )
+    users_without_row_warn: ShareLimit = Field(
+        default=0.1,
+        description="Warns if more than this share of the users of the log has no row in the table of "
+        "users. All days of the run count. Null: no limit.",
+    )
+    users_without_row_stop: ShareLimit = Field(
+        default=None,
+        description="Stops if more than this share of the users of the log has no row in the table of "
+        "users. All days of the run count. Null: no limit.",
+    )
+    items_without_row_warn: ShareLimit = Field(
+        default=0.1,
+        description="Warns if more than this share of the items of the log has no row in the table of "
+        "items. All days of the run count. Null: no limit.",
+    )
+    items_without_row_stop: ShareLimit = Field(
+        default=None,
+        description="Stops if more than this share of the items of the log has no row in the table of "
+        "items. All days of the run count. Null: no limit.",
     )
     exempt: Names = Field(
         default=[],

@@ -227,6 +227,17 @@ class JoinedTable(RawTable):
     """
 
 
+class ItemsTable(JoinedTable):
+    """A table of attributes of items, which may be the catalogue of what can be recommended."""
+
+    missing: Literal["serve", "leave_out"] = Field(
+        default="leave_out",
+        description="What happens to items of the log that have no row in this table. `leave_out`: the table "
+        "is the catalogue, so these items are not recommended. `serve`: they are recommended too, with null "
+        "attributes. Users without a row in the table of users always get lists.",
+    )
+
+
 class Negatives(Strict):
     """Settings of added rows with label 0, for a log that records only what users chose.
 

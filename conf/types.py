@@ -22,6 +22,7 @@ from conf.quality_types import Quality
 from conf.raw_types import (
     Column,
     EventTime,
+    ItemsTable,
     JoinedTable,
     Keys,
     Label,
@@ -57,6 +58,7 @@ __all__ = [
     "Gate",
     "Generate",
     "History",
+    "ItemsTable",
     "JoinedTable",
     "Keys",
     "Label",
@@ -126,7 +128,7 @@ class Config(Strict):
         description="Table of attributes of users, joined with the log by the key of the user. Null: no "
         "table.",
     )
-    items: JoinedTable | None = Field(
+    items: ItemsTable | None = Field(
         default=None,
         description="Table of attributes of items, joined with the log by the key of the item. Null: no "
         "table.",

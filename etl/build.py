@@ -21,7 +21,8 @@ from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
-from etl.latest.latest_features import publish_latest
+from etl.latest.latest_features import missing_rows, publish_latest
+from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impression_inputs
@@ -56,6 +57,9 @@ class BuildResult:
         counts: maps each day to its row counts.
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
+        missing: the numbers of users and items of the log without a row in their table of attributes. A side
+            without such a table has no entry.
+        warnings: messages of all figures above their limits `quality.…_warn`.
     """
 
     dataset: Dataset
@@ -63,6 +67,8 @@ class BuildResult:
     counts: Mapping[str, DayCounts]
     features: Mapping[str, Manifest]
     quality: DataReport
+    missing: Sequence[MissingRows]
+    warnings: Sequence[str]
 
 
 def build(
@@ -100,8 +106,12 @@ def build(
         by_workflow = [_publish_features(workers, config, lake, one, checked) for one in used]
     checked.rows_of.release()
     with phase("users and items"):
-        for one, days in zip(used, by_workflow, strict=True):
+        latest = [
             publish_latest(workers, config, lake, one, run_date, list(days.values()), checked.splits)
+            for one, days in zip(used, by_workflow, strict=True)
+        ]
+    missing = missing_rows(latest[0])
+    findings = log_missing_rows(config.quality, missing)
     features = by_workflow[0]
     split_in_rows = config.split.by != "day"
     clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
@@ -116,7 +126,8 @@ def build(
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
     delete_unneeded_days(config, lake, checked.in_order[0].dt)
-    return BuildResult(dataset, workflow, checked.counts, features, checked.quality)
+    warnings = [*checked.quality.warnings, *(finding.message for finding in findings)]
+    return BuildResult(dataset, workflow, checked.counts, features, checked.quality, missing, warnings)
 
 
 def encode_split(

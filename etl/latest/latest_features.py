@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.types import Config, Split
+from conf.types import Config, JoinedTable, Split
 from etl.latest.latest_histories import LatestHistories, latest_histories
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
-from etl.raw.erased_rows import erased_of_table, is_erased
+from etl.quality.missing_rows import MissingRows, Section, require_rows
+from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import frame_of
 from spark.workers import Workers
+from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
-from storage.paths import Lake
+from storage.paths import Lake, Partition
 from storage.publish import Rules
 from storage.publish_rows import publish_rows
 from storage.verify import FINITE
+
+_HAS_ROW = "_has_row"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is published of users or of items.
+
+    Attributes:
+        section: the section of the table of attributes: `users` or `items`.
+        key: the column of the key.
+        attributes: the table of attributes; None if there is none.
+        columns: the features of the published rows.
+        of_history: those of the features that are computed from the history.
+        partition: the partition to publish.
+        inputs: the inputs of the partition.
+        current: the manifest of the partition, if it exists for these inputs.
+    """
+
+    section: Section
+    key: str
+    attributes: JoinedTable | None
+    columns: list[str]
+    of_history: list[str]
+    partition: Partition
+    inputs: dict[str, str]
+    current: Manifest | None
 
 
 def publish_latest(
@@ -40,10 +71,12 @@ def publish_latest(
     The tables have one row per user or item, sorted by key.
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
-    the rows of this table. Otherwise, the features of a user or item are those of its latest row in the
-    feature partitions. This is the row with the largest row_id on the latest day. Features that are computed
-    from the history (section `history`) are computed from the latest histories instead. A partition that
-    already exists for the same inputs is not written again.
+    the rows of this table. Users of the log without a row have null attributes. So have items, if
+    `items.missing` is `serve`; otherwise, they are left out. The facts of the manifest say how many users or
+    items have no row. Without a table of attributes, the features of a user or item are those of its latest
+    row in the feature partitions. This is the row with the largest row_id on the latest day. Features that
+    are computed from the history (section `history`) are computed from the latest histories instead. A
+    partition that already exists for the same inputs is not written again.
 
     Args:
         workers: run the tasks.
@@ -54,56 +87,131 @@ def publish_latest(
         splits: maps each split to the raw files of its days.
 
     Returns:
-        A mapping from `user` and `item` to the manifest of the partition. It is empty if the section `keys`
+        A mapping from `users` and `items` to the manifest of the partition. It is empty if the section `keys`
         is not set.
+
+    Raises:
+        DataError: too many users or items have no row (section `quality`). Then nothing is published.
     """
     if config.keys is None:
         return {}
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
     histories = latest_histories(workers.spark, config, lake, splits) if config.history else None
-    published = {}
-    for side, key, attributes, table in (
-        ("user", USER_KEY, config.users, lake.users(workflow.version)),
-        ("item", ITEM_KEY, config.items, lake.items(workflow.version)),
-    ):
-        partition = table.partition(run_date)
-        columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
-        of_history = features_of_history(config, workflow, columns) if histories and side == "user" else []
-        partition_inputs = dict(inputs)
-        if attributes:
-            raw = require_raw(config, attributes, run_date, f"{side}s.path", lake.recorder)
-            partition_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
-        if histories and of_history:
-            partition_inputs["history"] = histories.digest
-        current = current_manifest(partition, partition_inputs)
-        if current is not None:
-            published[side] = current
-            continue
-        others = [column for column in columns if column not in of_history]
-        if attributes:
-            rows: pa.Table | DataFrame = attribute_features(
-                workers.spark, config, workflow, run_date, side, others
+    table = lake.features(workflow.version)
+    days = [PublishedRows(table.partition(day.partition), day) for day in features]
+    sides = [
+        _side(config, lake, workflow, run_date, section, inputs, histories) for section in ("users", "items")
+    ]
+    keyed: dict[str, KeyedAttributes] = {}
+    for side in sides:
+        if side.attributes and side.current is None:
+            of_log = latest_published_rows(workers, days, side.key, [], workflow.spec, config.workflow.engine)
+            keyed[side.section] = keyed_attributes(workers.spark, config, run_date, side.section, of_log)
+    try:
+        missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
+        _require_rows(config, lake, run_date, sides, missing)
+        published: dict[str, Manifest] = {}
+        for side in sides:
+            if side.current is not None:
+                published[side.section] = side.current
+                continue
+            others = [column for column in side.columns if column not in side.of_history]
+            rows: pa.Table | DataFrame
+            facts: dict[str, Any] = {}
+            if side.section in keyed:
+                rows = workflow.encode(keyed[side.section].rows, others, [side.key])
+                facts = missing[side.section].to_facts()
+            else:
+                rows = latest_published_rows(
+                    workers, days, side.key, others, workflow.spec, config.workflow.engine
+                )
+            if histories and side.of_history:
+                known = frame_of(workers.spark, rows)
+                rows = with_histories(known, workflow, histories, config, side.of_history)
+                rows = rows.select(side.key, *side.columns)
+            published[side.section] = publish_rows(
+                rows,
+                side.partition,
+                inputs=side.inputs,
+                row_group_rows=config.output.row_group_rows,
+                facts=facts,
+                rules=latest_rules(side.key, side.columns, workflow.spec),
+                sort_by=side.key,
+                grace_hours=config.output.grace_hours,
             )
-        else:
-            days = [
-                PublishedRows(lake.features(workflow.version).partition(day.partition), day)
-                for day in features
-            ]
-            rows = latest_published_rows(workers, days, key, others, workflow.spec, config.workflow.engine)
-        if histories and of_history:
-            known = frame_of(workers.spark, rows)
-            rows = with_histories(known, workflow, histories, config, of_history).select(key, *columns)
-        published[side] = publish_rows(
-            rows,
-            partition,
-            inputs=partition_inputs,
-            row_group_rows=config.output.row_group_rows,
-            rules=latest_rules(key, columns, workflow.spec),
-            sort_by=key,
-            grace_hours=config.output.grace_hours,
-        )
-    return published
+        return published
+    finally:
+        for attributes in keyed.values():
+            attributes.release()
+
+
+def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
+    """Returns the numbers of users and of items without a row, from the result of `publish_latest`."""
+    found = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
+    return [missing for missing in found if missing is not None]
+
+
+def _side(
+    config: Config,
+    lake: Lake,
+    workflow: FittedWorkflow,
+    run_date: str,
+    section: Section,
+    inputs: Mapping[str, str],
+    histories: LatestHistories | None,
+) -> _Side:
+    """Returns what is published of one side, and whether it is published already."""
+    is_users = section == "users"
+    scope = "user" if is_users else "item"
+    table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
+    columns = [feature.name for feature in workflow.spec.features if feature.scope == scope]
+    of_history = features_of_history(config, workflow, columns) if histories and is_users else []
+    side_inputs = dict(inputs)
+    attributes = config.users if is_users else config.items
+    if attributes:
+        raw = require_raw(config, attributes, run_date, f"{section}.path", lake.recorder)
+        side_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
+        side_inputs["missing"] = missing_mode(config, section)
+    if histories and of_history:
+        side_inputs["history"] = histories.digest
+    partition = table.partition(run_date)
+    return _Side(
+        section,
+        USER_KEY if is_users else ITEM_KEY,
+        attributes,
+        columns,
+        of_history,
+        partition,
+        side_inputs,
+        current_manifest(partition, side_inputs),
+    )
+
+
+def _require_rows(
+    config: Config,
+    lake: Lake,
+    run_date: str,
+    sides: Sequence[_Side],
+    counted: Mapping[str, MissingRows],
+) -> None:
+    """Raises DataError if too many users or items have no row in their table of attributes."""
+    published: dict[str, Manifest] = {
+        side.section: side.current for side in sides if side.current is not None
+    }
+    paths: dict[str, str] = {
+        side.section: require_raw(
+            config, side.attributes, run_date, f"{side.section}.path", lake.recorder
+        ).paths[0]
+        for side in sides
+        if side.attributes
+    }
+    require_rows(config.quality, [*missing_rows(published), *counted.values()], paths)
+
+
+def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
+    """Returns whether users or items of the log without a row in their table are served or left out."""
+    return config.items.missing if section == "items" and config.items else "serve"
 
 
 def features_of_history(config: Config, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
@@ -135,34 +243,79 @@ def with_histories(
     return rows.join(workflow.encode(latest, names, [USER_KEY]), USER_KEY)
 
 
-def attribute_features(
+@dataclass(frozen=True)
+class KeyedAttributes:
+    """The attributes of users or of items, with their keys.
+
+    Attributes:
+        section: the section of the table: `users` or `items`.
+        rows: a frame with the key (user_key or item_key) and the columns of the table of attributes.
+        of_log: a frame with the keys of the log, and with a column that is null if the table has no row of
+            the key; None if the log was not compared with the table.
+    """
+
+    section: Section
+    rows: DataFrame
+    of_log: DataFrame | None = None
+
+    def count_missing(self) -> MissingRows:
+        """Returns the numbers of keys. Keeps the comparison with the log in memory until `release`."""
+        if self.of_log is None:
+            raise ValueError("internal error, please report: the log was not compared with the table")
+        counted = self.of_log.persist().agg(F.count(F.lit(1)), F.count(_HAS_ROW)).collect()[0]
+        return MissingRows(self.section, counted[0], counted[0] - counted[1])
+
+    def release(self) -> None:
+        """Frees the memory that `count_missing` uses."""
+        if self.of_log is not None:
+            self.of_log.unpersist()
+
+
+def keyed_attributes(
     spark: SparkSession,
     config: Config,
-    workflow: FittedWorkflow,
     run_date: str,
-    side: str,
-    columns: Sequence[str],
-) -> DataFrame:
-    """Returns the features of all rows of the table of attributes (section `users` or `items`).
+    section: Section,
+    of_log: pa.Table | DataFrame | None = None,
+) -> KeyedAttributes:
+    """Returns the rows of the table of attributes (section `users` or `items`) with keys.
+
+    Users of the log without a row get a row whose attributes are null. So do items if `items.missing` is
+    `serve`.
 
     Args:
-        spark, config: session and configuration of the run. The section of the side and `keys` must be set.
-        workflow: computes the features.
+        spark, config: session and configuration of the run. The section and `keys` must be set.
         run_date: the date that replaces `{date}` in the table's path.
-        side: whose attributes to read: `user` or `item`.
-        columns: the features to compute. The result has these columns and the key of the side.
+        section: whose attributes to read.
+        of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table count.
     """
-    is_user = side == "user"
-    table, key = (config.users, USER_KEY) if is_user else (config.items, ITEM_KEY)
+    key = USER_KEY if section == "users" else ITEM_KEY
+    table = config.users if section == "users" else config.items
     if table is None or config.keys is None:
-        raise ValueError(f"internal error, please report: there is no table of {side} attributes")
-    name = config.keys.user if is_user else config.keys.item
-    raw_rows = read_attributes(spark, config, table, name, f"{side}s", run_date, name)
-    keyed = raw_rows.withColumn(key, F.col(name).cast("string"))
-    erased = erased_of_table(config, table, run_date) if is_user else None
-    if erased is not None:
-        keyed = keyed.where(~is_erased(F.col(key), erased))
-    return workflow.encode(keyed, columns, [key])
+        raise ValueError(f"internal error, please report: the section {section} is not set")
+    name = config.keys.user if section == "users" else config.keys.item
+    raw_rows = read_attributes(spark, config, table, name, section, run_date, name)
+    rows = raw_rows.withColumn(key, F.col(name).cast("string"))
+    if section == "users":
+        rows = _without(rows, erased_of_table(config, table, run_date))
+    if of_log is None:
+        return KeyedAttributes(section, rows)
+    keys = frame_of(spark, of_log).select(key)
+    if section == "users":
+        keys = _without(keys, erased_of_day(config, run_date))
+    compared = keys.join(rows.select(key, F.lit(True).alias(_HAS_ROW)), key, "left")
+    if missing_mode(config, section) == "serve":
+        nulls = (
+            (F.col(key) if field.name == name else F.lit(None)).cast(field.dataType).alias(field.name)
+            for field in raw_rows.schema
+        )
+        rows = rows.unionByName(compared.where(F.col(_HAS_ROW).isNull()).select(key, *nulls))
+    return KeyedAttributes(section, rows, compared)
+
+
+def _without(rows: DataFrame, erased: ErasedUsers | None) -> DataFrame:
+    """Leaves out the rows of erased users."""
+    return rows if erased is None else rows.where(~is_erased(F.col(USER_KEY), erased))
 
 
 def latest_rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:

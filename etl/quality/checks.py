@@ -7,7 +7,7 @@ A figure has up to two limits: above `quality.<name>_warn` it causes a warning, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Literal
@@ -54,7 +54,9 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
+    """A figure that has the limits `quality.<check>_warn` and `quality.<check>_stop`."""
+
     check: str
     column: str | None
     value: float
@@ -66,7 +68,11 @@ def check_limits(quality: Quality, split: SplitConfig, compared: Comparison) -> 
 
     A figure above both of its limits has the level "stop".
     """
-    figures = [*_row_figures(split, compared), *_all_column_figures(quality, compared)]
+    return above_limits(quality, [*_row_figures(split, compared), *_all_column_figures(quality, compared)])
+
+
+def above_limits(quality: Quality, figures: Iterable[Figure]) -> list[Finding]:
+    """Returns a finding for each figure above a limit; see `check_limits`."""
     findings = []
     for figure in figures:
         for level in _LEVELS:
@@ -100,22 +106,26 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
         for stop in stops[:_MAX_STOPS]
     )
     more = f"; and {len(stops) - _MAX_STOPS} more" if len(stops) > _MAX_STOPS else ""
-    accepted: dict[str, float] = {}
-    for stop in stops:
-        accepted[stop.check] = max(accepted.get(stop.check, 0.0), stop.value)
-    options = " ".join(
-        f"--set quality.{check}_stop={_rounded_up(value)}" for check, value in sorted(accepted.items())
-    )
     raise DataError(
         f"the log of {compared.day} differs too much from its train days {days[0]} to {days[-1]}: "
         f"{messages}{more}",
         f"look at the data report in {report} or on the page of the job report, correct the log of "
-        f"{compared.day} and deliver it again; if the change is intended, run the job with {options} "
-        "or add columns that always change to quality.exempt",
+        f"{compared.day} and deliver it again; if the change is intended, run the job with "
+        f"{options_to_accept(stops)} or add columns that always change to quality.exempt",
     )
 
 
-def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
+def options_to_accept(stops: Iterable[Finding]) -> str:
+    """Returns the `--set` options that raise the limits above the values of the findings."""
+    accepted: dict[str, float] = {}
+    for stop in stops:
+        accepted[stop.check] = max(accepted.get(stop.check, 0.0), stop.value)
+    return " ".join(
+        f"--set quality.{check}_stop={_rounded_up(value)}" for check, value in sorted(accepted.items())
+    )
+
+
+def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[Figure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
     Numbers of rows are compared only if the log is split by days. Click rates are compared only if the split
@@ -125,38 +135,38 @@ def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
         message = f"the day has {today.rows} rows, but the median train day has {usual:g}"
-        yield _Figure("row_shortfall", None, 1 - today.rows / usual, message)
-        yield _Figure("row_excess", None, today.rows / usual - 1, message)
+        yield Figure("row_shortfall", None, 1 - today.rows / usual, message)
+        yield Figure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates
     if split.by != "leave_last_out" and rates is not None:
         message = f"{rates.today:.2%} of rows are clicks, but {rates.train:.2%} on the train days"
-        yield _Figure("click_rate_change", None, rates.change, message)
+        yield Figure("click_rate_change", None, rates.change, message)
 
 
-def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[_Figure]:
+def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[Figure]:
     for column in compared.columns:
         if column.name not in quality.exempt:
             yield from _column_figures(column)
 
 
-def _column_figures(column: ColumnReport) -> Iterator[_Figure]:
+def _column_figures(column: ColumnReport) -> Iterator[Figure]:
     null_rate, train_null_rate = column.null_rate, column.train_null_rate
     if null_rate is not None and train_null_rate is not None:
         message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} on the train days"
-        yield _Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
+        yield Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""
         message = (
             f"{column.new_value_rate:.2%} of the values of {column.name} do not occur on the train days{most}"
         )
-        yield _Figure("new_value_rate", column.name, column.new_value_rate, message)
+        yield Figure("new_value_rate", column.name, column.new_value_rate, message)
     if column.psi_above_noise and column.moved is not None:
         label, train, day = column.moved
         message = (
             f"{column.name} drifted; the largest change is {_quoted(label)}, with {day:.2%} of rows, but "
             f"{train:.2%} on the train days"
         )
-        yield _Figure("psi", column.name, column.psi_above_noise, message)
+        yield Figure("psi", column.name, column.psi_above_noise, message)
 
 
 def _quoted(value: str) -> str:

@@ -10,10 +10,18 @@ _RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths."""
+    """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
+
+    `items.missing` is no part of it either, because it does not change how rows are parsed.
+    """
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
     return digest_of(
-        [_RULES, *(table and table.model_dump(exclude={"path"}) for table in tables), keys, *prepare]
+        [
+            _RULES,
+            *(table and table.model_dump(exclude={"path", "missing"}) for table in tables),
+            keys,
+            *prepare,
+        ]
     )

@@ -60,6 +60,7 @@ def run(context: RunContext) -> JobSummary:
             "features": len(built.workflow.spec.features),
             "embedding_rows": sum(built.workflow.spec.cardinalities),
             "changed_days": list(built.dataset.changed_days),
-            "quality_warnings": built.quality.warnings,
+            **{missing.check: missing.without_row for missing in built.missing},
+            "quality_warnings": list(built.warnings),
         },
     )

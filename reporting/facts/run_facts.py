@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from conf.types import SPLITS, Config
 from etl.quality.checks import Finding
+from etl.quality.missing_rows import MissingRows, check_missing_rows
 from etl.quality.report_rates import Comparison
 from reporting.facts.parquet import column, even_files
 from storage import file_io
@@ -81,6 +82,8 @@ class RunFacts:
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
         days: the days of the dataset, one entry for each split that contains rows of the day.
+        missing: the numbers of users and of items of the log without a row in their table of attributes. A
+            side without such a table has no entry.
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
         model: the content of a model.json. It describes the challenger trained on this date or, without
@@ -96,6 +99,7 @@ class RunFacts:
     run_date: str
     mode: str | None
     days: tuple[Day, ...]
+    missing: tuple[MissingRows, ...]
     quality: DataQuality | None
     evaluation: Mapping[str, Any] | None
     model: Mapping[str, Any] | None
@@ -133,12 +137,14 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
+    missing = _missing(lake, run_date)
     return RunFacts(
         name=config.name,
         run_date=run_date,
         mode=mode,
         days=days,
-        quality=_quality(lake, config.name, run_date),
+        missing=missing,
+        quality=_quality(config, lake, run_date, missing),
         evaluation=evaluation,
         model=_model(lake, config.name, _version(evaluation, recommendations)),
         recommendations=recommendations,
@@ -201,14 +207,29 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
     )
 
 
-def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
-    """Returns the data report of a run date; None if no data report was published."""
-    facts = published_facts(lake.quality(name).partition(run_date))
+def _missing(lake: Lake, run_date: str) -> tuple[MissingRows, ...]:
+    """Returns the numbers of users and items without a row, from the manifests of the tables of the run."""
+    if not is_published(lake.datasets.partition(run_date)):
+        return ()
+    version = read_dataset(lake, run_date).workflow_version
+    facts = (
+        published_facts(table.partition(run_date)) for table in (lake.users(version), lake.items(version))
+    )
+    found = (MissingRows.from_facts(of_table) for of_table in facts if of_table is not None)
+    return tuple(missing for missing in found if missing is not None)
+
+
+def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[MissingRows]) -> DataQuality | None:
+    """Returns the data report of a run date; None if no data report was published.
+
+    The shares in `missing` that are above a limit are findings, too.
+    """
+    facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:
         return None
-    return DataQuality(
-        Comparison.from_facts(facts), tuple(Finding.from_facts(finding) for finding in facts["findings"])
-    )
+    findings = [Finding.from_facts(finding) for finding in facts["findings"]]
+    findings += check_missing_rows(config.quality, missing)
+    return DataQuality(Comparison.from_facts(facts), tuple(findings))
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:

@@ -16,9 +16,15 @@ from pyspark.sql import functions as F
 from conf.types import SPLITS, Split
 from etl.build import feature_inputs
 from etl.checked_days import raw_days
-from etl.latest.latest_features import attribute_features, features_of_history, with_histories
+from etl.latest.latest_features import (
+    features_of_history,
+    keyed_attributes,
+    missing_mode,
+    with_histories,
+)
 from etl.latest.latest_histories import latest_histories
 from etl.latest.latest_rows import PublishedRows, latest_published_rows, latest_rows
+from etl.quality.missing_rows import Section
 from etl.raw.files import require_raw
 from etl.spark.prepared_rows import clicks_before, prepared_rows
 from etl.split.time_split import SPLIT
@@ -57,8 +63,10 @@ def rows_before_test(
     """Returns the features of all users, or of all items, from before the test rows.
 
     If the configuration has a table of attributes of this side (section `users` or `items`), the features are
-    computed from this table, as for published lists. Otherwise, they are those of the latest row of the train
-    and validation splits. With `before=validation`, only the train split counts.
+    computed from this table, as for published lists. Users with a train or validation row, but without a row
+    in this table, have null attributes. So do items if `items.missing` is `serve`; otherwise they are left
+    out. Without such a table, the features are those of the latest row of the train and validation splits.
+    With `before=validation`, only the train split counts.
 
     Args:
         context: the context of the run.
@@ -87,7 +95,12 @@ def rows_before_test(
     columns = [name for name in names if name not in of_history]
     rows: pa.Table | DataFrame
     if attributes is not None:
-        rows = attribute_features(context.spark, context.config, workflow, context.run_date, side, columns)
+        section: Section = "users" if side == "user" else "items"
+        of_log = None
+        if missing_mode(context.config, section) == "serve":
+            of_log = _latest_published(context, _published_rows(context, dataset, known), key, [], spec)
+        keyed = keyed_attributes(context.spark, context.config, context.run_date, section, of_log)
+        rows = workflow.encode(keyed.rows, columns, [key])
     elif spec.workflow_version == dataset.workflow_version:
         published = _published_rows(context, dataset, known)
         rows = _latest_published(context, published, key, columns, spec)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from conf.errors import ConfigError
 from conf.types import Split
-from etl.latest.latest_features import latest_rules
+from etl.latest.latest_features import latest_rules, missing_mode
 from etl.raw.files import require_raw
 from metrics.bootstrap import Resample, combine_means, reduce_means
 from scoring.candidates.all_items import all_items
@@ -196,7 +196,7 @@ def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Ma
     inputs = {"dataset": dataset.digest, "workflow": version}
     if attributes is not None:
         raw = require_raw(context.config, attributes, context.run_date, "items.path", context.recorder)
-        inputs["attributes"] = raw.digest
+        inputs |= {"attributes": raw.digest, "missing": missing_mode(context.config, "items")}
     partition = context.lake.gate_items(version).partition(context.run_date)
     current = current_manifest(partition, inputs)
     if current is not None:

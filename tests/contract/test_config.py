@@ -12,6 +12,7 @@ import yaml
 from conf.errors import ConfigError
 from conf.load import config_digest, load_config
 from conf.types import expand_range
+from etl.raw.layout_digest import layout_digest
 from etl.workflow.feature_plan import plan
 
 ROOT = Path(__file__).parents[2]
@@ -359,6 +360,23 @@ def test_attributes_must_fit_the_log(tmp_path: Path, columns: list[dict[str, str
     values = {**SMALL, "users": {**USERS, "columns": columns}, "scopes": {"user": ["I2"]}}
     with pytest.raises(ConfigError, match=problem):
         load_config(_write(tmp_path, values))
+
+
+def test_only_items_without_a_row_may_be_left_out(tmp_path: Path) -> None:
+    """The setting does not change how a log is parsed, so stored days of the log remain valid."""
+    items = {**USERS, "columns": [{"name": "item", "type": "string"}]}
+    served = load_config(_write(tmp_path, {**SMALL, "items": {**items, "missing": "serve"}}))
+    default = load_config(_write(tmp_path, {**SMALL, "items": items}))
+    assert served.items is not None
+    assert default.items is not None
+    assert (served.items.missing, default.items.missing) == ("serve", "leave_out")
+    assert layout_digest(served) == layout_digest(default)
+    for section, problem in (
+        ({"items": {**items, "missing": "drop"}}, r"items\.missing"),
+        ({"users": {**USERS, "missing": "leave_out"}}, r"users\.missing"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            load_config(_write(tmp_path, {**SMALL, **section}))
 
 
 @pytest.mark.parametrize(

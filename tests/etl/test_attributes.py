@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from etl.latest.latest_features import attribute_features
+from etl.latest.latest_features import keyed_attributes
 from etl.spark.read_log import read_attributes
 from storage.erased_users import add_erased, list_or_new
 from storage.paths import Lake
@@ -35,6 +35,9 @@ RATINGS: dict[str, Any] = {
     "scopes": {},
     "split": {"by": "fraction"},
 }
+
+
+BY_DAY: dict[str, Any] = {"log": {**RATINGS["log"], "path": "{data}/dt={date}/*"}}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,34 @@ def test_attributes_of_erased_users_are_left_out(
         (tmp_path / f"raw/{name}.csv").write_text("who,age\n1,20\n2,30\n22,40\n")
     lake = Lake(config.lake)
     add_erased(lake, list_or_new(lake), ["2"], DAY)
-    workflow: Any = SimpleNamespace(encode=lambda rows, _, keep: rows.select(*keep))
     for day, others in ((DAY, []), ("2026-01-02", next_day)):
-        rows = attribute_features(spark, config, workflow, day, "user", []).collect()
+        rows = keyed_attributes(spark, config, day, "users").rows.collect()
         assert sorted(row["user_key"] for row in rows) == sorted(["1", "22", *others])
+
+
+@pytest.mark.parametrize("path, age", [("{data}/users.csv", None), ("{data}/{date}.csv", 30)])
+def test_an_erased_user_is_served_again_only_if_the_log_has_later_rows(
+    spark: SparkSession, tmp_path: Path, path: str, age: int | None
+) -> None:
+    """A table that is not stored by day may still have the attributes of the erased user: they are not used."""
+    columns = [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}]
+    table = {"path": path, "format": "csv", "separator": ",", "columns": columns}
+    config = cases.write_config(tmp_path, RATINGS, {"users": table, "split": cases.LOG["split"]}, BY_DAY)
+    (tmp_path / "raw").mkdir()
+    for name in ("users", DAY, "2026-01-02"):
+        (tmp_path / f"raw/{name}.csv").write_text("who,age\n1,20\n2,30\n")
+    lake = Lake(config.lake)
+    add_erased(lake, list_or_new(lake), ["2"], DAY)
+    of_log = pa.table({"user_key": ["1", "2", "007", "9"]})
+    for day, expected in (
+        (DAY, {"1": (1, 20), "007": (7, None), "9": (9, None)}),
+        ("2026-01-02", {"1": (1, 20), "2": (2, age), "007": (7, None), "9": (9, None)}),
+    ):
+        keyed = keyed_attributes(spark, config, day, "users", of_log)
+        rows = keyed.rows.collect()
+        assert len(rows) == len(expected)
+        assert {row["user_key"]: (row["who"], row["age"]) for row in rows} == expected
+        served_with_nulls = [key for key, (_, age_of) in expected.items() if age_of is None]
+        missing = keyed.count_missing()
+        keyed.release()
+        assert (missing.in_log, missing.without_row) == (len(expected), len(served_with_nulls))

@@ -18,7 +18,7 @@ from conf.load import load_config
 from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from storage.dataset import read_dataset
-from storage.manifest import read_manifest, replace_manifest
+from storage.manifest import Manifest, read_manifest, replace_manifest
 from storage.paths import Lake
 from tests.contract.test_overrides import documented_overrides
 from tests.etl import cases, oracle, raw_oracle
@@ -101,11 +101,11 @@ JOINED: dict[str, Any] = {
 
 
 def _write_joined(folder: Path) -> None:
-    """Ratings of 12 users, one of them without attributes; two users and one item have no rating at all."""
+    """Ratings of 12 users and 19 films. A user and a film have no attributes, and some have no rating."""
     draw = random.Random(11)
     folder.mkdir()
     users = [[n, draw.choice(["", 20, 40]), draw.choice(["", "Köln", "Oslo"])] for n in range(1, 14)]
-    items = [[f"film {n}", draw.choice(["", "war", "love"])] for n in range(20)]
+    items = [[f"film {n}", draw.choice(["", "war", "love"])] for n in range(20) if n != 3]
     rated = [
         [draw.randrange(0, 12), f"film {draw.randrange(19)}", draw.choice("12345"), draw.randrange(60)]
         for _ in range(150)
@@ -132,9 +132,10 @@ def _expected(config: Config, folder: Path) -> pd.DataFrame:
     return rows
 
 
-@pytest.mark.parametrize("by", ["leave_last_out", "fraction"])
-def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by: str) -> None:
-    config = cases.write_config(tmp_path, JOINED, {"split": {"by": by}})
+@pytest.mark.parametrize("by, missing", [("leave_last_out", "leave_out"), ("fraction", "serve")])
+def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by: str, missing: str) -> None:
+    sections = {"split": {"by": by}, "items": {**JOINED["items"], "missing": missing}}
+    config = cases.write_config(tmp_path, JOINED, sections)
     _write_joined(tmp_path / "raw")
     built = cases.run_build(spark, config, RUN_DATE)
     rows = _expected(config, tmp_path / "raw")
@@ -145,10 +146,23 @@ def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by:
     fitted = oracle.fit(config, rows[rows["split"] == "train"])
     _assert_splits_equal(config, built, rows, fitted)
     _assert_attributes(config, built, tmp_path / "raw", fitted)
+    in_log, counted = rows[["who", "what"]].nunique(), built.missing
+    assert [(one.section, one.in_log, one.without_row) for one in counted] == [
+        ("users", in_log["who"], 1),
+        ("items", in_log["what"], 1),
+    ]
+    manifests = _manifests(config, built)
+    again = cases.run_build(spark, config, RUN_DATE)
+    assert (again.missing, _manifests(config, again)) == (counted, manifests), "a rerun reads the numbers"
+
+
+def _manifests(config: Config, built: BuildResult) -> list[Manifest]:
+    lake, version = Lake(config.lake), built.workflow.version
+    return [read_manifest(table.partition(RUN_DATE)) for table in (lake.users(version), lake.items(version))]
 
 
 def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted: oracle.Fitted) -> None:
-    """users and items have every row of their table, rated or not."""
+    """users and items have every row of their table, and those of the log without a row that are served."""
     lake, version = Lake(config.lake), built.workflow.version
     for table, raw, key, name in (
         (lake.users, config.users, "user_key", "who"),
@@ -156,6 +170,9 @@ def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted:
     ):
         assert raw is not None
         attributes = raw_oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
+        if name == "who" or config.items.missing == "serve":  # type: ignore[union-attr]
+            without_row = {"who": 0, "what": "film 3"}[name]
+            attributes = pd.concat([attributes, pd.DataFrame({name: [without_row]})], ignore_index=True)
         attributes[key] = attributes[name].map(str)
         columns = [column for group in config.features for column in group.columns if column in attributes]
         attributes_config = config.model_copy(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from etl.quality.missing_rows import MissingRows
 from jobs.runner import run_job
 from jobs.stages import report
 from reporting.elements.markup import Html, join, table, tag
@@ -354,6 +355,20 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
     facts["explored"] = {"reason": "the section score has changed"}
     publish_facts(partition, {**MEASURE, "impressions": facts})
     assert "Not estimated: the section score has changed" in Page(build(config, RUN_DATE)[1]).text
+
+
+def test_shares_of_users_and_items_without_a_row_are_shown(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    assert "Without a row" not in Page(build(config, RUN_DATE)[1]).text
+    publish_facts(lake.users(WORKFLOW).partition(RUN_DATE), MissingRows("users", 80, 30).to_facts())
+    publish_facts(lake.items(WORKFLOW).partition(RUN_DATE), MissingRows("items", 1000, 1).to_facts())
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "Users and items of the log without a row in their table" in text
+    assert "users 80 30 37.50%" in text
+    assert "items 1,000 1 0.10%" in text
+    assert "30 of 80 users of the log have no row in the table `users` 0.375 0.100" in text
+    assert "1 of 1000 items" not in text, "the share is below its limit"
 
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:

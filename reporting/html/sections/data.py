@@ -1,4 +1,4 @@
-"""The section about the data of a run: rows by day, dropped rows by reason, click rates, and splits."""
+"""The section about the data of a run: rows by day, dropped rows, click rates, splits, and missing keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ def render(run: RunFacts) -> Html:
         rates = [100 * (day.click_rate or 0.0) for day in days]
         drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
         charts.append(figure(join([keys, drawn]), "Click rate", f"share of rows with a click, by {by}."))
-    return section("data", "Data", _lead(run, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
+    return section(
+        "data",
+        "Data",
+        _lead(run, days),
+        grid(*charts),
+        grid(_by_day(days), _by_reason(days), _without_row(run)),
+    )
 
 
 def _lead(run: RunFacts, days: list[Day]) -> Html:
@@ -86,3 +92,18 @@ def _by_reason(days: list[Day]) -> Html | None:
     if rest:
         rows.append([f"{len(ordered) - _REASONS} other reasons", numbers.count(rest)])
     return table(["Reason", "Rows"], rows, "Dropped by reason")
+
+
+def _without_row(run: RunFacts) -> Html | None:
+    """Returns a table of the users and items without a row; None if no table of attributes is configured."""
+    rows: list[list[Child]] = [
+        [
+            tag("code", missing_rows.section),
+            numbers.count(missing_rows.in_log),
+            numbers.count(missing_rows.without_row),
+            numbers.percent(missing_rows.share, 2),
+        ]
+        for missing_rows in run.missing
+    ]
+    headers = ["Table", "In the log", "Without a row", "Share"]
+    return table(headers, rows, "Users and items of the log without a row in their table") if rows else None

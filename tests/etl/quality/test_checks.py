@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from conf.errors import EXIT_DATA, DataError
 from conf.types import Quality, SplitConfig
 from etl.quality.checks import Finding, check_limits, require_no_stop
+from etl.quality.missing_rows import MissingRows, check_missing_rows, require_rows
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 
 DAY = "2026-01-08"
@@ -182,3 +183,41 @@ def test_click_rates_need_rows_and_a_click_in_training() -> None:
     assert _with_day(0, 0).click_rates is None
     no_clicks = tuple(replace(piece, clicks=0) for piece in PIECES[:3])
     assert replace(COMPARED, pieces=(*no_clicks, PIECES[3])).click_rates is None
+
+
+MISSING = (MissingRows("users", 20, 10), MissingRows("items", 1000, 151), MissingRows("items", 0, 0))
+
+
+@pytest.mark.parametrize(
+    "limits, expected",
+    [
+        ({}, []),
+        ({"users_without_row_warn": 0.5, "items_without_row_warn": 0.151}, []),
+        ({"users_without_row_warn": 0.49}, [("warn", "users_without_row", 0.5)]),
+        (
+            {"items_without_row_warn": 0.1, "items_without_row_stop": 0.15},
+            [("stop", "items_without_row", 0.151)],
+        ),
+    ],
+)
+def test_shares_without_a_row_are_found_above_their_limit(
+    limits: dict[str, float], expected: list[tuple[str, str, float]]
+) -> None:
+    found = check_missing_rows(Quality(**{**OFF, **limits}), MISSING)
+    assert [(finding.level, finding.check, finding.value) for finding in found] == expected
+
+
+def test_too_many_users_and_items_without_a_row_stop_the_job() -> None:
+    paths = {"users": "/raw/users.csv", "items": "/raw/items.csv"}
+    defaults = Quality()
+    require_rows(defaults, MISSING, paths)
+    assert {finding.level for finding in check_missing_rows(defaults, MISSING)} == {"warn"}
+    with pytest.raises(DataError) as stopped:
+        require_rows(Quality(items_without_row_stop=0.15, users_without_row_stop=0.9), MISSING, paths)
+    assert str(stopped.value).startswith(
+        "/raw/items.csv: 151 of 1000 items of the log have no row in the table `items`: "
+        "items_without_row=0.151 is above quality.items_without_row_stop=0.15"
+    )
+    accepted = re.search(r"--set quality.items_without_row_stop=([0-9.]+)$", stopped.value.remedy)
+    assert accepted
+    require_rows(Quality(items_without_row_stop=float(accepted[1])), MISSING, paths)
