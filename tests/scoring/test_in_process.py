@@ -41,7 +41,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "few users in the gate": {
         "gate": {"lists_users": 9, "min_rows": 100, "min_users": 20, "replicates": 100}
     },
-    "test split": {"measure": {"against": "test_split"}},
+    "test split": {
+        "measure": {"against": "test_split"},
+        "candidates": {"exclude_clicked": ["train", "validation"]},
+    },
     "source popular": {
         "candidates": {"sources": [{"source": "popular", "n": 9}], "exclude_clicked": ["train"]}
     },
