@@ -60,8 +60,8 @@ def parse_date(text: str, *, future: bool = False) -> str:
     latest = (datetime.now(UTC).date() + timedelta(days=1)).isoformat()
     if not future and day > latest:
         raise ConfigError(
-            f"--run-date {day!r} is later than tomorrow ({latest} in UTC). Lists of a later date would be served "
-            "until that day, and sinks would refuse the lists of all days before it",
+            f"--run-date {day!r} is later than tomorrow ({latest} in UTC). Lists of a later date would "
+            "be served until that day, and sinks would refuse the lists of all days before it",
             "correct the date, or add --future if the log has such dates on purpose",
         )
     return day

@@ -205,8 +205,8 @@ def _check_measures(config: Config, feature_plan: Plan) -> None:
         left = [split for split in candidates.exclude_clicked if split != "test"]
         raise ConfigError(
             "measure.against=test_split compares the lists with clicks of the test split, but "
-            f"candidates.exclude_clicked={candidates.exclude_clicked} leaves the items of these clicks out of "
-            f"the lists (candidates.repeats={config.repeats}), so no list can have a hit",
+            f"candidates.exclude_clicked={candidates.exclude_clicked} leaves the items of these clicks out "
+            f"of the lists (candidates.repeats={config.repeats}), so no list can have a hit",
             "set measure.against=next_day for lists that are served; to measure lists that are not served, "
             f"set candidates.exclude_clicked={json.dumps(left)}",
         )
