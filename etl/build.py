@@ -56,6 +56,7 @@ class BuildResult:
         counts: maps each day to its row counts.
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
+        empty_days: train days that were left out because their raw log has no row.
     """
 
     dataset: Dataset
@@ -63,6 +64,7 @@ class BuildResult:
     counts: Mapping[str, DayCounts]
     features: Mapping[str, Manifest]
     quality: DataReport
+    empty_days: Sequence[str] = ()
 
 
 def build(
@@ -116,7 +118,7 @@ def build(
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
     delete_unneeded_days(config, lake, checked.in_order[0].dt)
-    return BuildResult(dataset, workflow, checked.counts, features, checked.quality)
+    return BuildResult(dataset, workflow, checked.counts, features, checked.quality, checked.empty_days)
 
 
 def encode_split(
