@@ -140,19 +140,26 @@ def _check_times(config: Config, raw: RawFiles, counts: DayCounts) -> None:
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
     share = misdated.rows / counts.good
-    found = (
-        f"{misdated.rows} of {counts.good} rows have an event_time outside of this day in UTC ({share:.1%}); "
-        f"for example, {describe(event_time, misdated.earliest)}"
-    )
+    example = describe(event_time, misdated.earliest)
     if misdated.latest != misdated.earliest:
-        found += f", and {describe(event_time, misdated.latest)}"
+        example += f", and {describe(event_time, misdated.latest)}"
     if share > quality.max_misdated_share:
         raise DataError(
-            f"{raw.dt}: {found}; quality.max_misdated_share={quality.max_misdated_share:g}; first file of "
-            f"the day: {raw.paths[0]}",
+            f"{raw.dt}: {misdated.rows} of {counts.good} rows have an event_time outside of this day in UTC "
+            f"({share:.1%}; quality.max_misdated_share={quality.max_misdated_share:.1%}); for example, "
+            f"{example}; first file of the day: {raw.paths[0]}",
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong "
             f"day. Otherwise deliver the raw log of {raw.dt} again, or raise quality.max_misdated_share if "
             "these times are right",
         )
     if quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
-        log.warning("%s: %s (quality.misdated_share_warn=%g)", raw.dt, found, quality.misdated_share_warn)
+        log.warning(
+            "%s: %d of %d rows have an event_time outside of this day in UTC (%.1f%%; "
+            "quality.misdated_share_warn=%g); for example, %s",
+            raw.dt,
+            misdated.rows,
+            counts.good,
+            100 * share,
+            quality.misdated_share_warn,
+            example,
+        )
