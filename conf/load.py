@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,12 +42,29 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
     return read_section(Config, values, f"{path}: ", "correct these keys in this file or in --set")
 
 
-def parse_date(text: str) -> str:
-    """Returns the value of --run-date unchanged; raises ConfigError if it is not an ISO date."""
+def parse_date(text: str, *, future: bool = False) -> str:
+    """Returns the value of --run-date unchanged.
+
+    Args:
+        text: the value.
+        future: whether the date may be later than tomorrow (--future). "Tomorrow" is the day after the
+            present day in UTC, so that it includes the present day of every time zone.
+
+    Raises:
+        ConfigError: the value is not an ISO date, or is later than tomorrow without `future`.
+    """
     try:
-        return iso_date(text)
+        day = iso_date(text)
     except ValueError as error:
         raise ConfigError(f"--run-date {text!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
+    latest = (datetime.now(UTC).date() + timedelta(days=1)).isoformat()
+    if not future and day > latest:
+        raise ConfigError(
+            f"--run-date {day!r} is later than tomorrow ({latest} in UTC). Lists of a later date would "
+            "be served until that day, and sinks would refuse the lists of all days before it",
+            "correct the date, or add --future if the log has such dates on purpose",
+        )
+    return day
 
 
 def read_section(

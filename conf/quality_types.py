@@ -15,15 +15,27 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Quality(Strict):
     """Limits on the differences between a day's log and the log of its train days.
 
-    All limits except `max_bad_share`, `users_without_row_…` and `items_without_row_…` are for figures that
-    compare the day of the run date with its train days. Each figure except `max_bad_share` has two limits. If
-    a figure is above its limit `…_warn`, the job logs the figure and marks it in the report. If a figure is
-    above its limit `…_stop`, build_features ends with exit code 3 before it publishes features. The limits of
-    users and items without a row are checked later: before the tables `users` and `items` are published.
+    `max_bad_share`, `misdated_share_warn` and `max_misdated_share` are limits for each day that a run reads,
+    and `users_without_row_…` and `items_without_row_…` for the tables of users and items. All other limits
+    are for figures that compare the day of the run date with its train days. If a figure is above its limit
+    `…_warn`, the job logs the figure and marks it in the report. If a figure is above its limit `…_stop`,
+    build_features ends with exit code 3 before it publishes features. The limits of users and items without
+    a row are checked later: before the tables `users` and `items` are published.
     """
 
     max_bad_share: Share = Field(
         default=0.05, description="Largest share of a day's rows that may be quarantined."
+    )
+    misdated_share_warn: ShareLimit = Field(
+        default=0.05,
+        description="Warns if a larger share of a day's rows has an event_time outside of this day (UTC). "
+        "Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
+    )
+    max_misdated_share: Share = Field(
+        default=0.9,
+        description="Largest share of a day's rows that may have an event_time outside of this day (UTC). "
+        "Days of another time zone have at most 0.6, and times of a wrong unit 1. Used only with `{date}` in "
+        "`log.path` and `log.event_time`.",
     )
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,
@@ -113,6 +125,11 @@ class Quality(Strict):
 
     @model_validator(mode="after")
     def _warns_before_it_stops(self) -> Quality:
+        if self.misdated_share_warn is not None and self.misdated_share_warn > self.max_misdated_share:
+            raise ValueError(
+                f"misdated_share_warn={self.misdated_share_warn} must not be above "
+                f"max_misdated_share={self.max_misdated_share}"
+            )
         for name in type(self).model_fields:
             check = name.removesuffix("_warn")
             warn, stop = getattr(self, name), getattr(self, f"{check}_stop", None)

@@ -27,8 +27,8 @@ class SplitConfig(Strict):
     test_days: Days = Field(default=1, description="Number of test days (by=day).")
     min_train_days: Days = Field(
         default=1,
-        description="Smallest number of train days that have a log (by=day). Train days without a log are "
-        "left out.",
+        description="Smallest number of train days that have a log with rows (by=day). Train days without a "
+        "log, or with a log without rows, are left out.",
     )
     train: Share = Field(default=0.8, description="Share of the rows that are train (by=fraction).")
     validation: Share = Field(

@@ -60,6 +60,7 @@ class BuildResult:
         missing: the numbers of users and items of the log without a row in their table of attributes. A side
             without such a table has no entry.
         warnings: messages of all figures above their limits `quality.…_warn`.
+        empty_days: train days that were left out because their raw log has no row.
     """
 
     dataset: Dataset
@@ -69,6 +70,7 @@ class BuildResult:
     quality: DataReport
     missing: Sequence[MissingRows]
     warnings: Sequence[str]
+    empty_days: Sequence[str] = ()
 
 
 def build(
@@ -127,7 +129,16 @@ def build(
     publish_dataset(lake, dataset, file_io.utc_now())
     delete_unneeded_days(config, lake, checked.in_order[0].dt)
     warnings = [*checked.quality.warnings, *(finding.message for finding in findings)]
-    return BuildResult(dataset, workflow, checked.counts, features, checked.quality, missing, warnings)
+    return BuildResult(
+        dataset,
+        workflow,
+        checked.counts,
+        features,
+        checked.quality,
+        missing,
+        warnings,
+        checked.empty_days,
+    )
 
 
 def encode_split(

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from conf.errors import DataError
 from conf.types import SPLITS, Config, Split
 from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
-from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
 from etl.raw.impression_log import rows_digest
 from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
@@ -32,23 +33,37 @@ def raw_days(
 ) -> dict[Split, list[RawFiles]]:
     """Returns, for each split, the raw files of its days.
 
-    If `split.by` is not `day`, all splits have the same single day. `recorder` records the raw files as
-    inputs of the run. Later, it also records all data that is read with these files.
+    If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
+    out. `recorder` records the raw files as inputs of the run. Later, it also records all data that is read
+    with these files.
 
     Raises:
         DataError: a required day has no raw log.
     """
+    return _raw_days(config, run_date, recorder)[0]
+
+
+def _raw_days(
+    config: Config, run_date: str, recorder: LineageRecorder
+) -> tuple[dict[Split, list[RawFiles]], list[str]]:
+    """Returns the result of `raw_days`, and the days whose files are empty."""
     if config.split.by != "day":
         raw = require_raw(config, config.log, run_date, recorder=recorder)
-        return {split: [raw] for split in SPLITS}
+        return {split: [raw] for split in SPLITS}, []
     require_raw(config, config.log, run_date, recorder=recorder)
-    days = plan_days(
-        config.split, run_date, lambda day: find_raw(config, config.log, day, recorder) is not None
-    )
+    empty: list[str] = []
+
+    def has_log(day: str) -> bool:
+        raw = find_raw(config, config.log, day, recorder)
+        if raw is not None and has_no_text(config.log, raw):
+            empty.append(day)
+        return raw is not None and day not in empty
+
+    days = plan_days(config.split, run_date, has_log)
     return {
         split: [require_raw(config, config.log, day, recorder=recorder) for day in dates]
         for split, dates in days.items()
-    }
+    }, empty
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,7 @@ class CheckedDays:
             rows.
         counts: maps each day to its row counts.
         quality: the data report.
+        empty_days: train days that were left out because their raw log has no row.
     """
 
     splits: Mapping[Split, list[RawFiles]]
@@ -72,6 +88,7 @@ class CheckedDays:
     rows_of: PreparedRows
     counts: Mapping[str, DayCounts]
     quality: DataReport
+    empty_days: Sequence[str] = ()
 
 
 def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
@@ -83,18 +100,56 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
             figure is above its limit.
     """
-    splits = raw_days(config, run_date, lake.recorder)
-    by_date = {day.dt: day for days in splits.values() for day in days}
-    in_order = [raw for _, raw in sorted(by_date.items())]
+    splits, empty_days = _raw_days(config, run_date, lake.recorder)
+    in_order = _in_order(splits)
     passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
     with phase("quarantine"):
         counts = quarantine_days(workers, config, lake, in_order, passes)
+    without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
+    splits = _without_days(config, splits, without_rows)
+    in_order = _in_order(splits)
+    counts = {raw.dt: counts[raw.dt] for raw in in_order}
+    empty_days = sorted({*empty_days, *without_rows})
+    if empty_days:
+        log.warning("the raw logs of the train days %s hold no row: these days are left out", empty_days)
     warn_of_missing_days(config, in_order)
     rows_of = PreparedRows(workers, config, lake)
     with phase("quality"):
         counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
         quality = report_quality(workers, config, lake, run_date, splits, rows_of, counted)
-    return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
+    return CheckedDays(splits, in_order, passes, rows_of, counts, quality, empty_days)
+
+
+def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
+    """Returns the raw files of all days, oldest first."""
+    by_date = {day.dt: day for days in splits.values() for day in days}
+    return [raw for _, raw in sorted(by_date.items())]
+
+
+def _without_days(
+    config: Config, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
+) -> dict[Split, list[RawFiles]]:
+    """Leaves out train days without rows, like train days without a raw log.
+
+    Raises:
+        DataError: another day has no row, or fewer than `min_train_days` train days are left.
+    """
+    later = [*splits["validation"], *splits["test"]]
+    required = [raw for raw in later if raw.dt in without_rows]
+    train = [raw for raw in splits["train"] if raw.dt not in without_rows]
+    if required:
+        raise DataError(
+            f"the raw log of {required[0].dt} holds no row: {required[0].paths[0]}",
+            f"deliver the raw log of {required[0].dt} again",
+        )
+    if config.split.by == "day" and len(train) < config.split.min_train_days:
+        raise DataError(
+            f"the raw logs of the train days {list(without_rows)} hold no row, and only {len(train)} train "
+            f"days are left, but split.min_train_days={config.split.min_train_days}",
+            "deliver the raw logs of these days again, choose a later --run-date, or lower "
+            "split.min_train_days",
+        )
+    return {**splits, "train": train}
 
 
 def quarantine_days(
@@ -103,7 +158,7 @@ def quarantine_days(
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
     Raises:
-        DataError: a day has no row, or too many of its rows cannot be parsed.
+        DataError: too many rows of a day cannot be parsed, or have times outside of the day.
     """
     if passes is None:
         return {raw.dt: quarantine_day(workers.spark, config, lake, raw) for raw in days}

@@ -40,6 +40,7 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
         metavar="YYYY-MM-DD",
         help="run date: the day whose raw log the run processes",
     )
+    add_future(parser)
     parser.add_argument(
         "--set",
         action="append",
@@ -49,6 +50,16 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
         help="override one key of the configuration; may be given several times",
     )
     return parser
+
+
+def add_future(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --future."""
+    parser.add_argument(
+        "--future",
+        action="store_true",
+        help="accept a run date later than tomorrow (UTC), such as a date of a generated log; without this "
+        "option, such a date is an error",
+    )
 
 
 def run_without_session(
@@ -70,7 +81,7 @@ def run_without_session(
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)
-        context = RunContext(name, config, parse_date(arguments.run_date))
+        context = RunContext(name, config, parse_date(arguments.run_date, future=arguments.future))
         text, summary = stage(context)
     except NightrankError as error:
         return report_failure(f"{name} failed", error)

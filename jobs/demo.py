@@ -11,7 +11,7 @@ from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
-from jobs.command_line import report_failure
+from jobs.command_line import add_future, report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the demo and returns its exit code."""
     arguments = _parser().parse_args(argv)
     overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
-    submission = Submission(arguments.profile, arguments.config, overrides)
+    submission = Submission(arguments.profile, arguments.config, overrides, future=arguments.future)
     try:
         launcher = launcher_of(submission, isolate=arguments.isolate)
         with Interruptions() as interruptions, closing(launcher):
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="overrides",
         help="override one key of the configuration; may be given several times",
     )
+    add_future(parser)
     add_isolate(parser)
     parser.add_argument("--strict", action="store_true", help="end with exit code 1 if a target is missed")
     return parser

@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     """Starts the application, runs the night, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
-    submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
+    overrides = tuple(arguments.overrides)
+    submission = Submission(arguments.profile, arguments.config, overrides, future=arguments.future)
     launcher = launcher_of(submission, isolate=arguments.isolate)
     try:
         if arguments.check_node:

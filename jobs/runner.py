@@ -118,7 +118,8 @@ def _run(
     ignore_imported()
     try:
         config = load_config(arguments.config, arguments.overrides)
-        context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)
+        run_date = parse_date(arguments.run_date, future=arguments.future)
+        context = RunContext(name, config, run_date, open_session=sessions.open)
     except NightrankError as error:  # the lake is not known yet, so the run is not recorded
         log.error("%s failed: %s", name, error)
         return error.exit_code

@@ -11,6 +11,7 @@ from pyarrow import fs
 from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config, RawTable
+from etl.raw.file_splits import read_blocks, split_files
 from storage import file_io
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import data_files, digest_of, is_published, read_manifest
@@ -19,6 +20,9 @@ from storage.paths import Partition
 _WILDCARD = re.compile(r"[*?\[]")
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
+
+# A compressed file without text is smaller: gzip needs 20 bytes and the name of the file.
+_EMPTY_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,15 @@ def find_raw(
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
     return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest, recorder)
+
+
+def has_no_text(table: RawTable, raw: RawFiles) -> bool:
+    """Returns whether all files are empty. A compressed file of text is empty if its text is."""
+    if raw.bytes == 0:
+        return True
+    if table.format == "parquet" or raw.bytes > _EMPTY_BYTES * len(raw.paths):
+        return False
+    return not any(len(block) for part in split_files(raw.paths) for block in read_blocks(part))
 
 
 def require_raw(

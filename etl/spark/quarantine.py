@@ -1,11 +1,13 @@
 """Quarantine: stores the rows that cannot be parsed, with reason, file, line number and raw text.
 
-If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops.
+If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. The same
+holds for the share of rows whose time is on another day (`quality.max_misdated_share`).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -15,6 +17,7 @@ from conf.errors import DataError
 from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
+from etl.raw.misdated import MISDATED, Misdated, bounds_of_day, describe
 from etl.spark.read_log import bad_rows
 from etl.spark.typed_rows import read_day
 from etl.workflow.feature_plan import reasons_left_out
@@ -36,18 +39,27 @@ class DayCounts:
         bad: number of quarantined rows.
         dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
             if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
+        misdated: the used rows whose event_time is outside of the day; None if they were not counted.
     """
 
     rows_in: int
     good: int
     bad: int
     dropped: dict[str, int]
+    misdated: Misdated | None = None
 
     @classmethod
     def from_manifest(cls, quarantine: Manifest) -> DayCounts:
         """Reads the counts from the manifest of a day's quarantine."""
         good = quarantine.rows_in - sum(quarantine.dropped.values())
-        return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped))
+        misdated = Misdated.from_facts(quarantine.facts)
+        return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped), misdated)
+
+
+def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
+    """Returns how many rows have an event_time outside of their day; None if no day was counted."""
+    known = [day.misdated.rows for day in counts if day.misdated is not None]
+    return sum(known) if known else None
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
@@ -57,7 +69,7 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
     partition is published even if too many rows cannot be parsed, because these rows help to find the error.
 
     Raises:
-        DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
+        DataError: the day exceeds a limit (see `check_day`).
     """
     partition = lake.quarantine.partition(raw.dt)
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
@@ -71,7 +83,9 @@ def _count_and_publish(
     spark: SparkSession, config: Config, lake: Lake, raw: RawFiles, inputs: dict[str, str]
 ) -> Manifest:
     day = read_day(spark, config, lake, raw)
-    rows, counted = day.rows, day.count_reasons()
+    bounds = bounds_of_day(config, raw.dt)
+    rows = day.rows
+    counted, misdated = day.count_rows(bounds)
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
     left_out = reasons_left_out(config)
     return publish(
@@ -82,28 +96,29 @@ def _count_and_publish(
         expected_rows=sum(count for reason, count in dropped.items() if reason not in left_out),
         rows_in=sum(counted.values()),
         dropped=dropped,
+        facts={MISDATED: misdated.to_facts()} if bounds else None,
         sort_by=[ROW_ID],
         grace_hours=config.output.grace_hours,
     )
 
 
 def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
-    """Checks that a day has rows, and that not too many of its rows are quarantined.
+    """Checks that not too many rows of a day are quarantined, or have times outside of the day.
+
+    A day without rows passes: whether a run can do without it depends on its split (etl.checked_days).
 
     Args:
-        config: the configuration, which has the limit `quality.max_bad_share`.
+        config: the configuration, which has the limits in its section `quality`.
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: path of the day's quarantine partition, for the error message.
 
     Raises:
-        DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
+        DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
+            `quality.max_misdated_share` of the used rows have an event_time outside of the day.
     """
     if counts.rows_in == 0:
-        raise DataError(
-            f"the raw log of {raw.dt} holds no row: {raw.paths[0]}",
-            f"deliver the raw log of {raw.dt} again",
-        )
+        return
     bad = counts.bad
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
@@ -116,3 +131,35 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)
+    _check_times(config, raw, counts)
+
+
+def _check_times(config: Config, raw: RawFiles, counts: DayCounts) -> None:
+    """Warns or raises DataError if too many used rows of a day have an event_time outside of the day."""
+    event_time, misdated, quality = config.log.event_time, counts.misdated, config.quality
+    if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
+        return
+    share = misdated.rows / counts.good
+    example = describe(event_time, misdated.earliest)
+    if misdated.latest != misdated.earliest:
+        example += f", and {describe(event_time, misdated.latest)}"
+    if share > quality.max_misdated_share:
+        raise DataError(
+            f"{raw.dt}: {misdated.rows} of {counts.good} rows have an event_time outside of this day in UTC "
+            f"({share:.1%}; quality.max_misdated_share={quality.max_misdated_share:.1%}); for example, "
+            f"{example}; first file of the day: {raw.paths[0]}",
+            f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong "
+            f"day. Otherwise deliver the raw log of {raw.dt} again, or raise quality.max_misdated_share if "
+            "these times are right",
+        )
+    if quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
+        log.warning(
+            "%s: %d of %d rows have an event_time outside of this day in UTC (%.1f%%; "
+            "quality.misdated_share_warn=%g); for example, %s",
+            raw.dt,
+            misdated.rows,
+            counts.good,
+            100 * share,
+            quality.misdated_share_warn,
+            example,
+        )

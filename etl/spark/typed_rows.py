@@ -34,6 +34,7 @@ from etl.ops.choose_engine import choose_engine
 from etl.raw.erased_rows import ERASED, erased_of_day
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.layout_digest import layout_digest
+from etl.raw.misdated import Misdated
 from etl.raw.parse import (
     FILE,
     INDEX,
@@ -47,7 +48,7 @@ from etl.raw.parse import (
 from etl.raw.row_ids import LinesOfBlock, block_starts, damaged_files_named
 from etl.spark.read_log import add_reasons, derive_columns, read_log
 from etl.workflow.feature_plan import reasons_left_out
-from storage.feature_spec import ROW_ID
+from storage.feature_spec import EVENT_TIME, ROW_ID
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
 from storage.publish import new_attempt, publish_files, rows_of, write_files
@@ -77,10 +78,32 @@ class LoggedDay:
 
     def count_reasons(self) -> Mapping[str | None, int]:
         """Returns how many rows have each reason. The key of good rows is None."""
-        if self.counted is not None:
-            return self.counted
-        counted = self.rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()
-        return {row[REASON]: row["rows"] for row in counted}
+        return self.count_rows(None)[0]
+
+    def count_rows(self, day: tuple[int, int] | None) -> tuple[Mapping[str | None, int], Misdated]:
+        """Returns how many rows have each reason, and the good rows whose event_time is outside of the day.
+
+        Args:
+            day: the bounds of the day (etl.raw.misdated); None to compare no times.
+        """
+        if self.counted is not None and day is None:
+            return self.counted, Misdated()
+        aggregates = [F.count(F.lit(1)).alias("rows")]
+        if day is not None:
+            time = F.col(EVENT_TIME)
+            outside = F.when((time < day[0]) | (time >= day[1]), time)
+            aggregates += [
+                F.count(outside).alias("misdated"),
+                F.min(outside).alias("earliest"),
+                F.max(outside).alias("latest"),
+            ]
+        rows = self.rows if self.counted is None else self.rows.where(F.col(REASON).isNull())
+        of_reason = {row[REASON]: row for row in rows.groupBy(REASON).agg(*aggregates).collect()}
+        counted = self.counted or {reason: row["rows"] for reason, row in of_reason.items()}
+        good = of_reason.get(None) if day is not None else None
+        if good is None:
+            return counted, Misdated()
+        return counted, Misdated(good["misdated"], good["earliest"], good["latest"])
 
 
 def day_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DataFrame:

@@ -22,7 +22,8 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     missing = [day for day in later if not has_log(day)]
     if missing:
         raise DataError(
-            f"there is no raw log for {missing}, which are validation or test days of run date {run_date}",
+            f"there is no raw log for {missing}, or its files are empty; these are validation or test days "
+            f"of run date {run_date}",
             "deliver the raw logs of these days",
         )
     present = [day for day in train if has_log(day)]

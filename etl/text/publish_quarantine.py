@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.types import Config
+from etl.raw.misdated import MISDATED, Misdated, bounds_of_day
 from etl.text.scanned_day import ScannedDay
 from etl.workflow.feature_plan import reasons_left_out
 from storage.feature_spec import ROW_ID
@@ -51,6 +52,10 @@ def publish_quarantine(
     dropped: Counter[str] = Counter()
     for _, summary in day.split_summaries():
         dropped.update(summary.dropped)
+    misdated = Misdated()
+    for _, summary in day.split_summaries():
+        misdated += summary.misdated
+    counted = bounds_of_day(config, day.raw.dt) is not None
     filtered = reasons_left_out(config)
     bad = sum(count for reason, count in dropped.items() if reason not in filtered)
     shared: dict[str, Any] = {
@@ -58,6 +63,7 @@ def publish_quarantine(
         "expected_rows": bad,
         "rows_in": sum(summary.good for _, summary in day.split_summaries()) + sum(dropped.values()),
         "dropped": dict(sorted(dropped.items())),
+        "facts": {MISDATED: misdated.to_facts()} if counted else {},
         "grace_hours": config.output.grace_hours,
     }
     if not bad or isinstance(scanned, pa.Table):

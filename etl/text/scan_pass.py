@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from etl.quality.counts import LABEL_CELLS
 from etl.raw.file_splits import FileSplit, read_blocks
+from etl.raw.misdated import MISDATED, NO_ROWS, Misdated, count_misdated
 from etl.raw.value_text import text_array
 from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, parse_block, texts_of_lines, unify
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
-from storage.feature_spec import LABEL
+from storage.feature_spec import EVENT_TIME, LABEL
 
 if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import DataFrame
@@ -44,12 +45,14 @@ class ScanTask:
             different digits to the file name.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: name under which to save the parsed split; None to save nothing.
+        day: the bounds of the day of the split (etl.raw.misdated); None if times are not compared with it.
     """
 
     file_split: FileSplit
     counts_file: str
     buckets: int = 1
     scratch: str | None = None
+    day: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class SplitSummary:
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
         values: maps each counted column to the number of its distinct values.
         file: path of the file with the value counts of the split.
+        misdated: number of good lines whose event_time is outside of the day, and their first and last time.
     """
 
     lines: int
@@ -69,6 +73,7 @@ class SplitSummary:
     dropped: Mapping[str, int]
     values: Mapping[str, int]
     file: str
+    misdated: Misdated = NO_ROWS
 
 
 SCAN_SCHEMA = pa.schema(
@@ -116,7 +121,11 @@ def collect_summaries(scanned: pa.Table | DataFrame) -> dict[int, SplitSummary]:
         rows = [
             row.asDict() for row in scanned.where("summary is not null").select("task", "summary").collect()
         ]
-    return {row["task"]: SplitSummary(**json.loads(row["summary"])) for row in rows}
+    return {row["task"]: _summary(json.loads(row["summary"])) for row in rows}
+
+
+def _summary(values: dict[str, Any]) -> SplitSummary:
+    return SplitSummary(**{**values, MISDATED: Misdated(**values[MISDATED])})
 
 
 def release(scanned: pa.Table | DataFrame) -> None:
@@ -129,7 +138,7 @@ def scan_file_split(
     index: int, task: ScanTask, layout: FileLayout, counted: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Scans one file split in a worker. Yields batches of rejected lines, then a batch with the summary."""
-    lines, good, dropped = 0, 0, Counter[str]()
+    lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
     counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
     for block in read_blocks(task.file_split):
@@ -142,6 +151,8 @@ def scan_file_split(
         lines += parsed.lines
         good += len(parsed.row_lines)
         dropped.update(reason for _, reason in parsed.rejected)
+        if task.day is not None:
+            misdated += count_misdated(parsed.columns[EVENT_TIME].to_numpy(zero_copy_only=False), task.day)
         labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
         for name, counter in counters.items():
             if name == LABEL_CELLS:
@@ -150,7 +161,8 @@ def scan_file_split(
                 counter.add(parsed.columns[name], parsed.counts.get(name))
     value_counts = {name: counter.result() for name, counter in counters.items()}
     file, values = write_counts(task.counts_file, value_counts, task.buckets)
-    summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file})
+    counts = {"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file}
+    summary = json.dumps({**counts, MISDATED: misdated.to_facts()})
     row = (index, summary, None, None, None)
     yield pa.RecordBatch.from_arrays(
         [pa.array([value], field.type) for value, field in zip(row, SCAN_SCHEMA, strict=True)],

@@ -22,6 +22,7 @@ from etl.quality.new_values import Values
 from etl.raw.file_splits import FileSplit, split_files
 from etl.raw.files import RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
+from etl.raw.misdated import bounds_of_day
 from etl.spark.quarantine import DayCounts
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
@@ -235,7 +236,8 @@ class TextPasses:
             for index, file_split in enumerate(file_splits):
                 path = partition.file(f"{attempts[raw.dt]}/part-{index:05d}.parquet")
                 scratch = self._scratch[file_split] = f"{run_id}-{len(tasks)}"
-                tasks.append(ScanTask(file_split, path, buckets, scratch))
+                bounds = bounds_of_day(self._config, raw.dt)
+                tasks.append(ScanTask(file_split, path, buckets, scratch, bounds))
         scanned = scan_splits(self._workers, tasks, self._layout(days), self._counted_columns())
         try:
             summaries = collect_summaries(scanned)

@@ -10,7 +10,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from conf.errors import ConfigError
-from conf.load import load_config
+from conf.load import load_config, parse_date
 from conf.types import Config
 from jobs.chain.demo_targets import verdict, verdict_table
 from jobs.chain.run_chain import StageRunner, log_path, run_chain
@@ -60,7 +60,7 @@ def run_demo(
         Whether a target was missed.
 
     Raises:
-        ConfigError: the configuration, the number of runs or the folder cannot be used.
+        ConfigError: the configuration, the number of runs, their dates or the folder cannot be used.
         StageError: a stage failed.
         StoppedError: a signal arrived.
     """
@@ -68,6 +68,7 @@ def run_demo(
     config = load_config(launcher.submission.config, list(launcher.submission.overrides))
     check_config(config)
     days = calendar(config, num_runs)
+    parse_date(days.run_dates[-1], future=launcher.submission.future)
     launcher.prepare(train=True)
     check_training(config)
     check_lists(config)

@@ -29,7 +29,8 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
     if arguments.retrain:
         check_training(config)
         check_lists(config)
-    plan = RunPlan(config, parse_date(arguments.run_date), arguments.retrain)
+    run_date = parse_date(arguments.run_date, future=arguments.future)
+    plan = RunPlan(config, run_date, arguments.retrain)
     # Before the lake is read, reject a lake that cannot store logs.
     log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)

@@ -65,6 +65,7 @@ def _evaluate_model(summary: JobSummary) -> list[str]:
         _number("champion's", facts.get("champion_auc")),
         _number("best", facts.get("best_auc")),
         decision,
+        "" if facts.get("unmeasured") is None else "not measured",
     ]
 
 
@@ -73,6 +74,7 @@ def _learn_blend(summary: JobSummary) -> list[str]:
     ndcgs = [contender["ndcg"] for contender in facts.get("contenders") or []]
     return [
         _phrase("lists ranked by", chosen),
+        "" if facts.get("users") != 0 else "no validation clicks to learn from",
         _number(f"validation NDCG@{facts.get('k', 'k')}", max(ndcgs, default=None)),
     ]
 
@@ -96,6 +98,7 @@ def _measure_recommendations(summary: JobSummary) -> list[str]:
     facts = summary.facts
     return [
         f"for {facts['recommendations_date']}" if "recommendations_date" in facts else "",
+        _phrase("not measured:", facts.get("unmeasured")),
         _number(f"HR@{facts.get('k', 'k')}", facts.get("hit_rate")),
         _number("lift", facts.get("lift"), 2),
         _number("new users'", _new_users(facts).get("hit_rate")),

@@ -109,12 +109,16 @@ class RunPlan:
         return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _lacks_blend(self) -> bool:
-        """Returns whether score.blend=auto is set, but the champion has no blend for these sources."""
+        """Returns whether score.blend=auto is set, but the champion has no blend for these sources.
+
+        A record of a date without validation clicks (`users` is 0) is no blend: a later run learns one.
+        """
         if self.config.score.blend == "none":
             return False
         if self.config.score.blend == "auto":
             key = blend_key(self.lake, self.config, self.run_date)
-            return key is None or blend_as_of(self.lake, self.config.name, self.run_date, key) is None
+            blend = blend_as_of(self.lake, self.config.name, self.run_date, key) if key else None
+            return blend is None or not blend.users
         assert_never(self.config.score.blend)
 
     def _days_to_measure(self) -> list[str]:

@@ -58,11 +58,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Submission:
-    """The settings that all stages of a run share: Spark's properties file, configuration, `--set` values."""
+    """The settings that all stages of a run share: Spark's properties file, configuration, `--set` values.
+
+    If `future` is true, run dates may be later than tomorrow (--future).
+    """
 
     profile: str
     config: str
     overrides: tuple[str, ...] = ()
+    future: bool = False
 
     def command(self, stage: Stage) -> list[str]:
         """Returns the spark-submit command line of a stage.
@@ -79,7 +83,7 @@ class Submission:
         words = ["--config", self.config, "--run-date", stage.run_date]
         for override in (*self.overrides, *stage.overrides):
             words += ["--set", override]
-        return words
+        return [*words, *(["--future"] if self.future else [])]
 
     def require_profile(self) -> None:
         """Raises ConfigError if the properties file does not exist."""

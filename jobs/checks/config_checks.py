@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,7 +24,7 @@ _RETRIEVAL = "candidates.sources, retrieval: "  # how errors name the model of t
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, settings of models, sources, rules and sinks, segments, blend, experiment, lineage.
+    """Checks operators, settings of models, sources, rules and sinks, and that sections fit together.
 
     Every job calls this first.
 
@@ -44,6 +45,7 @@ def check_config(config: Config) -> None:
     _check_blend(config)
     _check_experiment(config)
     _check_impressions(config)
+    _check_measures(config, feature_plan)
     check_openlineage(config.watch.openlineage)
 
 
@@ -191,6 +193,28 @@ def _check_impressions(config: Config) -> None:
             f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the day "
             "after the lists has impressions of them",
             "set measure.against=next_day, or remove serving.impressions",
+        )
+
+
+def _check_measures(config: Config, feature_plan: Plan) -> None:
+    """Raises ConfigError if the lists leave out the items that they are compared with.
+
+    A configuration with features of scope `pair` makes no lists, so it may have any of these values.
+    """
+    candidates = config.candidates
+    compares_excluded = (
+        config.measure.against == "test_split"
+        and "test" in candidates.exclude_clicked
+        and config.repeats != "all"
+    )
+    if compares_excluded and config.keys and not _features(config, feature_plan).pairs:
+        left = [split for split in candidates.exclude_clicked if split != "test"]
+        raise ConfigError(
+            "measure.against=test_split compares the lists with clicks of the test split, but "
+            f"candidates.exclude_clicked={candidates.exclude_clicked} leaves the items of these clicks out "
+            f"of the lists (candidates.repeats={config.repeats}), so no list can have a hit",
+            "set measure.against=next_day for lists that are served; to measure lists that are not served, "
+            f"set candidates.exclude_clicked={json.dumps(left)}",
         )
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 
 from etl.build import build
 from etl.checked_days import raw_days
+from etl.spark.quarantine import misdated_rows
 from jobs.checks import check_training
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
@@ -62,5 +63,7 @@ def run(context: RunContext) -> JobSummary:
             "changed_days": list(built.dataset.changed_days),
             **{missing.check: missing.without_row for missing in built.missing},
             "quality_warnings": list(built.warnings),
+            "empty_days": list(built.empty_days),
+            "misdated": misdated_rows(built.counts.values()),
         },
     )

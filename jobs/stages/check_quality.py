@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from etl.checked_days import check_days, raw_days
+from etl.spark.quarantine import misdated_rows
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -33,5 +34,7 @@ def run(context: RunContext) -> JobSummary:
         facts={
             "days": [raw.dt for raw in inspection.in_order],
             "quality_warnings": inspection.quality.warnings,
+            "empty_days": list(inspection.empty_days),
+            "misdated": misdated_rows(inspection.counts.values()),
         },
     )

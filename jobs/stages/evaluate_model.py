@@ -65,8 +65,11 @@ def run(context: RunContext) -> JobSummary:
             "warnings": [check.message for check in verdict.checks if check.level == "warn"],
             "challenger": challenger.version,
             "champion": evaluation.champion_after,
-            "challenger_auc": evaluation.challenger.figures.auc,
-            "champion_auc": evaluation.champion.figures.auc if evaluation.champion else None,
+            "challenger_auc": facts["challenger"]["auc"],
+            "champion_auc": facts["champion"]["auc"] if facts["champion"] else None,
+            **(
+                {"unmeasured": unmeasured} if (unmeasured := evaluation.challenger.quality.unmeasured) else {}
+            ),
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
             **({"challenger_ranking": ranking} if ranking else {}),

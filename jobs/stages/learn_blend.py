@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
 from scoring.candidates.candidate_tables import read_candidate_tables
-from scoring.evaluation.blend_fit import learn
+from scoring.evaluation.blend_fit import MODEL, learn
 from scoring.evaluation.blend_pairs import measured_pairs
 from scoring.inputs.requests import BlendRequest, require_listable
 from scoring.model.champion import champion_and_dataset
@@ -24,7 +24,8 @@ log = logging.getLogger("nightrank.learn_blend")
 def run(context: RunContext) -> JobSummary:
     """Measures the contenders on validation clicks, and finally records the best one for the run date.
 
-    If nothing has changed since the blend of the run date was recorded, nothing is computed.
+    If nothing has changed since the blend of the run date was recorded, nothing is computed. If there are no
+    validation clicks to learn from, the record says that the model ranks.
     """
     lake, config = context.lake, context.config
     require(config, "keys")
@@ -46,22 +47,27 @@ def run(context: RunContext) -> JobSummary:
         with context.phase("candidates"):
             pairs = measured_pairs(context, dataset, model, tables)
         sources = [source.name for source in config.candidates.sources]
-        with context.phase("fit"):
-            learned = learn(pairs, sources, config.score.k)
-        record = BlendRecord(
-            key,
-            context.run_date,
-            inputs,
-            sources,
-            config.score.k,
-            len(pairs.positives),
-            learned.chosen,
-            [{"name": name, **asdict(figures)} for name, figures in learned.figures.items()],
-            _weights(learned.request) if learned.request else None,
-        )
+        record = BlendRecord(key, context.run_date, inputs, sources, config.score.k, 0, MODEL, [], None)
+        if pairs is not None:
+            with context.phase("fit"):
+                learned = learn(pairs, sources, config.score.k)
+            record = replace(
+                record,
+                users=len(pairs.positives),
+                chosen=learned.chosen,
+                contenders=[{"name": name, **asdict(figures)} for name, figures in learned.figures.items()],
+                weights=_weights(learned.request) if learned.request else None,
+            )
         record_blend(lake, config.name, record)
-    best = max(contender["ndcg"] for contender in record.contenders)
-    log.info("lists are ranked by %s: NDCG@%d %.4f on validation clicks", record.chosen, record.k, best)
+    if record.users:
+        best = max(contender["ndcg"] for contender in record.contenders)
+        log.info("lists are ranked by %s: NDCG@%d %.4f on validation clicks", record.chosen, record.k, best)
+    else:
+        log.warning(
+            "no blend can be learned for %s, so lists are ranked by the model alone until a later run learns "
+            "one: no user has a click in the validation split and a row in the train split",
+            context.run_date,
+        )
     return JobSummary(
         output=dated_path(lake, config.name, BLENDS, context.run_date),
         rows_in=record.users,

@@ -65,10 +65,14 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("positives"):
         clicked = persist(positives(context, dataset))
         num_clicked = count(clicked)
+    unmeasured = {}
     if not num_clicked:
-        raise DataError(
-            f"there are no clicks to compare the lists of {run_date} with ({against})",
-            "measure another date, or change measure.against",
+        days = measured_days(context, dataset) or ["the test split"]
+        unmeasured = {"unmeasured": f"there is no click on {', '.join(days)} ({against})"}
+        log.warning(
+            "the lists of %s cannot be measured, and their measures are null: %s",
+            run_date,
+            unmeasured["unmeasured"],
         )
     with context.phase("lists"):
         kinds = persist(all_kinds(context, dataset, published, train, clicked))
@@ -85,6 +89,7 @@ def run(context: RunContext) -> JobSummary:
     facts = {
         "recommendations_date": run_date,
         "against": against,
+        **unmeasured,
         **relevance_facts(published, measured, counts),
         "truth": truth_facts(published, measured, counts),
         "cold_start": cold_start_facts(shown_kinds(measured, counts), counts, PUBLISHED),

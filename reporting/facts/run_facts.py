@@ -14,6 +14,7 @@ from conf.types import SPLITS, Config
 from etl.quality.checks import Finding
 from etl.quality.missing_rows import MissingRows, check_missing_rows
 from etl.quality.report_rates import Comparison
+from etl.raw.misdated import Misdated
 from reporting.facts.parquet import column, even_files
 from storage import file_io
 from storage.dataset import read_dataset
@@ -39,6 +40,8 @@ class Day:
             reason.
         click_rate: share of clicks in the rows of the split, estimated from some files; None if there are no
             rows.
+        misdated: number of rows of the complete day whose event_time is outside of the day; None if they were
+            not counted.
     """
 
     split: str
@@ -47,6 +50,7 @@ class Day:
     rows: int
     dropped: Mapping[str, int]
     click_rate: float | None
+    misdated: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,11 +194,13 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
         for member in members:
             partition = lake.features(dataset.workflow_version).partition(member.dt)
             if is_published(partition):
-                days.append(_day(split, partition, member.label))
+                counted = Misdated.from_facts(published_facts(lake.quarantine.partition(member.dt)) or {})
+                misdated = counted.rows if counted else None
+                days.append(_day(split, partition, member.label, misdated))
     return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, order.index(day.split))))
 
 
-def _day(split: str, partition: Partition, label: str | None) -> Day:
+def _day(split: str, partition: Partition, label: str | None, misdated: int | None) -> Day:
     """Reads the number of rows and the click rate of a day in one split."""
     manifest = read_manifest(partition)
     clicks = rows = 0
@@ -202,9 +208,8 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
         labels = column(path, LABEL)
         clicks, rows = clicks + int(pc.sum(labels, min_count=0).as_py()), rows + len(labels)
     of_split = sum(file.rows for file in manifest.split_files(label))
-    return Day(
-        split, partition.dt, manifest.rows_in, of_split, manifest.dropped, clicks / rows if rows else None
-    )
+    rate = clicks / rows if rows else None
+    return Day(split, partition.dt, manifest.rows_in, of_split, manifest.dropped, rate, misdated)
 
 
 def _missing(lake: Lake, run_date: str) -> tuple[MissingRows, ...]:

@@ -15,7 +15,6 @@ import numpy as np
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from conf.errors import DataError
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import SourceTables, make_candidates
@@ -49,31 +48,25 @@ _LEAST_USERS = 200
 
 def measured_pairs(
     context: RunContext, dataset: Dataset, model: ModelInfo, tables: CandidateTables
-) -> MeasuredPairs:
+) -> MeasuredPairs | None:
     """Returns the candidates of users with validation clicks, with the logits of a model.
 
     The users have a click in the validation split and a row in the train split. If they have more than about
-    MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured.
+    MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
+    there is no such user.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         model: the model that ranks.
         tables: the tables of the section `candidates`.
-
-    Raises:
-        DataError: there is no such user.
     """
     config, spark = context.config.candidates, context.spark
     clicks = read_split(context, dataset, ["validation"], CLICK_COLUMNS).where(F.col(LABEL) == 1)
     positives = clicks.select(USER_KEY, ITEM_KEY).distinct().persist()
     users = sampled_users(context, dataset, positives, most_users(config), BEFORE).persist()
     if users.isEmpty():
-        raise DataError(
-            f"no user of the dataset of {context.run_date} has a click in the validation split and a row in "
-            "the train split, so a blend cannot be learned",
-            "use days or shares of `split` with such users, or set score.blend=none",
-        )
+        return None
     numbered = publish_items(context, dataset, model, tables)
     partition = context.lake.blend_items(dataset.workflow_version).partition(context.run_date)
     items = rows_of(spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])

@@ -150,6 +150,16 @@ def decide(
     return _verdict("", [*checks, *other_checks])
 
 
+def keep_champion(unmeasured: str | None, other_checks: Sequence[Check]) -> Verdict:
+    """Returns the verdict if no model can be measured on the test rows: the champion remains.
+
+    Args:
+        unmeasured: the reason why the AUC is undefined.
+        other_checks: the checks of lists and of drift, and the check of manual decisions.
+    """
+    return _verdict("", [Check("auc", "hold", f"{unmeasured}; the champion stays"), *other_checks])
+
+
 def level_of(value: float | None, warn: float | None, hold: float | None) -> tuple[Level, float | None]:
     """Returns the level of a figure, and the limit that the figure exceeds.
 

@@ -44,9 +44,11 @@ class ModelMeasures:
     ranking: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def figures(self) -> Figures:
-        """Returns the figures that the gate compares."""
+    def figures(self) -> Figures | None:
+        """Returns the figures that the gate compares; None if the test rows cannot measure a model."""
         facts = self.quality.facts
+        if self.quality.unmeasured is not None:
+            return None
         return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
 
     def to_facts(self) -> dict[str, Any]:
@@ -120,11 +122,16 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
     return Measurement(measures, units)
 
 
-def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int) -> Comparison:
+def compare(
+    confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int
+) -> Comparison | None:
     """Compares two models: computes the differences of their measures, challenger minus champion.
 
-    Each difference has a confidence interval.
+    Each difference has a confidence interval. Returns None if the test rows cannot measure a model.
     """
+    of_champion = champion.figures
+    if of_champion is None:
+        return None
 
     def difference(name: str) -> Interval | None:
         ours, theirs = challenger.quality, champion.quality
@@ -133,7 +140,7 @@ def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasure
         )
 
     rows = int(challenger.quality.facts["rows"])
-    return Comparison(champion.figures, difference("auc"), difference("log_loss"), rows, users)
+    return Comparison(of_champion, difference("auc"), difference("log_loss"), rows, users)
 
 
 def oov_shares(rows: Rows, spec: FeatureSpec) -> dict[str, float]:

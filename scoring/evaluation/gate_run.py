@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scoring.evaluation.gate import STANDING, Check, decide
+from conf.errors import DataError
+from scoring.evaluation.gate import STANDING, Check, decide, keep_champion
 from scoring.evaluation.gate_drift import drift_checks
 from scoring.evaluation.gate_list_checks import compare_lists, list_checks
 from scoring.evaluation.gate_lists import measure_lists_of
@@ -31,13 +32,19 @@ def run_gate(
             against the challenger.
 
     Raises:
-        DataError: the champion and the challenger were not measured on the same rows, or the test split lacks
-            clicks or non-clicks.
+        DataError: the champion and the challenger were not measured on the same rows, or there is no champion
+            and the test split lacks clicks or non-clicks.
     """
     gate = context.config.gate
     models = [challenger] if champion is None else [challenger, champion]
     measurement = measure_models(context, dataset, models)
     challenger_measures, champion_measures, comparison = measurement.models[challenger.version], None, None
+    unmeasured = challenger_measures.quality.unmeasured
+    if champion is None and unmeasured is not None:
+        raise DataError(
+            f"{unmeasured}, so {challenger.version} cannot become the first champion",
+            "choose a run date whose test days have both, or set more test days (split.test_days)",
+        )
     if champion is not None:
         champion_measures = measurement.models[champion.version]
         comparison = compare(gate.confidence, challenger_measures, champion_measures, measurement.users)
@@ -48,5 +55,8 @@ def run_gate(
     checks = [*list_checks(gate, lists), *drift_found]
     if barred_because is not None:
         checks.insert(0, Check(STANDING, "hold", barred_because))
-    verdict = decide(gate, challenger_measures.figures, comparison, checks)
+    figures = challenger_measures.figures
+    verdict = (
+        keep_champion(unmeasured, checks) if figures is None else decide(gate, figures, comparison, checks)
+    )
     return Evaluation(challenger, challenger_measures, champion_measures, comparison, lists, drift, verdict)

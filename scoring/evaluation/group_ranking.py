@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from conf.errors import DataError
 from metrics.ranking import map_at_k, ndcg_at_k
 from scoring.inputs.requests import PROBABILITY
 from spark.rows import Rows, map_rows, records, select
@@ -34,22 +33,15 @@ def measure_groups(predictions: Rows, k: int) -> dict[str, Any]:
     Returns:
         A dictionary with the keys `k`, `groups`, `map` and `ndcg`. `groups` is the number of groups with a
         click; all other groups are ignored. `map` and `ndcg` are the means of AP@k and NDCG@k over the groups
-        with a click (metrics.ranking).
-
-    Raises:
-        DataError: no group has a click.
+        with a click (metrics.ranking); None if no group has a click.
     """
     rows = select(predictions, [GROUP_KEY, LABEL, PROBABILITY])
     of_group = rows.repartition(GROUP_KEY) if isinstance(rows, DataFrame) else rows
     partials = records(map_rows(of_group, _reducer(k), _SUMS))
     groups = sum(sums["groups"] for sums in partials)
-    if not groups:
-        raise DataError(
-            "no group of the test split has a click, so there is no ranking to measure",
-            "choose a run date whose test days have clicks, or remove keys.group",
-        )
     means = {
-        name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups for name in ("map", "ndcg")
+        name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups if groups else None
+        for name in ("map", "ndcg")
     }
     return {"k": k, "groups": groups, **means}
 

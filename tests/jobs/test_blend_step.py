@@ -48,10 +48,17 @@ def test_a_blend_is_learned_until_the_champion_has_one_for_the_configured_source
     record = BlendRecord(replace(key, champion="m0"), RUN_DATE, {}, ["popular"], 10, 7, "model", [], None)
     record_blend(lake, "generated", record)
     assert jobs_of(config) == with_blend  # after a rollback or a promotion
+    nothing_learned = replace(record, key=key, run_date="2026-01-07", users=0)
+    record_blend(lake, "generated", nothing_learned)
+    assert jobs_of(config) == with_blend  # without validation clicks, the record is only for its date
+    assert blend_as_of(lake, "generated", RUN_DATE, key) == nothing_learned
     record_blend(lake, "generated", replace(record, key=key))
     assert jobs_of(config) == jobs_of(config, retrain=True) == plain
     assert blend_as_of(lake, "generated", RUN_DATE, key) == replace(record, key=key)
-    assert blend_as_of(lake, "generated", "2026-01-07", key) is None  # later blends do not count
+    assert blend_as_of(lake, "generated", "2026-01-06", key) is None  # later blends do not count
+    record_blend(lake, "generated", replace(nothing_learned, run_date=RUN_DATE))
+    record_blend(lake, "generated", replace(record, key=key, run_date="2026-01-06"))
+    assert blend_as_of(lake, "generated", RUN_DATE, key) == replace(record, key=key, run_date="2026-01-06")
     assert (
         jobs_of(config_of(tmp_path, "candidates.sources=[{source: popular, n: 7}]", BLENDED[1])) == with_blend
     )

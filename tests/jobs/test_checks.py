@@ -15,7 +15,7 @@ import yaml
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from conf.types import Config, ModelConfig
+from conf.types import Candidates, Config, ModelConfig
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.stages.build_features import run as build_features
 from jobs.stages.plan_night import run as plan_night
@@ -120,6 +120,56 @@ FEATURES_OF_A_HISTORY = [
     {"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]},
     {"columns": ["C2"], "kind": "multi_hot", "ops": [{"split_list": {"separator": " "}}, "categorify"]},
 ]
+TEST_SPLIT = {"against": "test_split"}
+WITHOUT_TEST = {"exclude_clicked": ["train", "validation"]}
+
+
+@pytest.mark.parametrize("repeats", ["auto", "none", "unclicked"])
+@pytest.mark.parametrize("excluded", [["train", "validation", "test"], ["test"], None])
+def test_lists_that_leave_out_what_they_are_measured_by_are_refused(
+    tmp_path: Path, repeats: str, excluded: list[str] | None
+) -> None:
+    chosen = {} if excluded is None else {"exclude_clicked": excluded}
+    candidates = Candidates.model_validate({"repeats": repeats, **chosen})
+    config = load_config(str(write(tmp_path, train={"refit": False}, measure=TEST_SPLIT)))
+    with pytest.raises(ConfigError, match=r"no list can have a hit\n.*set candidates\.exclude_clicked=\["):
+        check_config(config.model_copy(update={"candidates": candidates}))
+
+
+@pytest.mark.parametrize("candidates", [WITHOUT_TEST, {"exclude_clicked": ["test"], "repeats": "all"}])
+def test_lists_may_be_measured_by_items_that_they_can_contain(
+    tmp_path: Path, candidates: dict[str, Any]
+) -> None:
+    check_config(
+        load_config(str(write(tmp_path, train={"refit": False}, measure=TEST_SPLIT, candidates=candidates)))
+    )
+
+
+def test_a_log_without_lists_may_leave_out_the_items_of_the_test_split(tmp_path: Path) -> None:
+    config = load_config("conf/datasets/outbrain.yaml")  # its features of scope `pair` allow no lists
+    assert config.measure.against == "test_split"
+    assert "test" in config.candidates.exclude_clicked
+    check_config(config)
+    check_config(
+        load_config(
+            str(write(tmp_path, train={"refit": False}, measure=TEST_SPLIT, keys=None, candidates={}))
+        )
+    )
+
+
+def test_the_two_lines_for_serving_movielens_make_a_configuration(tmp_path: Path) -> None:
+    path = ROOT / "conf/datasets/movielens.yaml"
+    lines = [line.removeprefix("#   ") for line in path.read_text().splitlines() if line.startswith("#   ")]
+    served = yaml.safe_load("\n".join(line for line in lines if line.startswith(("candidates:", "measure:"))))
+    assert all(f"    {line}\n" in (ROOT / "README.md").read_text() for line in lines[-2:])
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml.safe_dump({"extends": str(path), **served}))
+    config = load_config(str(mine))
+    check_config(config)
+    assert config.measure.against == "next_day"
+    assert "test" in config.candidates.exclude_clicked
+
+
 WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
     ({"model": {**DLRM, "bottom_mlp": [8]}}, r"^model\.bottom_mlp=\[8\] must end in embedding_dim=16"),
     ({"model": {**DLRM, "multi_hot": {"lengths": {"C1": 3}}}}, r"^model\.multi_hot\.lengths names \['C1'\]"),

@@ -25,6 +25,7 @@ from storage.paths import Lake
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
 pytestmark = pytest.mark.processes
+FAR = "2062-01-04"
 
 # Records its call, then behaves as plan.json says for the job.
 STUB_PROGRAM = """#!{python} -S
@@ -316,6 +317,19 @@ def test_bad_arguments_end_in_2_before_anything_runs(
     assert named in error
     assert "what to do:" in error
     assert not (submit_stub.folder / "calls.jsonl").exists()
+
+
+def test_a_run_date_later_than_tomorrow_needs_future_which_every_stage_gets(
+    submit_stub: SparkSubmitStub, capsys: Any
+) -> None:
+    words = [FAR if word == RUN_DATE else word for word in submit_stub.arguments()]
+    assert nightly.main(words) == EXIT_CONFIG
+    assert f"--run-date {FAR!r} is later than tomorrow" in capsys.readouterr().err
+    assert not submit_stub.lake.exists()
+    assert nightly.main([*words, "--future"]) == 0
+    calls = submit_stub.calls()
+    assert {call["job"] for call in calls} >= {"build_features", "score_daily", "report"}
+    assert all("--future" in call["words"] and FAR in call["words"] for call in calls)
 
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:

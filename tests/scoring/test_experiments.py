@@ -420,6 +420,24 @@ def test_lists_without_a_treatment_have_no_figures_of_variants(config: Config) -
     assert "experiment" not in measure_recommendations(context(with_experiment(config))).facts
 
 
+def test_a_day_without_clicks_compares_no_variants(config: Config, tmp_path: Path) -> None:
+    copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
+    raw = Path(Lake(copied.lake).raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    raw.write_text("".join(f"0{line[1:]}\n" for line in raw.read_text().splitlines()))
+    tested = with_experiment(copied, stop_below=-0.1, min_users=1)
+    score_daily(context(tested))
+    summary = measure_recommendations(context(tested))
+    summary.completed("measure_recommendations", RUN_DATE, {}, 0).line()  # all values are JSON
+    facts = summary.facts["experiment"]
+    for figures in facts["variants"].values():
+        assert figures["users"] > 0
+        assert figures["clicked"] == 0
+        assert figures["hit_rate"] is figures["ndcg"] is figures["mrr"] is None
+    assert "ndcg" not in facts["differences"]
+    assert facts["sample_ratio_p"]["clicked"] is None
+    assert facts["stops_on"] is None
+
+
 def test_dates_with_other_models_are_left_out(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
     lake = Lake(copied.lake)

@@ -11,25 +11,34 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.errors import DataError
+from conf.types import Config
 from etl.workflow import local_workflow
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
+from reporting.html.page import build
+from reporting.inspect.champion_log import history_table
 from scoring.delivery import publish_limits
 from scoring.model import context_features
+from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.scoring_lake import (
     DAY_AFTER,
+    DAYS,
     RUN_DATE,
     WORKFLOW,
     EncodedContext,
+    feature_rows,
     make_config,
     publish_lake,
+    write_table,
 )
+from training.registry.versions import champion_as_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "clicks excluded": {},
@@ -41,7 +50,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "few users in the gate": {
         "gate": {"lists_users": 9, "min_rows": 100, "min_users": 20, "replicates": 100}
     },
-    "test split": {"measure": {"against": "test_split"}},
+    "test split": {
+        "measure": {"against": "test_split"},
+        "candidates": {"exclude_clicked": ["train", "validation"]},
+    },
     "source popular": {
         "candidates": {"sources": [{"source": "popular", "n": 9}], "exclude_clicked": ["train"]}
     },
@@ -192,3 +204,85 @@ def test_measures_are_those_of_pandas(
     assert facts["users"] + cold["users"] == len(asked)
     users_with_hit = facts["users"] * facts["hit_rate"] + cold["users"] * cold["hit_rate"]
     assert users_with_hit == pytest.approx(hits.user.nunique())
+
+
+def replace_test_day(config: Config, reference: ReferenceScores, kind: str) -> None:
+    """Replaces the test split of DAY_AFTER and the raw log of that day: they cannot measure an AUC."""
+    lake = Lake(config.lake)
+    table = feature_rows(reference, len(DAYS))
+    label = {"no click": 0, "only clicks": 1}.get(kind)
+    if label is None:
+        table = table.slice(0, {"one row": 1, "no row": 0}[kind])
+    else:
+        values = pa.array([label] * len(table), pa.float32())
+        table = table.set_column(table.schema.get_field_index("label"), "label", values)
+    test = write_table(lake.features(WORKFLOW).partition(DAY_AFTER), table)
+    splits = {**read_dataset(lake, RUN_DATE).splits, "test": (Member(DAY_AFTER, test.digest, None),)}
+    publish_dataset(lake, Dataset(DAY_AFTER, WORKFLOW, splits, "fit"), "")
+    raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    raw.write_text("".join(f"0{line[1:]}\n" for line in raw.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    "form, kind",
+    [
+        ("process", "no click"),
+        ("process", "only clicks"),
+        ("process", "one row"),
+        ("process", "no row"),
+        ("spark", "no row"),
+    ],
+)
+def test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    reference: ReferenceScores,
+    without_workflow: None,
+    caplog: pytest.LogCaptureFixture,
+    form: str,
+    kind: str,
+) -> None:
+    session = request.getfixturevalue("spark") if form == "spark" else None
+    config = publish_lake(tmp_path / "lake", reference)
+    lake = Lake(config.lake)
+
+    def context(day: str) -> RunContext:
+        return RunContext("test", config, day, _spark=session)
+
+    for job in (evaluate_model, build_candidates, score_daily):
+        job(context(RUN_DATE))
+    replace_test_day(config, reference, kind)
+    caplog.clear()
+    evaluated = evaluate_model(context(DAY_AFTER))
+    evaluated.completed("evaluate_model", DAY_AFTER, {}, 0).line()  # all values are JSON
+    reason = str(evaluated.facts["unmeasured"])
+    assert reason.startswith("the test split has ")
+    assert (evaluated.facts["promoted"], evaluated.facts["champion"]) == (False, "m1")
+    assert evaluated.facts["challenger_auc"] is evaluated.facts["champion_auc"] is None
+    assert reason in evaluated.facts["reason"]
+    assert f"gate, hold: {reason}" in caplog.text
+    assert champion_as_of(lake, "toy", DAY_AFTER) == "m1"
+    for job in (build_candidates, score_daily):
+        job(context(DAY_AFTER))
+    assert read_manifest(lake.recommendations.partition(DAY_AFTER)).rows > 100
+
+    measured = measure_recommendations(context(RUN_DATE)).facts
+    assert measured["unmeasured"] == f"there is no click on {DAY_AFTER} (next_day)"
+    assert f"the lists of {RUN_DATE} cannot be measured" in caplog.text
+    assert measured["hit_rate"] is measured["ndcg"] is measured["lift"] is None
+    assert measured["candidates"]["recall"] is None
+    _, page = build(config, DAY_AFTER)
+    assert reason in page
+    assert measured["unmeasured"] in page
+    assert "m1" in history_table(lake, "toy", DAY_AFTER)
+
+
+@pytest.mark.parametrize("kind", ["no click", "only clicks", "one row", "no row"])
+def test_a_first_model_is_not_promoted_by_a_test_day_that_measures_nothing(
+    tmp_path: Path, reference: ReferenceScores, without_workflow: None, kind: str
+) -> None:
+    config = publish_lake(tmp_path / "lake", reference)
+    replace_test_day(config, reference, kind)
+    with pytest.raises(DataError, match=r"so m2 cannot become the first champion\n.*split\.test_days"):
+        evaluate_model(RunContext("test", config, DAY_AFTER))
+    assert champion_as_of(Lake(config.lake), "toy", DAY_AFTER) is None

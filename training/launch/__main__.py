@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
-    run_date = parse_date(arguments.run_date)
+    run_date = parse_date(arguments.run_date, future=arguments.future)
     config = load_config(arguments.config, arguments.overrides)
     lake = Lake(config.lake)
     plan = make_plan(config, lake, read_dataset(lake, run_date))
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, metavar="YAML", help="configuration of the log")
     parser.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    parser.add_argument("--future", action="store_true", help="accept a run date later than tomorrow (UTC)")
     parser.add_argument(
         "--set",
         action="append",

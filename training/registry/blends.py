@@ -51,7 +51,8 @@ class BlendRecord:
         inputs: maps the name of each further input to its digest.
         sources: the names of the sources, in the order of the configuration.
         k: length of the lists that were measured.
-        users: number of users whose validation clicks were measured.
+        users: number of users whose validation clicks were measured; 0 if there were none, so that nothing
+            was learned and `model` was chosen.
         chosen: the contender that ranks: `model`, the name of a source, or `blend`.
         contenders: the `name` of each contender, and its `hit_rate` and `ndcg` on the validation clicks.
         weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
@@ -97,12 +98,18 @@ def blend_of(lake: Lake, name: str, run_date: str) -> BlendRecord | None:
 
 
 def blend_as_of(lake: Lake, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
-    """Returns the newest blend up to a run date that belongs to `key`; None if there is none."""
+    """Returns the newest blend up to a run date that belongs to `key`; None if there is none.
+
+    A record without users is returned only if nothing was learned up to the run date.
+    """
+    without_users = None
     for date in reversed(dates_of(lake, name, BLENDS)):
         record = blend_of(lake, name, date) if date <= run_date else None
         if record is not None and record.key == key:
-            return record
-    return None
+            if record.users:
+                return record
+            without_users = without_users or record
+    return without_users
 
 
 def blend_key(lake: Lake, config: Config, run_date: str) -> BlendKey | None:

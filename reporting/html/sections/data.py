@@ -61,7 +61,11 @@ def _once(days: list[Day]) -> list[Day]:
 
 
 def _by_day(days: list[Day]) -> Html:
-    """Returns a table with one row per day and split."""
+    """Returns a table with one row per day and split.
+
+    If a day has rows whose time is on another day, a column has their number.
+    """
+    with_misdated = any(day.misdated for day in days)
     rows: list[list[Child]] = [
         [
             day.dt,
@@ -70,10 +74,12 @@ def _by_day(days: list[Day]) -> Html:
             numbers.count(sum(day.dropped.values())),
             numbers.count(day.rows),
             numbers.percent(day.click_rate, 2),
+            *([numbers.count(day.misdated)] if with_misdated else []),
         ]
         for day in days
     ]
     headers = ["Day", "Split", "Rows in", "Dropped", "Rows out", "Click rate"]
+    headers += ["Times of other days"] if with_misdated else []
     return table(headers, rows, "Rows by day", text=(0, 1))
 
 

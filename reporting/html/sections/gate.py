@@ -52,6 +52,8 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
     by = evaluation.get("resampled")
     between = (evaluation.get("intervals") or {}).get("auc")
     if by is None or between is None:
+        if reason := evaluation["challenger"].get("unmeasured"):
+            return lead(f"The two models were not compared: {reason}.")
         return lead("There was no champion to compare with, or too few rows for a comparison.")
     return lead(
         "Both models scored the same test rows. The interval contains the true difference with "

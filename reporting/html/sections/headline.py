@@ -80,6 +80,8 @@ def _quality(run: RunFacts) -> Html:
     if run.evaluation is None or run.judged is None:
         return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this run date")
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
+    if run.judged.get("unmeasured"):
+        return _tile("Model AUC", numbers.NONE, f"{run.judged['unmeasured']}")
     reached = numbers.share_reached(auc, best)
     if reached is None:
         entropy = numbers.decimal(run.judged.get("normalized_entropy"))
@@ -112,6 +114,8 @@ def _hit_rate(run: RunFacts) -> Html:
             "measure_recommendations has not run yet: it needs the next day's clicks",
         )
     values = run.measure.values
+    if values.get("unmeasured"):
+        return _tile(f"Hit rate @{values['k']}", numbers.NONE, f"{values['unmeasured']}")
     popular = numbers.percent(values["popular"]["hit_rate"])
     when = "" if run.measure.dt == run.run_date else f"; lists of {run.measure.dt}"
     note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"

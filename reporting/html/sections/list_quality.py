@@ -21,6 +21,9 @@ def render(run: RunFacts) -> Html:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
     values, popular = run.measure.values, run.measure.values["popular"]
+    if values.get("unmeasured"):
+        words = lead(f"The lists of {run.measure.dt} were not measured: {values['unmeasured']}.")
+        return section("measured", "Lists against clicks", words, *_contenders(values.get("blend")))
     k, cold = values["k"], values.get("cold_users")
     rows: list[list[Child]] = [
         ["These lists", numbers.count(values["users"]), *_measures(values)],
@@ -113,9 +116,10 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
 def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
     """Returns a table of what learn_blend could have chosen to rank the lists, as a list of one element.
 
-    The list is empty if the model ranks the lists without a choice (score.blend=none).
+    The list is empty if the model ranks the lists without a choice (score.blend=none, or no clicks to choose
+    by).
     """
-    if not blend:
+    if not blend or not blend["contenders"]:
         return []
     names = {"model": "Model alone", "blend": "Blend of the model and all sources"}
     rows: list[list[Child]] = [

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import metrics
-from conf.errors import DataError
 from scoring.evaluation.prediction_quality import combine, measure_predictions, reduce_rows
 
 
@@ -70,6 +69,22 @@ def test_through_spark(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_class_has_no_quality(label: float) -> None:
-    with pytest.raises(DataError, match="needs clicks and non-clicks"):
-        combine([reduce_rows(np.full(3, label), np.array([0.1, 0.2, 0.3]))])  # type: ignore[list-item]
+def test_one_class_has_a_loss_but_no_auc(label: float) -> None:
+    probability = np.array([0.1, 0.2, 0.3])
+    quality = combine([reduce_rows(np.full(3, label), probability)])  # type: ignore[list-item]
+    facts, clicks = quality.facts, 3 if label else 0
+    assert quality.unmeasured == (
+        f"the test split has 3 rows, of which {clicks} are clicks: the AUC needs clicks and non-clicks"
+    )
+    assert facts["auc"] is facts["normalized_entropy"] is None
+    assert facts["log_loss"] == pytest.approx(-np.log(probability if label else 1 - probability).mean())
+    expected = pytest.approx(probability.sum() / 3) if label else None
+    assert facts["predicted_over_observed"] == expected
+    assert (facts["rows"], facts["positives"], sum(facts["histogram"]["counts"])) == (3, clicks, 3)
+
+
+def test_no_rows_have_no_quality_at_all() -> None:
+    quality = combine([])
+    assert quality.facts["auc"] is quality.facts["log_loss"] is None
+    assert (quality.facts["rows"], quality.facts["calibration"]) == (0, [])
+    assert quality.unmeasured == "the test split has no row: the AUC needs clicks and non-clicks"
