@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.compute as pc
 
+from conf.train_types import ScoreKind
 from conf.types import SPLITS, Config
-from etl.quality.checks import Finding
+from etl.quality.checks import Finding, unchecked
 from etl.quality.report_rates import Comparison
 from reporting.facts.parquet import column, even_files
 from storage import file_io
@@ -20,7 +21,7 @@ from storage.feature_spec import LABEL
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
-from training.registry.model_json import is_complete, read_description
+from training.registry.model_json import is_complete, read_description, score_kind
 
 _RUN_DATES = 14
 
@@ -47,6 +48,11 @@ class Day:
     dropped: Mapping[str, int]
     click_rate: float | None
 
+    @property
+    def clicks(self) -> int | None:
+        """Returns the number of clicks in the rows of the split, estimated like the click rate."""
+        return None if self.click_rate is None else round(self.click_rate * self.rows)
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -68,10 +74,12 @@ class DataQuality:
     Attributes:
         compared: the comparison of the day with its train days.
         findings: the figures that are above a limit.
+        unchecked: the figures that have no limit for this log, as texts.
     """
 
     compared: Comparison
     findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class RunFacts:
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
             yet, of the lists of the day before.
+        per_positive: the value of negatives.per_positive; None if no rows are drawn.
+        model_scores, list_scores: what the scores of `model` are, and those of the lists.
     """
 
     name: str
@@ -103,6 +113,20 @@ class RunFacts:
     changes: Mapping[str, Any] | None
     delivery: Mapping[str, Any] | None
     measure: Measure | None
+    per_positive: int | None
+    model_scores: ScoreKind
+    list_scores: ScoreKind
+
+    @property
+    def of_choices(self) -> bool:
+        """Returns whether the log has only what users chose. Then its click rate says nothing about users."""
+        only_clicks = self.quality is not None and self.quality.compared.only_clicks
+        return self.per_positive is not None or only_clicks
+
+    @property
+    def judged_scores(self) -> ScoreKind:
+        """Returns what the scores of the model are that `judged` describes."""
+        return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property
     def promoted(self) -> bool | None:
@@ -133,18 +157,23 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
+    model = _model(lake, config.name, _version(evaluation, recommendations))
+    listed = recommendations.facts if recommendations else {}
     return RunFacts(
         name=config.name,
         run_date=run_date,
         mode=mode,
         days=days,
-        quality=_quality(lake, config.name, run_date),
+        quality=_quality(lake, config, run_date),
         evaluation=evaluation,
-        model=_model(lake, config.name, _version(evaluation, recommendations)),
+        model=model,
         recommendations=recommendations,
         changes=published_facts(lake.list_changes.partition(run_date)),
         delivery=published_facts(lake.deliveries.partition(run_date)),
         measure=_measure(lake, run_date),
+        per_positive=config.negatives.per_positive if config.negatives else None,
+        model_scores=score_kind(model or {}, config),
+        list_scores=cast(ScoreKind, listed.get("scores", config.score_kind)),
     )
 
 
@@ -201,13 +230,16 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
     )
 
 
-def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
+def _quality(lake: Lake, config: Config, run_date: str) -> DataQuality | None:
     """Returns the data report of a run date; None if no data report was published."""
-    facts = published_facts(lake.quality(name).partition(run_date))
+    facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:
         return None
+    compared = Comparison.from_facts(facts)
     return DataQuality(
-        Comparison.from_facts(facts), tuple(Finding.from_facts(finding) for finding in facts["findings"])
+        compared,
+        tuple(Finding.from_facts(finding) for finding in facts["findings"]),
+        tuple(unchecked(config.split, compared, config.negatives is not None)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.types import Scope
+from conf.types import Negatives, Scope
 from reporting.facts.list_facts import History, histories
 from reporting.facts.parquet import rows_where
 from reporting.facts.run_facts import published_facts
@@ -56,8 +56,8 @@ class InspectedList:
     history: History | None
 
 
-def find(lake: Lake, run_date: str, user: str) -> InspectedList:
-    """Returns the published list of a user.
+def find(lake: Lake, run_date: str, user: str, negatives: Negatives | None = None) -> InspectedList:
+    """Returns the published list of a user. `negatives` is the section of the configuration.
 
     Raises:
         DataError: there are no lists of this date, or the lists were held back. Or the user is unknown, or
@@ -80,7 +80,7 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     )
     history = None
     if is_published(lake.datasets.partition(run_date)):
-        history = histories(lake, read_dataset(lake, run_date), [user]).get(user)
+        history = histories(lake, read_dataset(lake, run_date), [user], negatives).get(user)
     return InspectedList(user, run_date, facts, spec, entries, own_features.get(user, {}), items, history)
 
 

@@ -82,8 +82,11 @@ def _quality(run: RunFacts) -> Html:
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
     reached = numbers.share_reached(auc, best)
     if reached is None:
-        entropy = numbers.decimal(run.judged.get("normalized_entropy"))
-        return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
+        note = "chosen against drawn items of the test rows" if run.per_positive else "on the test rows"
+        entropy = run.judged.get("normalized_entropy")
+        if run.judged_scores != "ranking" and entropy is not None:
+            note += f"; normalised entropy {numbers.decimal(entropy)}"
+        return _tile("Model AUC", numbers.decimal(auc), note)
     note = (
         f"{numbers.percent(reached)} of the way from guessing to the best that the log allows, "
         f"{numbers.decimal(best)}"
