@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Literal
 
+from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Quality, SplitConfig
 from etl.quality.report_rates import ColumnReport, Comparison
@@ -151,7 +152,7 @@ def _row_figures(split: SplitConfig, compared: Comparison, draws: bool) -> Itera
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
-        message = f"the day has {today.rows} rows, but the median train day has {usual:g}"
+        message = f"the day has {counted(today.rows, 'row')}, but the median train day has {usual:g}"
         yield _Figure("row_shortfall", None, 1 - today.rows / usual, message)
         yield _Figure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates

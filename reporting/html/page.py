@@ -6,7 +6,7 @@ from conf.types import Config
 from reporting.elements.markup import Html, join, tag
 from reporting.elements.style import CSS
 from reporting.facts.list_facts import count_items, sample_lists
-from reporting.facts.recent_runs import read_history
+from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, read_run_facts
 from reporting.html.sections import (
     calibration,
@@ -66,7 +66,9 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         sample.render(lists, run.list_scores),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
-    return run, document(f"Nightrank {config.name} {run_date}", headline.render(run), sections)
+    failure = open_failure(config, run_date)
+    head = headline.render(run, failure, served_lists(config, run_date) if failure else None)
+    return run, document(f"Nightrank {config.name} {run_date}", head, sections)
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:

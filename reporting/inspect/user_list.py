@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Negatives, Scope
 from reporting.facts.list_facts import History, histories
@@ -113,8 +114,8 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
-            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
-            "other users",
+            f"user {user!r} is unknown on {run_date}: {users.table} has "
+            f"{counted(read_manifest(users).rows, 'other user')}",
             "check that the id is written as in the log. build_features adds a user to this table when it "
             "first reads a row of the user in the log or, if `users` is configured, in the table of users",
         )
@@ -128,11 +129,11 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
         listed = items - excluded
     if listed:
         return DataError(
-            f"user {user!r} has {listed} candidates on {run_date}, but no list: the lists are older than the "
-            "candidates",
+            f"user {user!r} has {counted(listed, 'candidate')} on {run_date}, but no list: the lists are "
+            "older than the candidates",
             f"run score_daily for {run_date} again",
         )
-    reason = f"all {items} items are excluded" if excluded == items else "the candidate list is empty"
+    reason = f"all items ({items:,}) are excluded" if excluded == items else "the candidate list is empty"
     return DataError(
         f"user {user!r} is known on {run_date} but had no candidates: {reason}",
         "look at the exclusions, filters and sources in the section `candidates` of the configuration",

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from conf.counted import counted
 from conf.types import Gate
 from metrics.bootstrap import Interval
 
@@ -267,8 +268,8 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
     """
     setting = f"gate.min_{name}"
     if count >= minimum:
-        return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
-    message = f"{count:,} {name} in the test split are too few to decide on ({setting}={minimum:,})"
+        return Check(name, "ok", f"{counted(count, name[:-1])} in the test split", count, minimum, setting)
+    message = f"{counted(count, name[:-1])} in the test split {'is' if count == 1 else 'are'} too few to decide on ({setting}={minimum:,})"
     return Check(name, "hold", message, count, minimum, setting)
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
+from conf.counted import counted
 from conf.errors import DataError
 from metrics.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
 from metrics.histogram import bin_keys
@@ -111,7 +112,7 @@ def combine(partials: Iterable[Mapping[str, Any]]) -> PredictionQuality:
     negatives = rows - positives
     if not positives or not negatives:
         raise DataError(
-            f"the test split has {rows} rows, of which {positives} are clicks: "
+            f"the test split has {counted(rows, 'row')}, of which {positives} are clicks: "
             "measuring quality needs clicks and non-clicks",
             "choose a run date whose test days have both, or set more test days (split.test_days)",
         )

@@ -90,7 +90,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
     page = Page(full)
     assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
-    assert "has not run" not in page.text
+    assert "has no result" not in page.text
     # (0.7984 - 0.5) / (0.8142 - 0.5) = 0.9497; the lift and the reason come from the facts as they are
     for figure in (
         "0.7984",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
 from reporting.facts.run_facts import RunFacts
@@ -97,7 +98,7 @@ def _days(total: Mapping[str, Any]) -> str:
         else (f"Differences of {days[0]}" if days else "Differences")
     )
     return words + (
-        f"; {len(left_out)} dates with other models or another share are left out" if left_out else ""
+        f"; {counted(len(left_out), 'date')} with other models or another share left out" if left_out else ""
     )
 
 
