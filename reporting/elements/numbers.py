@@ -22,7 +22,7 @@ def count(value: Any) -> str:
 
 def counted(value: Any, noun: str, plural: str | None = None) -> str:
     """Formats a whole number with its noun, in singular or plural."""
-    return f"{NONE} {plural or noun + 's'}" if _absent(value) else words_counted(value, noun, plural)
+    return f"{NONE} {plural or noun + 's'}" if _absent(value) else words_counted(round(value), noun, plural)
 
 
 def decimal(value: Any, digits: int = 4) -> str:

@@ -267,9 +267,10 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
     The level is `hold` if this number is less than `minimum`.
     """
     setting = f"gate.min_{name}"
+    message = f"{counted(count, name.removesuffix('s'))} in the test split"
     if count >= minimum:
-        return Check(name, "ok", f"{counted(count, name[:-1])} in the test split", count, minimum, setting)
-    message = f"{counted(count, name[:-1])} in the test split {'is' if count == 1 else 'are'} too few to decide on ({setting}={minimum:,})"
+        return Check(name, "ok", message, count, minimum, setting)
+    message += f" {'is' if count == 1 else 'are'} too few to decide on ({setting}={minimum:,})"
     return Check(name, "hold", message, count, minimum, setting)
 
 

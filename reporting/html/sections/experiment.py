@@ -97,9 +97,9 @@ def _days(total: Mapping[str, Any]) -> str:
         if len(days) > 1
         else (f"Differences of {days[0]}" if days else "Differences")
     )
-    return words + (
-        f"; {counted(len(left_out), 'date')} with other models or another share left out" if left_out else ""
-    )
+    verb = "is" if len(left_out) == 1 else "are"
+    dates = counted(len(left_out), "date")
+    return words + (f"; {dates} with other models or another share {verb} left out" if left_out else "")
 
 
 def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], words: str, k: int) -> Html:

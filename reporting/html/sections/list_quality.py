@@ -87,8 +87,10 @@ def _cold_start(cold_start: Mapping[str, Any] | None, k: int) -> list[Html]:
     ]
     headers = ["Clicks of", "Users", f"Hit rate @{k}", "Most popular items"]
     new = cold_start["new_items"]
+    one = new["items"] == 1
     shares = (
-        f"{counted(new['items'], 'item')} {'is' if new['items'] == 1 else 'are'} new to the model, with "
+        f"{counted(new['items'], 'item')} {'is' if one else 'are'} new to the model. "
+        f"{'It has' if one else 'They have'} "
         f"{numbers.percent(new['position_share'])} of the entries of all lists, and "
         f"{numbers.percent(new['click_share'])} of the clicks."
     )
