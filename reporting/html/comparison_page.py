@@ -55,6 +55,8 @@ def _curves(comparison: Comparison) -> Html:
     for measure in ("log_loss", "auc"):
         words = MEASURE_WORDS[measure]
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
+        if measure == "log_loss" and not any(line.drawable() for line in series):
+            continue  # the loss of the training gives no probabilities
         chart = line_chart(f"Validation {words}", series, x_label="epoch", y_label=words)
         charts.append(figure(chart, f"Validation {words}", "mean over the seeds, at each evaluation."))
     sentence = "Measures on the validation split during the training; the last point is the final model."

@@ -176,7 +176,8 @@ def _coverage(run: RunFacts) -> Html:
         return _tile("Item coverage", numbers.NONE, "score_daily has no result for this run date")
     facts = run.recommendations.facts
     recommended = numbers.count(facts["items_recommended"])
-    note = f"{recommended} of {counted(facts['items'], 'item')} in a list"
+    verb = "is" if facts["items_recommended"] == 1 else "are"
+    note = f"{recommended} of {counted(facts['items'], 'item')} {verb} in a list"
     return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 
