@@ -1,6 +1,8 @@
 """The errors that end a job. The exit code of an error says whether a retry can help."""
 
 import re
+import signal
+from contextlib import suppress
 
 from conf.printable import printable_lines
 
@@ -48,6 +50,21 @@ class InfrastructureError(NightrankError):
     """The environment failed (disk, network, a lost rank): a retry may help (exit code 4)."""
 
     exit_code = EXIT_INFRASTRUCTURE
+
+
+def meaning_of(exit_code: int) -> str:
+    """Returns a few words that explain the exit code of a failed job."""
+    known = {
+        EXIT_CONFIG: "configuration",
+        EXIT_DATA: "data",
+        EXIT_INFRASTRUCTURE: "infrastructure: worth a retry",
+    }
+    if exit_code in known:
+        return known[exit_code]
+    if exit_code > 128:
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(exit_code - 128).name}: worth a retry"
+    return "crashed: worth a retry"
 
 
 _RAISED = re.compile(

@@ -153,7 +153,7 @@ def _require_comparable(intro: str, key: str, value: Any) -> None:
 
 def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
     """Raises ConfigError if `choose_by` needs probabilities, but the loss of the training gives none."""
-    if choose_by != "auc" and config.train.loss != "bce":
+    if choose_by != "auc" and config.score_kind == "ranking":
         raise ConfigError(
             f"{intro}choose_by={choose_by} needs probabilities, but scores of a model with "
             f"train.loss={config.train.loss} are not probabilities",

@@ -22,13 +22,12 @@ class Drift(Strict):
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this population stability index (PSI) of the challenger's probabilities "
-        "against the champion's probabilities, on the same test rows. Null: no limit.",
+        description="Warns above this population stability index (PSI) of the challenger's scores "
+        "against the champion's scores, on the same test rows. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
         default=None,
-        description="The champion remains if the PSI of the probabilities is above this value. Null: no "
-        "limit.",
+        description="The champion remains if the PSI of the scores is above this value. Null: no limit.",
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
@@ -43,7 +42,7 @@ class Drift(Strict):
     click_rate_change_warn: Limit = Field(
         default=0.5,
         description="Warns above this relative change of the click rate, test day against train days. "
-        "Null: no limit.",
+        "Not checked if `negatives` adds rows, or if every row is a click. Null: no limit.",
     )
     click_rate_change_hold: Limit = Field(
         default=None,
@@ -86,7 +85,8 @@ class Gate(Strict):
     )
     log_loss_margin: Limit = Field(
         default=None,
-        description="Largest increase of the log loss that is accepted. Null: the log loss is ignored.",
+        description="Largest increase of the log loss that is accepted. Null: the log loss is ignored. "
+        "Only models trained with `train.loss: bce` have a log loss.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the interval of the difference."
@@ -107,7 +107,8 @@ class Gate(Strict):
         default=0.8,
         description="Lower limit of the challenger's ratio of predicted clicks to observed clicks. If this "
         "ratio is below `calibration_low` or above `calibration_high`, the challenger is promoted only if "
-        "the champion's ratio is further away from 1.",
+        "the champion's ratio is further away from 1. Only checked if the scores are click probabilities: "
+        "with `train.loss: bce`, and without drawn negatives.",
     )
     calibration_high: Positive = Field(
         default=1.25, description="Upper limit of the challenger's ratio of predicted to observed clicks."

@@ -70,7 +70,7 @@ class Quality(Strict):
     click_rate_change_warn: Limit = Field(
         default=0.5,
         description="Warns above this relative change of the click rate, the day against the train days. "
-        "Null: no limit.",
+        "Not checked if `negatives` adds rows, or if every row is a click. Null: no limit.",
     )
     click_rate_change_stop: Limit = Field(
         default=None,

@@ -259,3 +259,7 @@ class Negatives(Strict):
         "because a day is a train day of one run and a test day of another.",
     )
     seed: Seed = Field(default=0, description="Seed of the draws.")
+
+    def is_drawn(self, row_id: int) -> bool:
+        """Returns whether a row of a feature table was drawn. `etl.split.negatives` numbers the rows."""
+        return row_id % (self.per_positive + 1) != 0

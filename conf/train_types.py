@@ -13,6 +13,10 @@ from conf.raw_types import PositiveInt, Seed, Share, Strict
 Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]
 Loss = Literal["bce", "bpr", "softmax", "full_softmax", "in_batch_softmax"]
+# What the scores of a model are. `click_probability`: the probability that a shown item is clicked.
+# `probability`: that of a positive row among rows that were drawn for it. `ranking`: only their order means
+# something.
+ScoreKind = Literal["click_probability", "probability", "ranking"]
 
 
 class Train(Strict):
@@ -203,6 +207,17 @@ class Train(Strict):
     def compares_vectors(self) -> bool:
         """Returns whether the loss compares user vectors with item vectors, instead of logits of rows."""
         return self.loss in ("full_softmax", "in_batch_softmax")
+
+    def score_kind(self, draws: bool) -> ScoreKind:
+        """Returns what the scores of a trained model are.
+
+        Args:
+            draws: whether the rows with label 0 were drawn (section `negatives`). Their number then decides
+                how large the probabilities are.
+        """
+        if self.loss != "bce":
+            return "ranking"
+        return "probability" if draws or self.negatives else "click_probability"
 
     @property
     def only_positive_rows(self) -> bool:

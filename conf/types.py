@@ -40,7 +40,7 @@ from conf.serving_types import Serving
 from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
-from conf.train_types import Train
+from conf.train_types import ScoreKind, Train
 
 __all__ = [
     "SPLITS",
@@ -242,6 +242,11 @@ class Config(Strict):
             raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")
         self._check_candidates()
         return self
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Returns what the scores of a model are that is trained with this configuration."""
+        return self.train.score_kind(draws=self.negatives is not None)
 
     @property
     def repeats(self) -> Repeats:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from conf.counted import counted
 from conf.errors import EXIT_DATA, EXIT_OK, NightrankError
 from jobs.command_line import report_failure
 from jobs.stages.migrate import summarize, version_table
@@ -37,17 +38,17 @@ def main(argv: list[str] | None = None) -> int:
             for file in lake_files.to_migrate:
                 migrate(lake, file)
                 migrated += 1
-            print(f"{migrated} partitions migrated")
+            print(f"{counted(migrated, 'partition')} migrated")
         elif lake_files.to_migrate:
             print(
-                f"{len(lake_files.to_migrate)} partitions would be migrated; nothing was changed: "
+                f"{counted(len(lake_files.to_migrate), 'partition')} would be migrated; nothing was changed: "
                 "start again with --apply"
             )
     except NightrankError as error:
-        return report_failure(f"migrate failed after {migrated} partitions", error)
+        return report_failure(f"migrate failed after {counted(migrated, 'partition')}", error)
     except OSError as error:
         remedy = "check that the lake can be reached, then start migrate again"
-        return report_failure(f"migrate failed after {migrated} partitions", error, remedy)
+        return report_failure(f"migrate failed after {counted(migrated, 'partition')}", error, remedy)
     seconds = time.monotonic() - start
     print(summarize(lake, lake_files, applied=arguments.apply, migrated=migrated, seconds=seconds).line())
     return EXIT_DATA if lake_files.problems else EXIT_OK

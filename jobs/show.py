@@ -9,7 +9,7 @@ from jobs.command_line import job_parser, run_without_session
 from jobs.stages.show import run
 
 DESCRIPTION = (
-    "Shows the published list of one user: position, item, score (the model's probability), reason "
+    "Shows the published list of one user: position, item, score, reason "
     "(ranked, boost:<value> or explore) and how often the user clicked the item before. Also shows the "
     "features of the user and of the items (ids as raw values), which model and workflow made the list, "
     "when it was made, and the user's clicks in the newest rows of the dataset (at most about five "

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.counted import counted
 from conf.errors import ConfigError, DataError
 from conf.types import ModelConfig, Split, Train
 from nightrank.model import Model
@@ -166,6 +167,6 @@ def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
         nulls = features.column(feature.name).null_count
         if nulls:
             raise DataError(
-                f"the feature {feature.name} is null in {nulls} of {len(features)} rows",
+                f"the feature {feature.name} is null in {nulls} of {counted(len(features), 'row')}",
                 "add an operator that fills nulls, such as fill_median, and fit again",
             )

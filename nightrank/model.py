@@ -144,7 +144,8 @@ class Model:
         """Returns the metrics of the validation rows during and after the training, oldest first.
 
         Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
-        if all validation rows have the same label. Without validation rows, there is no entry.
+        if all validation rows have the same label. Those of probabilities are None if the loss gives no
+        probabilities. Without validation rows, there is no entry.
         """
         return validation_metrics(self._info.description)
 
@@ -167,6 +168,9 @@ class Model:
 
     def score(self, rows: Frame | pa.RecordBatch) -> Column:
         """Returns the click probability of each raw row, float32, in the order of the rows.
+
+        If `description["scores"]` is not `click_probability`, the result has scores from 0 to 1 that order
+        rows: the model was trained with drawn negatives, or with another loss than `bce`.
 
         Args:
             rows: a frame of pandas, Polars or Arrow; see `Workflow.encode`.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from conf.counted import counted
 from conf.errors import ConfigError
 from nightrank.frames import listed
 from nightrank.packages import require_packages
@@ -109,7 +110,8 @@ class Published:
         return rows_of(session, self.partition, self.manifest, columns=columns)
 
     def __repr__(self) -> str:
-        return f"<{self.table} dt={self.date}: {self.rows} rows, {len(self.columns)} columns>"
+        size = f"{counted(self.rows, 'row')}, {counted(len(self.columns), 'column')}"
+        return f"<{self.table} dt={self.date}: {size}>"
 
     def _require(self, columns: Sequence[str] | None) -> None:
         names = listed("columns", columns)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.counted import counted
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Score
 from scoring.inputs.list_tables import list_manifests
@@ -116,7 +117,8 @@ class UserLists:
         missing = sorted(set(keys) - set(of_users.to_pylist()))
         if missing and unknown == "raise":
             raise DataError(
-                f"{len(missing)} of {len(keys)} users are not in {users.table} dt={self.date}: {missing[:5]}",
+                f"{len(missing)} of {counted(len(keys), 'user')} are not in {users.table} "
+                f"dt={self.date}: {missing[:5]}",
                 "check that ids are written as in the log, or pass unknown='skip'",
             )
         columns = [CANDIDATES, EXCLUDED, *([SOURCE_SCORES] if with_scores else [])]

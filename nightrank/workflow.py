@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.counted import counted
 from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
 from etl.fit.fit_frame import columns_of, fit_frame
@@ -274,8 +275,8 @@ class Workflow:
 
     def __repr__(self) -> str:
         if self._fitted is None:
-            return f"Workflow(not fitted, {len(self._groups or ())} groups of features)"
-        return f"Workflow({self.version!r}, {len(self.spec.features)} features)"
+            return f"Workflow(not fitted, {counted(len(self._groups or ()), 'group')} of features)"
+        return f"Workflow({self.version!r}, {counted(len(self.spec.features), 'feature')})"
 
     def _read_columns(self) -> tuple[list[str], list[str]]:
         """Returns the raw columns of the features, and others that operators read; none if it was loaded."""

@@ -22,7 +22,7 @@ from spark.arrow_frames import frame_of, spark_types
 from spark.duckdb_queries import run_query
 from spark.tasks import map_batches
 from storage.manifest import Manifest
-from storage.parquet_files import read_table
+from storage.parquet_files import concat_parts, read_table
 from storage.paths import Partition
 from storage.publish import rows_of
 from storage.run_context import RunContext
@@ -150,7 +150,7 @@ def union_all(parts: Sequence[Rows]) -> Rows:
         elif not isinstance(other, pa.Table):
             first = frame_of(other.sparkSession, first).unionByName(other)
         else:
-            first = pa.concat_tables([first, other.select(first.column_names)])
+            first = concat_parts([first, other.select(first.column_names)])
     return first
 
 

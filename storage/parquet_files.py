@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the rows of a file, with some columns or all of them.
+    """Returns the rows of a file, with some columns or all of them. All columns may have nulls.
 
     Raises:
         DataError: the file does not exist, or is damaged.
@@ -36,7 +36,26 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """
     files, inner = file_io.filesystem(path)
     with errors_of_file(path, _REBUILD), files.open_input_file(inner) as source:
-        return pq.ParquetFile(source).read(columns=None if columns is None else list(columns))
+        return _plain(pq.ParquetFile(source).read(columns=None if columns is None else list(columns)))
+
+
+def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
+    """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
+
+    Spark marks columns in which it expects no nulls, and Arrow does not. The writers also add metadata of
+    their own. Parts may differ in both, although `pa.concat_tables` refuses such parts.
+    """
+    return pa.concat_tables([_plain(part) for part in parts])
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Returns a table whose columns and list elements may be null, and whose schema has no metadata."""
+    schema = pa.schema([(field.name, _nullable(field.type)) for field in table.schema])
+    return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 @contextmanager
@@ -92,7 +111,7 @@ def read_rows_of_keys(
         tables.append(table.select(list(columns)))
     if not tables:
         return read_table(partition, manifest, columns=columns)
-    rows = pa.concat_tables(tables)
+    rows = concat_parts(tables)
     places = pc.index_in(wanted, rows.column(key).combine_chunks())
     return rows.take(places.drop_null())
 

@@ -16,7 +16,7 @@ from etl.native.lookup import Lookup
 from etl.native.mapped_vocabulary import open_vocabulary
 from storage import file_io
 from storage.manifest import data_files, read_manifest
-from storage.parquet_files import read_file
+from storage.parquet_files import concat_parts, read_file
 from storage.paths import Lake, Partition
 from storage.publish import rows_of
 
@@ -78,7 +78,7 @@ class LocalTables:
 
             rows = ds.dataset(inner, format="parquet", filesystem=source)
             tables.append(rows.to_table(columns=_ENTRIES.names, filter=selected))
-        return pa.concat_tables(tables)
+        return concat_parts(tables)
 
     def parts(self, name: str) -> Iterator[pa.Table]:
         """Yields the rows of a table of the version, file by file.

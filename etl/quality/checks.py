@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Literal
 
+from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Quality, SplitConfig
 from etl.quality.report_rates import ColumnReport, Comparison
@@ -63,12 +64,16 @@ class Figure:
     message: str
 
 
-def check_limits(quality: Quality, split: SplitConfig, compared: Comparison) -> list[Finding]:
+def check_limits(
+    quality: Quality, split: SplitConfig, compared: Comparison, draws: bool = False
+) -> list[Finding]:
     """Returns a finding for each figure above a limit, sorted by level ("stop" first) and check.
 
-    A figure above both of its limits has the level "stop".
+    A figure above both of its limits has the level "stop". `draws` says whether the section `negatives` adds
+    rows.
     """
-    return above_limits(quality, [*_row_figures(split, compared), *_all_column_figures(quality, compared)])
+    figures = [*_row_figures(split, compared, draws), *_all_column_figures(quality, compared)]
+    return above_limits(quality, figures)
 
 
 def above_limits(quality: Quality, figures: Iterable[Figure]) -> list[Finding]:
@@ -125,20 +130,44 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
     )
 
 
-def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[Figure]:
+def unchecked(split: SplitConfig, compared: Comparison, draws: bool) -> list[str]:
+    """Returns, as texts, the figures that have no limit for this log, each with the reason.
+
+    The arguments are those of `check_limits`.
+    """
+    texts = []
+    if split.by != "day":
+        texts.append("the number of rows, because the log is one partition")
+    if why := _why_no_click_rate(split, compared, draws):
+        texts.append(f"the click rate, because {why}")
+    return texts
+
+
+def _why_no_click_rate(split: SplitConfig, compared: Comparison, draws: bool) -> str | None:
+    """Returns why click rates are not compared; None if they are compared."""
+    if compared.only_clicks:
+        return "every row is a click"
+    if draws:
+        return "the section negatives sets how many rows are no clicks"
+    if split.by == "leave_last_out":
+        return "split.by=leave_last_out chooses the test rows by their clicks"
+    return None if compared.click_rates else "the day has no rows, or the train days have no clicks"
+
+
+def _row_figures(split: SplitConfig, compared: Comparison, draws: bool) -> Iterator[Figure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if the split
-    does not depend on clicks.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
+    the split nor drawn rows decide them.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
-        message = f"the day has {today.rows} rows, but the median train day has {usual:g}"
+        message = f"the day has {counted(today.rows, 'row')}, but the median train day has {usual:g}"
         yield Figure("row_shortfall", None, 1 - today.rows / usual, message)
         yield Figure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates
-    if split.by != "leave_last_out" and rates is not None:
+    if rates is not None and _why_no_click_rate(split, compared, draws) is None:
         message = f"{rates.today:.2%} of rows are clicks, but {rates.train:.2%} on the train days"
         yield Figure("click_rate_change", None, rates.change, message)
 

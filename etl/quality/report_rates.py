@@ -130,11 +130,18 @@ class Comparison:
         return next(piece for piece in self.pieces if piece.dt == self.day and piece.split == "test")
 
     @property
+    def only_clicks(self) -> bool:
+        """Returns whether every row of the log is a click, because the log records only choices."""
+        return any(piece.rows for piece in self.pieces) and all(p.clicks == p.rows for p in self.pieces)
+
+    @property
     def click_rates(self) -> ClickRates | None:
         """Returns the click rates of the day and of the train days.
 
-        The result is None if the day has no row, or if no train day has a click.
+        The result is None if the day has no row, if no train day has a click, or if all rows are clicks.
         """
+        if self.only_clicks:
+            return None
         today = share(self.today.clicks, self.today.rows)
         train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
         return None if today is None or not train else ClickRates(today, train)

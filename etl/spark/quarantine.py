@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Config
 from etl.raw.files import RawFiles
@@ -123,9 +124,9 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
         raise DataError(
-            f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
-            f"{config.quality.max_bad_share:.1%}); number of rows by reason: {counts.dropped}; first file of "
-            f"the day: {raw.paths[0]}",
+            f"{bad} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
+            f"quality.max_bad_share={config.quality.max_bad_share:.1%}); number of rows by "
+            f"reason: {counts.dropped}; first file of the day: {raw.paths[0]}",
             f"look at the lines in {quarantine}; deliver the raw log of {raw.dt} again, or raise "
             "quality.max_bad_share if these rows are not needed",
         )

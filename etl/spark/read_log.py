@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Config, RawTable
 from etl.ops.base import Type
@@ -139,11 +140,11 @@ def read_attributes(
         F.countDistinct(*keys).alias("keys"),
     ).first()
     if checked is None or checked["bad"]:
-        first = tuple(checked["first_bad"]) if checked else ()
+        first, bad = (tuple(checked["first_bad"]), checked["bad"]) if checked else ((), 0)
         rule = f" ({key_rule.RULE})" if id_column and first and first[1] == key_rule.reason(id_column) else ""
         raise DataError(
-            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse; the line number and reason of "
-            f"the first are {first}{rule}",
+            f"{raw.paths[0]}: {counted(bad, 'row')} {'does' if bad == 1 else 'do'} not parse; the line "
+            f"number and reason of the first are {first}{rule}",
             f"correct the file, or correct {section}.columns in the configuration",
         )
     if checked["keys"] != checked["rows"]:

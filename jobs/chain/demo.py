@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
+from conf.counted import counted
 from conf.errors import ConfigError
 from conf.load import load_config, parse_date
 from conf.types import Config
@@ -75,7 +76,7 @@ def run_demo(
     make_fresh(out)
     lake, last = Lake(config.lake), days.run_dates[-1]
 
-    progress.write(f"Nightrank demo: {num_runs} runs on a generated click log, in {out}/")
+    progress.write(f"Nightrank demo: {counted(num_runs, 'run')} on a generated click log, in {out}/")
     generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
     StageRunner(launcher, interruptions, progress).run([generate])
     outcomes = {}
@@ -129,7 +130,8 @@ def calendar(config: Config, num_runs: int) -> Calendar:
     window = split.train_days + split.validation_days + split.test_days
     if generate.days < window + num_runs:
         raise ConfigError(
-            f"generate.days={generate.days} is too few: {num_runs} runs need {window + num_runs} days, "
+            f"generate.days={generate.days} is too few: {counted(num_runs, 'run')} "
+            f"{'needs' if num_runs == 1 else 'need'} {window + num_runs} days, "
             f"{window} for the window of the first run (section `split`), one for each later run, and one "
             "for measuring the last lists",
             f"pass --set generate.days={window + num_runs}, or a smaller --nights",

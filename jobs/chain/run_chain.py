@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from conf.counted import counted
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from jobs.chain.stage_remarks import remark
 from jobs.chain.steps import RunPlan, Step
@@ -77,6 +78,8 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
             runner.run(first_stages)
             runner.run(stages_of(plan, plan.steps_after_gate()))
         except StageError as error:
+            failed = error.outcome
+            observer.record_silent(failed.stage.job, failed.stage.run_date, failed.seconds, error)
             if error.outcome.stage.job != "report":
                 with suppress(StageError):  # the error of the stage is raised, not that of the report
                     runner.run(stages_of(plan, [plan.report_step()]))
@@ -89,7 +92,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
         summary = summarize(plan, runner.outcomes)
         observer.end(exit_code, summary.seconds, summary, failure)
     seconds = sum(outcome.seconds for outcome in runner.outcomes)
-    runner.progress.write(f"  {len(runner.outcomes)} stages in {seconds:.1f} s")
+    runner.progress.write(f"  {counted(len(runner.outcomes), 'stage')} in {seconds:.1f} s")
     return runner.outcomes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from conf.counted import counted
 from storage.job_summary import JobSummary
 
 
@@ -22,8 +23,8 @@ def remark(summary: JobSummary | None) -> str:
 def _generate_clicks(summary: JobSummary) -> list[str]:
     best = summary.facts.get("best_auc") or {}
     return [
-        _count(summary.rows_out, "rows"),
-        _count(summary.facts.get("days"), "days"),
+        _count(summary.rows_out, "row"),
+        _count(summary.facts.get("days"), "day"),
         f"best AUC {min(best.values()):.3f} to {max(best.values()):.3f}" if best else "",
     ]
 
@@ -31,17 +32,17 @@ def _generate_clicks(summary: JobSummary) -> list[str]:
 def _build_features(summary: JobSummary) -> list[str]:
     facts, dropped = summary.facts, sum((summary.dropped or {}).values())
     return [
-        _count(summary.rows_out, "rows"),
+        _count(summary.rows_out, "row"),
         f"{dropped:,} dropped" if dropped else "",
         _phrase("workflow", facts.get("mode"), _short(facts.get("workflow_version"))),
-        _count(len(facts.get("quality_warnings", [])), "warnings"),
+        _count(len(facts.get("quality_warnings", [])), "warning"),
     ]
 
 
 def _train_model(summary: JobSummary) -> list[str]:
     facts = summary.facts
     return [
-        _count(facts.get("steps"), "steps"),
+        _count(facts.get("steps"), "step"),
         _number("validation AUC", facts.get("auc")),
         _phrase("model", _short(facts.get("version"))),
     ]
@@ -51,7 +52,7 @@ def _refit_model(summary: JobSummary) -> list[str]:
     facts = summary.facts
     version = facts.get("version")
     return [
-        _count(facts.get("steps"), "steps"),
+        _count(facts.get("steps"), "step"),
         _phrase("model", _short(version)) if version else "no model was promoted",
     ]
 
@@ -82,8 +83,8 @@ def _learn_blend(summary: JobSummary) -> list[str]:
 def _score_daily(summary: JobSummary) -> list[str]:
     coverage, churn = summary.facts.get("coverage"), summary.facts.get("churn")
     return [
-        _count(summary.facts.get("users"), "users"),
-        _count(summary.rows_out, "recommendations"),
+        _count(summary.facts.get("users"), "user"),
+        _count(summary.rows_out, "recommendation"),
         "" if coverage is None else f"{coverage:.0%} of items",
         "" if churn is None else f"{churn:.0%} new",
     ]
@@ -91,7 +92,7 @@ def _score_daily(summary: JobSummary) -> list[str]:
 
 def _deliver_recommendations(summary: JobSummary) -> list[str]:
     names = ", ".join(str(sink["name"]) for sink in summary.facts.get("sinks", []))
-    return [_count(summary.facts.get("users"), "users"), f"to {names}" if names else ""]
+    return [_count(summary.facts.get("users"), "user"), f"to {names}" if names else ""]
 
 
 def _measure_recommendations(summary: JobSummary) -> list[str]:
@@ -138,11 +139,14 @@ def _report(summary: JobSummary) -> list[str]:
 
 
 def _rows(summary: JobSummary) -> list[str]:
-    return [_count(summary.rows_in, "rows in"), _count(summary.rows_out, "out")]
+    return [
+        _count(summary.rows_in, "row in", "rows in"),
+        f"{summary.rows_out:,} out" if summary.rows_out else "",
+    ]
 
 
-def _count(count: Any, noun: str) -> str:
-    return f"{count:,} {noun}" if count else ""
+def _count(count: Any, noun: str, plural: str | None = None) -> str:
+    return counted(count, noun, plural) if count else ""
 
 
 def _number(name: str, value: Any, digits: int = 4) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
-from conf.errors import ConfigError, InfrastructureError, NightrankError
+from conf.errors import ConfigError, InfrastructureError, NightrankError, meaning_of
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
@@ -143,7 +143,7 @@ class StageError(NightrankError):
     def __init__(self, outcome: Outcome) -> None:
         excerpt = "\n".join(f"  {line}" for line in error_excerpt(outcome.stage.log))
         problem = (
-            f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({_meaning(outcome.exit_code)})"
+            f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({meaning_of(outcome.exit_code)})"
         )
         super().__init__(f"{problem}\n{excerpt}" if excerpt else problem, f"read {outcome.stage.log}")
         self.exit_code = outcome.exit_code
@@ -234,14 +234,3 @@ def error_excerpt(log: Path) -> list[str]:
         return message[: end + 1]
     causes = [line for line in message[1:end] if _EXCEPTION.match(line)]
     return [message[0], *causes[-1:], message[end]]
-
-
-def _meaning(exit_code: int) -> str:
-    """Returns a few words that explain an exit code."""
-    known = {2: "configuration", 3: "data", 4: "infrastructure: worth a retry"}
-    if exit_code in known:
-        return known[exit_code]
-    if exit_code > 128:
-        with suppress(ValueError):
-            return f"killed by {signal.Signals(exit_code - 128).name}: worth a retry"
-    return "crashed: worth a retry"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
+from conf.counted import counted
 from conf.errors import DataError
 from storage import file_io
 from storage.dataset import read_dataset
@@ -50,7 +51,8 @@ def run(context: RunContext) -> JobSummary:
     check_origins(context, manifest)
     if not manifest.rows:
         raise DataError(
-            f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
+            f"the lists of {context.run_date} are empty: none of "
+            f"{counted(facts['users'], 'user')} has a candidate",
             "look at the section on candidates in the report of this date",
         )
     return JobSummary(
@@ -81,7 +83,7 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
             rows = pq.ParquetFile(opened).metadata.num_rows
         if rows != entry.rows:
             raise DataError(
-                f"{path} has {rows} rows, but its manifest says {entry.rows}",
+                f"{path} has {counted(rows, 'row')}, but its manifest says {entry.rows}",
                 f"run score_daily for {partition.dt} again",
             )
 

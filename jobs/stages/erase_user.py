@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.counted import counted
 from conf.errors import ConfigError, DataError, InfrastructureError
 from etl.erasure.digest_changes import DigestChanges
 from etl.erasure.plan import Plan, plan_erasure
@@ -183,7 +184,7 @@ def _notes(remains: Mapping[str, Sequence[Any]], sinks: Sequence[Mapping[str, An
 def _text(record: Record, what: str) -> str:
     """Returns what is removed, as a table for a terminal."""
     number = len(record.users)
-    lines = [f"{number} {'user' if number == 1 else 'users'}, days up to {record.through}: this {what}."]
+    lines = [f"{counted(number, 'user')}, days up to {record.through}: this {what}."]
     if not record.tables:
         lines.append("  No table of the lake has rows of these users.")
     else:
@@ -191,7 +192,9 @@ def _text(record: Record, what: str) -> str:
     lines += [
         f"  {one.table:<44}  {one.partition:<12}  {one.rows:>8,}  {one.change}" for one in record.tables
     ]
-    lines += [f"  sink {sink['name']}: {sink['rows']} rows {sink['remark']}" for sink in record.sinks]
+    lines += [
+        f"  sink {sink['name']}: {counted(sink['rows'], 'row')} {sink['remark']}" for sink in record.sinks
+    ]
     for name, values in record.remains.items():
         lines += [f"  remains, {name}: {_shown(value)}" for value in values]
     return "\n".join([*lines, *(f"  {note}" for note in record.notes)])

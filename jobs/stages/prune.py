@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
+from conf.counted import counted
 from conf.errors import InfrastructureError
 from jobs.stages.prune_items import Item, Limits
 from jobs.stages.prune_plan import plan_prune
@@ -102,7 +103,8 @@ def _is_replaced(item: Item) -> bool:
 
 def _line(kind: str, items: Sequence[Item]) -> str:
     files, size = _files(items), sum(item.bytes for item in items)
-    return f"{kind}: {len(items)} dates or versions, {files} files, {size} bytes deleted"
+    number = counted(len(items), "date or version", "dates or versions")
+    return f"{kind}: {number}, {counted(files, 'file')}, {counted(size, 'byte')} deleted"
 
 
 def _files(items: Sequence[Item]) -> int:

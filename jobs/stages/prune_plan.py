@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from conf.counted import counted
 from conf.errors import ConfigError
 from conf.types import Config
 from etl.raw.files import raw_path
@@ -46,7 +47,8 @@ def check_days(config: Config, run_date: str, keep_days: int) -> None:
     if keep_days < days:
         sources = " + ".join(f"{name}={value}" if "." in name else name for name, value in needed.items())
         raise ConfigError(
-            f"--keep-days {keep_days} is too small: a run of {run_date} reads {days} days ({sources})",
+            f"--keep-days {keep_days} is too small: a run of {run_date} reads {counted(days, 'day')} "
+            f"({sources})",
             f"pass --keep-days with at least {days}",
         )
 

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from conf.load import config_digest
 from conf.serving_types import ServingExperiment
+from conf.train_types import ScoreKind
 from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
 from scoring.inputs.list_tables import list_manifests
@@ -35,6 +36,7 @@ from storage.manifest import Manifest, data_files
 from storage.publish import Rules, rows_of
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
+from training.registry.blends import BlendRecord
 from training.registry.served_experiments import ServedExperiment
 
 
@@ -116,6 +118,7 @@ def run(context: RunContext) -> JobSummary:
                 **refit,
                 **ranked_by,
                 **shown,
+                "scores": _score_kind(context, variants, blend),
                 "precision": score.precision,
                 "scored_at": file_io.utc_now(),
             },
@@ -140,6 +143,15 @@ def run(context: RunContext) -> JobSummary:
             "churn": changes.get("churn"),
         },
     )
+
+
+def _score_kind(
+    context: RunContext, variants: Sequence[VariantLists], blend: BlendRecord | None
+) -> ScoreKind:
+    """Returns what the scores of all lists are. Those of a blend only order the items of a user."""
+    kinds = {variant.model.score_kind(context.config) for variant in variants}
+    ranked_by_model = blend is None or blend.chosen == "model"
+    return kinds.pop() if ranked_by_model and len(kinds) == 1 else "ranking"
 
 
 def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from conf.counted import counted
 from conf.errors import ConfigError, InfrastructureError, NightrankError
 from nightrank.model import Model
 from scoring.model.champion import serving_model_and_dataset
@@ -99,7 +100,7 @@ def run(context: RunContext, host: str, port: int, started: Callable[[str], None
         with context.phase("serve"):
             uvicorn.Server(settings).run([listener])
     facts = {"model_version": info.version, "scored_rows": served.rows, "lists": served.lists}
-    text = f"{served.rows} rows scored, {served.lists} lists made"
+    text = f"{counted(served.rows, 'row')} scored, {counted(served.lists, 'list')} made"
     return text, JobSummary(address, None, None, None, facts)
 
 

@@ -20,7 +20,7 @@ def run(context: RunContext, user: str) -> tuple[str, JobSummary]:
         DataError: the date has no lists, or the user has none.
     """
     with context.phase("find"):
-        user_list = find(context.lake, context.run_date, user)
+        user_list = find(context.lake, context.run_date, user, context.config.negatives)
     with context.phase("decode"):
         names = decoded_names(context.lake, user_list)
     facts = {

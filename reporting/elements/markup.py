@@ -63,7 +63,7 @@ def lead(*children: Child) -> Html:
 
 def missing(what: str, job: str) -> Html:
     """Returns the sentence that is shown if facts are missing. It names the job that writes the facts."""
-    return tag("p", f"{what}: ", tag("code", job), " has not run for this run date.", class_="missing")
+    return tag("p", f"{what}: ", tag("code", job), " has no result for this run date.", class_="missing")
 
 
 def grid(*children: Child) -> Html:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from conf.counted import counted as words_counted
+
 NONE = "–"
 
 
@@ -16,6 +18,11 @@ def _absent(value: Any) -> bool:
 def count(value: Any) -> str:
     """Formats a whole number with thousands separators."""
     return NONE if _absent(value) else f"{value:,.0f}"
+
+
+def counted(value: Any, noun: str, plural: str | None = None) -> str:
+    """Formats a whole number with its noun, in singular or plural."""
+    return f"{NONE} {plural or noun + 's'}" if _absent(value) else words_counted(round(value), noun, plural)
 
 
 def decimal(value: Any, digits: int = 4) -> str:

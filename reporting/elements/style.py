@@ -37,6 +37,13 @@ footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .lead strong, .lead code { color: var(--ink); }
 .lead strong.good { color: var(--good); }
 .lead strong.warn { color: var(--warn); }
+.failure { border-left: 4px solid var(--stop); background: var(--panel); border-radius: 0 6px 6px 0;
+  padding: .9rem 1rem; margin: .75rem 0 1rem; max-width: 46rem; }
+.failure p { margin: 0 0 .5rem; }
+.failure p:last-child { margin: 0; }
+.failure strong.stop { color: var(--stop); }
+.failure pre { margin: 0 0 .5rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .875rem/1.45 ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
 .note { color: var(--muted); font-size: .8125rem; line-height: 1.4; margin: 0; }
 .missing { color: var(--muted); font-style: italic; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem;

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
+from conf.types import Negatives
 from reporting.facts.parquet import MOST_ROWS, column, even_files, rows_where
 from storage.dataset import Dataset
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
 
@@ -74,11 +75,17 @@ def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
 
 
 def sample_lists(
-    lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
+    lake: Lake,
+    partition: Partition,
+    manifest: Manifest,
+    dataset: Dataset | None,
+    n: int,
+    negatives: Negatives | None = None,
 ) -> list[UserList]:
     """Returns the lists of up to n users.
 
     The partition is sorted by user, and the users are evenly spread over it. A rerun chooses the same users.
+    `negatives` is that of `histories`.
     """
     files = data_files(partition, manifest)
     if not manifest.rows:
@@ -89,7 +96,7 @@ def sample_lists(
     reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have no reasons
     columns = ["user_id", "position", "item_id", "score", *(["reason"] if reasoned else [])]
     rows = rows_where(files, columns, pc.field("user_id").isin(users))
-    known = histories(lake, dataset, users) if dataset is not None else {}
+    known = histories(lake, dataset, users, negatives) if dataset is not None else {}
     lists: dict[str, list[tuple[int, str, float, str]]] = {user: [] for user in users}
     for row in rows:
         lists[str(row["user_id"])].append(
@@ -113,11 +120,14 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
     )
 
 
-def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
+def histories(
+    lake: Lake, dataset: Dataset, users: list[str], negatives: Negatives | None = None
+) -> dict[str, History]:
     """Returns the clicks and impressions of some users.
 
     About 5 million rows of the newest days of the dataset are read. The result maps each user to a History.
-    It is empty if the dataset has no user column.
+    It is empty if the dataset has no user column. Rows that `negatives` added do not count, because no user
+    saw them.
     """
     files, left = [], MOST_ROWS
     members = sorted(
@@ -135,7 +145,10 @@ def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, Histo
         files += data_files(partition, manifest, member.label)
         left -= sum(file.rows for file in manifest.split_files(member.label))
     by_user: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
-    for row in rows_where(files, [USER_KEY, ITEM_KEY, LABEL], pc.field(USER_KEY).isin(users)):
+    columns = [USER_KEY, ITEM_KEY, LABEL, *([ROW_ID] if negatives else [])]
+    for row in rows_where(files, columns, pc.field(USER_KEY).isin(users)):
+        if negatives and negatives.is_drawn(row[ROW_ID]):
+            continue
         items = by_user[row[USER_KEY]]
         clicks, shown = items.get(row[ITEM_KEY], (0, 0))
         items[row[ITEM_KEY]] = (clicks + int(row[LABEL]), shown + 1)

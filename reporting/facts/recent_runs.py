@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from conf.types import Config
-from reporting.monitoring.run_record import RunRecord, dates_up_to, read_records
+from reporting.monitoring.run_record import NO_REMEDY, RunRecord, dates_up_to, read_records
+from storage import file_io
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake, Partition
 
@@ -32,13 +34,22 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "other": (),
 }
+_MEASURES = "measure_recommendations"
+# The jobs of a run whose failure stops it. `report` is not one of them, because a page shows that it has run.
+_RUN_JOBS = (
+    *(job for jobs in GROUPS.values() for job in jobs),
+    "check_quality",
+    "check_lists",
+    _MEASURES,
+    "nightly",
+)
 
 
 @dataclass(frozen=True)
 class Failure:
     """A failed attempt of a job.
 
-    A killed job has no run record. Its exit code comes from the run record of `nightly`.
+    If a killed job has no run record, its exit code comes from the run record of `nightly`.
     """
 
     dt: str
@@ -46,6 +57,7 @@ class Failure:
     ended_at: str
     exit_code: int
     problem: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,8 @@ class DayFacts:
             these are the rows that the model was trained on.
         core_s, cost: core seconds and cost of all attempts of all jobs, including failed attempts.
         failures: the failed attempts.
+        has_run: whether a stage of a run was started for this date. Other dates may have figures too, because
+            a run reads the log of its train days.
     """
 
     dt: str
@@ -86,6 +100,7 @@ class DayFacts:
     core_s: float = 0.0
     cost: float | None = None
     failures: tuple[Failure, ...] = ()
+    has_run: bool = False
 
     @property
     def dropped_share(self) -> float | None:
@@ -101,7 +116,7 @@ class History:
     """The facts of several run dates.
 
     Attributes:
-        days: the facts of each run date for which at least one value is known, oldest first.
+        days: the facts of each date for which a run was started, oldest first.
         currency: the currency of the costs; None if no cost is known.
     """
 
@@ -115,17 +130,22 @@ def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
     # page.
     lake, dates = Lake(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
-    for record in read_records(lake, dates, config.name):
+    all_records = read_records(lake, dates, config.name)
+    for record in all_records:
         of_date[record.run_date].append(record)
     with ThreadPoolExecutor(_READERS) as pool:
-        all_days = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt]), dates))
+        all_days = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt], all_records), dates))
     currencies = [record.currency for records in of_date.values() for record in records if record.currency]
-    days_with_values = tuple(day for day in all_days if day != DayFacts(day.dt))
-    return History(days_with_values, currencies[-1] if currencies else None)
+    return History(tuple(day for day in all_days if day.has_run), currencies[-1] if currencies else None)
 
 
-def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> DayFacts:
-    """Reads the facts of one run date from its run records and manifests."""
+def _day(
+    config: Config, lake: Lake, dt: str, records: Sequence[RunRecord], all_records: Sequence[RunRecord]
+) -> DayFacts:
+    """Reads the facts of one run date from its run records and manifests.
+
+    `all_records` has the records of all dates.
+    """
     log = _manifest_of(lake.quarantine.partition(dt))
     evaluation = _facts(lake.evaluations.partition(dt))
     changes = _facts(lake.list_changes.partition(dt))
@@ -148,7 +168,8 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
         rows_per_s=_rows_per_s(last),
         core_s=round(sum(record.core_s for record in records), 2),
         cost=sum(costs) if costs else None,
-        failures=tuple(failures_of(records)),
+        failures=tuple(failures_of(records, all_records)),
+        has_run=bool(evaluation or changes) or any(record.job in _RUN_JOBS for record in records),
     )
 
 
@@ -160,26 +181,89 @@ def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
     return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 
-def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
-    """Returns the failed attempts, oldest first. The exit codes of `nightly` show which jobs were killed."""
+def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> list[Failure]:
+    """Returns the failed attempts, oldest first. The exit codes of `nightly` show which jobs were killed.
+
+    Args:
+        records: the records whose failures are returned.
+        others: records of other dates. A stage that has one of them is not taken from the exit codes.
+    """
     failed = [record for record in records if record.failed and record.job != "nightly"]
-    failures = [
-        Failure(
-            record.run_date,
-            record.job,
-            record.ended_at,
-            record.exit_code,
-            (record.error or {}).get("problem", ""),
-        )
-        for record in failed
-    ]
+    failures = [_failure(record) for record in failed]
     for run in (record for record in records if record.job == "nightly"):
-        recorded = {record.job for record in failed if run.started_at <= record.started_at <= run.ended_at}
+        recorded = {
+            record.job
+            for record in (*failed, *others)
+            if record.failed and run.started_at <= record.started_at <= run.ended_at
+        }
         for stage, code in run.facts.get("exit_codes", {}).items():
-            if code not in _CLEAN_EXITS and stage not in recorded:
+            if code not in _CLEAN_EXITS and stage.removesuffix("_again") not in recorded:
                 problem = "killed, or crashed before it could say why"
-                failures.append(Failure(run.run_date, stage, run.ended_at, code, problem))
+                remedy = (run.error or {}).get("remedy", "")
+                failures.append(Failure(run.run_date, stage, run.ended_at, code, problem, remedy))
+        if (run.error or {}).get("kind") not in (None, "StageError"):  # no stage of the run failed
+            failures.append(_failure(run))
     return sorted(failures, key=lambda failure: (failure.ended_at, failure.job))
+
+
+def _failure(record: RunRecord) -> Failure:
+    error = record.error or {}
+    return Failure(
+        record.run_date,
+        record.job,
+        record.ended_at,
+        record.exit_code,
+        error.get("problem", ""),
+        error.get("remedy", ""),
+    )
+
+
+def open_failure(config: Config, run_date: str) -> Failure | None:
+    """Returns the last failure of a stage of a run; None if there is none, or if a later attempt succeeded.
+
+    A later success of the same stage, or of a complete run, replaces a failure. If lists are compared with
+    the clicks of the next day, the run measures the lists of the day before, so that attempt belongs to it.
+    """
+    lake, before = Lake(config.lake), dates_up_to(run_date, 2)[0]
+    of_dates = read_records(lake, [before, run_date], config.name)
+    measured = before if config.measure.against == "next_day" else run_date
+    records = [
+        record
+        for record in of_dates
+        if record.run_date == (measured if record.job == _MEASURES else run_date)
+    ]
+    for failure in reversed(failures_of(records, of_dates)):
+        is_replaced = any(
+            not record.failed
+            and record.job in (failure.job, "nightly")
+            and record.ended_at >= failure.ended_at
+            for record in records
+        )
+        if failure.job in _RUN_JOBS and not is_replaced:
+            log = f"{lake.logs}/dt={run_date}/{failure.job}.log"
+            if failure.remedy == NO_REMEDY and file_io.is_local(log) and file_io.exists(log):
+                return replace(failure, remedy=f"read the job's log, {log}")
+            return failure
+    return None
+
+
+def served_lists(config: Config, run_date: str) -> str | None:
+    """Returns, as text, which lists are served after a failure; None if the log has no users and items.
+
+    These are the lists that were delivered last or, without sinks, those that were published last.
+    """
+    if config.keys is None:
+        return None
+    lake = Lake(config.lake)
+    table = lake.deliveries if config.deliver.sinks else lake.recommendations
+    names = [Path(entry.path).name for entry in file_io.list_files(table.path)]
+    dates = [name.removeprefix("dt=") for name in names if name.startswith("dt=")]
+    served = max((dt for dt in dates if is_published(table.partition(dt))), default=None)
+    if served is None:
+        return "none, because no run has published lists yet"
+    if served == run_date:
+        return "those of this run date, which were published before the failure"
+    return f"those of {served}, because this run has not published any"
 
 
 def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:

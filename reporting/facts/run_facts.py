@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.compute as pc
 
+from conf.train_types import ScoreKind
 from conf.types import SPLITS, Config
-from etl.quality.checks import Finding
+from etl.quality.checks import Finding, unchecked
 from etl.quality.missing_rows import MissingRows, check_missing_rows
 from etl.quality.report_rates import Comparison
 from etl.raw.misdated import Misdated
@@ -22,7 +23,7 @@ from storage.feature_spec import LABEL
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
-from training.registry.model_json import is_complete, read_description
+from training.registry.model_json import is_complete, read_description, score_kind
 
 _RUN_DATES = 14
 
@@ -52,6 +53,11 @@ class Day:
     click_rate: float | None
     misdated: int | None = None
 
+    @property
+    def clicks(self) -> int | None:
+        """Returns the number of clicks in the rows of the split, estimated like the click rate."""
+        return None if self.click_rate is None else round(self.click_rate * self.rows)
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -73,10 +79,12 @@ class DataQuality:
     Attributes:
         compared: the comparison of the day with its train days.
         findings: the figures that are above a limit.
+        unchecked: the figures that have no limit for this log, as texts.
     """
 
     compared: Comparison
     findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,8 @@ class RunFacts:
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
             yet, of the lists of the day before.
+        per_positive: the value of negatives.per_positive; None if no rows are drawn.
+        model_scores, list_scores: what the scores of `model` are, and those of the lists.
     """
 
     name: str
@@ -111,6 +121,20 @@ class RunFacts:
     changes: Mapping[str, Any] | None
     delivery: Mapping[str, Any] | None
     measure: Measure | None
+    per_positive: int | None
+    model_scores: ScoreKind
+    list_scores: ScoreKind
+
+    @property
+    def of_choices(self) -> bool:
+        """Returns whether the log has only what users chose. Then its click rate says nothing about users."""
+        only_clicks = self.quality is not None and self.quality.compared.only_clicks
+        return self.per_positive is not None or only_clicks
+
+    @property
+    def judged_scores(self) -> ScoreKind:
+        """Returns what the scores of the model are that `judged` describes."""
+        return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property
     def promoted(self) -> bool | None:
@@ -142,6 +166,8 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
     missing = _missing(lake, run_date)
+    model = _model(lake, config.name, _version(evaluation, recommendations))
+    listed = recommendations.facts if recommendations else {}
     return RunFacts(
         name=config.name,
         run_date=run_date,
@@ -150,11 +176,14 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
         missing=missing,
         quality=_quality(config, lake, run_date, missing),
         evaluation=evaluation,
-        model=_model(lake, config.name, _version(evaluation, recommendations)),
+        model=model,
         recommendations=recommendations,
         changes=published_facts(lake.list_changes.partition(run_date)),
         delivery=published_facts(lake.deliveries.partition(run_date)),
         measure=_measure(lake, run_date),
+        per_positive=config.negatives.per_positive if config.negatives else None,
+        model_scores=score_kind(model or {}, config),
+        list_scores=cast(ScoreKind, listed.get("scores", config.score_kind)),
     )
 
 
@@ -232,9 +261,12 @@ def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[Missin
     facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:
         return None
+    compared = Comparison.from_facts(facts)
     findings = [Finding.from_facts(finding) for finding in facts["findings"]]
     findings += check_missing_rows(config.quality, missing)
-    return DataQuality(Comparison.from_facts(facts), tuple(findings))
+    return DataQuality(
+        compared, tuple(findings), tuple(unchecked(config.split, compared, config.negatives is not None))
+    )
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conf.counted import counted
 from reporting.elements.comparison_rows import (
     HEADERS,
     MEASURE_WORDS,
@@ -38,9 +39,7 @@ def _head(comparison: Comparison, run_date: str) -> Html:
         tag("h1", f"Experiments on the dataset of {run_date}"),
         tag(
             "p",
-            "The best of ",
-            len(comparison.experiments),
-            " experiments is ",
+            f"The best of {counted(len(comparison.experiments), 'experiment')} is ",
             tag("strong", best.name),
             f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. "
             "The test split was not used for this choice.",
@@ -56,11 +55,15 @@ def _curves(comparison: Comparison) -> Html:
     for measure in ("log_loss", "auc"):
         words = MEASURE_WORDS[measure]
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
+        if measure == "log_loss" and not any(line.drawable() for line in series):
+            continue  # the loss of the training gives no probabilities
         chart = line_chart(f"Validation {words}", series, x_label="epoch", y_label=words)
         charts.append(figure(chart, f"Validation {words}", "mean over the seeds, at each evaluation."))
     sentence = "Measures on the validation split during the training; the last point is the final model."
     if len(comparison.ranked) > len(shown):
-        sentence += f" The charts show the {len(shown)} best of {len(comparison.ranked)} experiments."
+        sentence += (
+            f" The charts show the {len(shown)} best of {counted(len(comparison.ranked), 'experiment')}."
+        )
     return section("curves", "Curves", lead(sentence), grid(*charts))
 
 

@@ -6,7 +6,7 @@ from conf.types import Config
 from reporting.elements.markup import Html, join, tag
 from reporting.elements.style import CSS
 from reporting.facts.list_facts import count_items, sample_lists
-from reporting.facts.recent_runs import read_history
+from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, read_run_facts
 from reporting.html.sections import (
     calibration,
@@ -49,12 +49,12 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         partition = lake.recommendations.partition(run_date)
         dataset = read_dataset(lake, run_date) if is_published(lake.datasets.partition(run_date)) else None
         counts = count_items(partition, run.recommendations)
-        lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS)
+        lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS, config.negatives)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         runs.render(config, run_date, recorder),
         data.render(run),
-        data_quality.render(run.quality),
+        data_quality.render(run.quality, run.of_choices),
         training.render(run),
         gate.render(run),
         calibration.render(run),
@@ -63,10 +63,12 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         impressions.render(run),
         list_changes.render(run),
         coverage.render(run, counts),
-        sample.render(lists),
+        sample.render(lists, run.list_scores),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
-    return run, document(f"Nightrank {config.name} {run_date}", headline.render(run), sections)
+    failure = open_failure(config, run_date)
+    head = headline.render(run, failure, served_lists(config, run_date) if failure else None)
+    return run, document(f"Nightrank {config.name} {run_date}", head, sections)
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:

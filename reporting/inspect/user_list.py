@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from conf.counted import counted
 from conf.errors import DataError
-from conf.types import Scope
+from conf.types import Negatives, Scope
 from reporting.facts.list_facts import History, histories
 from reporting.facts.parquet import rows_where
 from reporting.facts.run_facts import published_facts
@@ -56,8 +57,8 @@ class InspectedList:
     history: History | None
 
 
-def find(lake: Lake, run_date: str, user: str) -> InspectedList:
-    """Returns the published list of a user.
+def find(lake: Lake, run_date: str, user: str, negatives: Negatives | None = None) -> InspectedList:
+    """Returns the published list of a user. `negatives` is the section of the configuration.
 
     Raises:
         DataError: there are no lists of this date, or the lists were held back. Or the user is unknown, or
@@ -80,7 +81,7 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     )
     history = None
     if is_published(lake.datasets.partition(run_date)):
-        history = histories(lake, read_dataset(lake, run_date), [user]).get(user)
+        history = histories(lake, read_dataset(lake, run_date), [user], negatives).get(user)
     return InspectedList(user, run_date, facts, spec, entries, own_features.get(user, {}), items, history)
 
 
@@ -113,8 +114,8 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
-            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
-            "other users",
+            f"user {user!r} is unknown on {run_date}: {users.table} has "
+            f"{counted(read_manifest(users).rows, 'other user')}",
             "check that the id is written as in the log. build_features adds a user to this table when it "
             "first reads a row of the user in the log or, if `users` is configured, in the table of users",
         )
@@ -128,11 +129,11 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
         listed = items - excluded
     if listed:
         return DataError(
-            f"user {user!r} has {listed} candidates on {run_date}, but no list: the lists are older than the "
-            "candidates",
+            f"user {user!r} has {counted(listed, 'candidate')} on {run_date}, but no list: the lists are "
+            "older than the candidates",
             f"run score_daily for {run_date} again",
         )
-    reason = f"all {items} items are excluded" if excluded == items else "the candidate list is empty"
+    reason = f"all items ({items:,}) are excluded" if excluded == items else "the candidate list is empty"
     return DataError(
         f"user {user!r} is known on {run_date} but had no candidates: {reason}",
         "look at the exclusions, filters and sources in the section `candidates` of the configuration",

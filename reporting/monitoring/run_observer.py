@@ -16,7 +16,7 @@ from conf.errors import ConfigError, NightrankError
 from conf.types import Config
 from reporting.monitoring.lineage_events import LineageSender
 from reporting.monitoring.prometheus import expose
-from reporting.monitoring.run_record import RunRecord, write_record
+from reporting.monitoring.run_record import NO_REMEDY, RunRecord, read_records, write_record
 from reporting.monitoring.spark_stages import SparkWork, read_spark_work
 from storage import file_io
 from storage.job_summary import JobSummary
@@ -83,7 +83,36 @@ class Observer:
 
     @property
     def _started_at(self) -> str:
-        return datetime.fromtimestamp(self.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return _utc(self.started_s)
+
+    def record_silent(self, job: str, run_date: str, seconds: float, error: NightrankError) -> None:
+        """Records the attempt of another job, if that job ended without a record.
+
+        A killed job has no record of its own. Without this one, the report could not show the failure.
+
+        Args:
+            job, run_date: the job and its run date.
+            seconds: duration of the attempt.
+            error: how it ended.
+        """
+        with _harmless(f"the end of {job} is not recorded"):
+            lake, name = Lake(self.config.lake), self.config.name
+            began = _utc(time.time() - seconds)
+            records = read_records(lake, [run_date], name)
+            if any(record.job == job and record.started_at >= began for record in records):
+                return
+            record = RunRecord(
+                run_id=RunLineage(job, f"nightrank.{name}", run_date).run_id,
+                job=job,
+                config=name,
+                run_date=run_date,
+                started_at=began,
+                ended_at=file_io.utc_now(),
+                seconds=round(seconds, 2),
+                exit_code=error.exit_code,
+                error=_describe(error),
+            )
+            write_record(lake, record)
 
     def look_at(self, spark: SparkSession | None) -> None:
         """Reads the Spark stages of this run. Call this method before the session is stopped."""
@@ -163,13 +192,18 @@ class Observer:
         )
 
 
+def _utc(seconds: float) -> str:
+    """Returns a time, in seconds since 1970, in ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _describe(error: BaseException) -> dict[str, str]:
     """Returns kind, problem and remedy of an error, for the run record."""
     if isinstance(error, NightrankError):
         return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
     lines = str(error).strip().splitlines() or [repr(error)]
     problem = lines[0][: 4 * _MOST_CHARACTERS]
-    return {"kind": type(error).__name__, "problem": problem, "remedy": "read the job's log"}
+    return {"kind": type(error).__name__, "problem": problem, "remedy": NO_REMEDY}
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
 unique name, and is never replaced. So simultaneous runs need no lock, and a reader never sees half a row. A
-retry adds a row. A killed job leaves no row. Any reader of JSON lines can read the folder `runs` as a table.
+retry adds a row. A killed job writes no row; if it was a stage of `nightly`, that job writes the row. Any
+reader of JSON lines can read the folder `runs` as a table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
+NO_REMEDY = "read the job's log"  # the remedy of an error that has none of its own
 _READERS = 16  # threads, because on an object store each file costs a round trip
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from conf.errors import DataError
 from scoring.inputs.requests import CLUSTER, ITEM_INDEX, VECTOR
 from storage import file_io
+from storage.parquet_files import concat_parts
 
 CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
@@ -101,7 +102,7 @@ def read_clusters(files: tuple[str, ...]) -> tuple[NDArray[np.float32], NDArray[
     for path in files:
         storage, inner = file_io.filesystem(path)
         tables.append(pq.read_table(inner, filesystem=storage, schema=CLUSTERED, partitioning=None))
-    table = pa.concat_tables(tables)
+    table = concat_parts(tables)
     index = table.column(ITEM_INDEX).to_numpy()
     order = np.argsort(index)
     if not np.array_equal(index[order], np.arange(len(index))):

@@ -28,6 +28,7 @@ from scoring.inputs.requests import (
 )
 from storage import file_io
 from storage.feature_spec import USER_KEY
+from storage.parquet_files import concat_parts
 
 LISTED = pa.schema(
     [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
@@ -125,7 +126,7 @@ def load_neighbours(files: tuple[str, ...]) -> Neighbours:
         filesystem, inner = file_io.filesystem(path)
         columns = [ITEM_INDEX, NEIGHBOURS, SIMILARITIES]
         tables.append(pq.read_table(inner, filesystem=filesystem, columns=columns, partitioning=None))
-    table = pa.concat_tables(tables).sort_by(ITEM_INDEX).combine_chunks()
+    table = concat_parts(tables).sort_by(ITEM_INDEX).combine_chunks()
     index = table.column(ITEM_INDEX).to_numpy()
     others = table.column(NEIGHBOURS).combine_chunks()
     values = table.column(SIMILARITIES).combine_chunks().flatten().to_numpy().astype(np.int64)

@@ -25,8 +25,8 @@ from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from spark.arrow_frames import frame_of, table_of
 from storage.dataset import Dataset, split_files, split_partitions
 from storage.feature_spec import ITEM_KEY, LABEL
-from storage.manifest import Manifest, data_files, read_manifest
-from storage.parquet_files import read_file
+from storage.manifest import Manifest, read_manifest
+from storage.parquet_files import read_file, read_table
 from storage.paths import Partition
 from storage.publish import publish_facts, rows_of
 from storage.run_context import RunContext
@@ -160,8 +160,7 @@ def _against(
     """Computes the figures that compare the new lists with the earlier lists in the partition `before`."""
     columns = ["user_id", "item_id", "score"]
     if isinstance(lists, pa.Table) and _reads_files(context, manifest.rows):
-        files = data_files(before, manifest)
-        earlier: pa.Table | DataFrame = pa.concat_tables(read_file(path, columns) for path in files)
+        earlier: pa.Table | DataFrame = read_table(before, manifest, columns=columns)
     else:
         lists = frame_of(context.spark, lists)
         earlier = rows_of(context.spark, before, manifest, columns=columns)

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from conf.counted import counted
 from conf.types import Gate
 from metrics.bootstrap import Interval
 
@@ -61,13 +62,14 @@ class Figures:
 
     Attributes:
         auc: area under the ROC curve.
-        log_loss: the mean log loss over the rows, in nats.
-        calibration: the sum of the predicted probabilities divided by the number of clicks.
+        log_loss: the mean log loss over the rows, in nats; None if the scores are no probabilities.
+        calibration: the sum of the predicted probabilities divided by the number of clicks; None if the
+            scores are no click probabilities.
     """
 
     auc: float
-    log_loss: float
-    calibration: float
+    log_loss: float | None
+    calibration: float | None
 
 
 @dataclass(frozen=True)
@@ -190,20 +192,32 @@ def _as_warning(check: Check) -> Check:
 
 
 def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | None) -> Iterator[Check]:
-    """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked."""
+    """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked.
+
+    The calibration is checked if the scores are click probabilities.
+    """
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
         yield margin_check(_AUC, challenger.auc, champion.auc, comparison.auc, gate.margin)
-        yield margin_check(
-            _LOG_LOSS,
-            -challenger.log_loss,
-            -champion.log_loss,
-            _negated(comparison.log_loss),
-            gate.log_loss_margin,
-        )
+        if challenger.log_loss is not None and champion.log_loss is not None:
+            yield margin_check(
+                _LOG_LOSS,
+                -challenger.log_loss,
+                -champion.log_loss,
+                _negated(comparison.log_loss),
+                gate.log_loss_margin,
+            )
+        elif gate.log_loss_margin is not None:
+            message = (
+                f"{_LOG_LOSS.setting}={gate.log_loss_margin:g} was not checked: the scores of a model "
+                "are not probabilities, so there is no log loss"
+            )
+            yield Check("log_loss", "warn", message, None, gate.log_loss_margin, _LOG_LOSS.setting)
         yield _minimum_check("rows", comparison.rows, gate.min_rows)
         yield _minimum_check("users", comparison.users, gate.min_users)
-    yield _calibration_check(gate, challenger, comparison.champion if comparison else None)
+    if challenger.calibration is not None:
+        champion_ratio = comparison.champion.calibration if comparison else None
+        yield _calibration_check(gate, challenger.calibration, champion_ratio)
 
 
 def margin_check(
@@ -263,26 +277,27 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
     The level is `hold` if this number is less than `minimum`.
     """
     setting = f"gate.min_{name}"
+    message = f"{counted(count, name.removesuffix('s'))} in the test split"
     if count >= minimum:
-        return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
-    message = f"{count:,} {name} in the test split are too few to decide on ({setting}={minimum:,})"
+        return Check(name, "ok", message, count, minimum, setting)
+    message += f" {'is' if count == 1 else 'are'} too few to decide on ({setting}={minimum:,})"
     return Check(name, "hold", message, count, minimum, setting)
 
 
-def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
+def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> Check:
     """Checks the challenger's calibration: the ratio of predicted clicks to observed clicks.
 
     The level is `hold` if the ratio is outside the configured range. But if the champion's ratio is further
     from 1, the level is only `warn`.
     """
-    low, high, ratio = gate.calibration_low, gate.calibration_high, challenger.calibration
+    low, high = gate.calibration_low, gate.calibration_high
     message = f"predicted clicks are {ratio:.3f} times the observed ones"
     if low <= ratio <= high:
         return Check("calibration", "ok", message, ratio)
     limit, setting = (low, "gate.calibration_low") if ratio < low else (high, "gate.calibration_high")
     message += f", outside of {low:g} to {high:g} ({setting})"
-    if champion is not None and _distance(champion.calibration) > _distance(ratio):
-        message += f"; the champion's ratio, {champion.calibration:.3f}, is further from 1"
+    if champion is not None and _distance(champion) > _distance(ratio):
+        message += f"; the champion's ratio, {champion:.3f}, is further from 1"
         return Check("calibration", "warn", message, ratio, limit, setting)
     return Check("calibration", "hold", message, ratio, limit, setting)
 

@@ -38,7 +38,8 @@ def drift_checks(
     oov_shares = _largest_first(
         (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    click_rates = report.click_rates if report else None
+    # The section `negatives` decides how many rows are no clicks, not what users do.
+    click_rates = report.click_rates if report and context.config.negatives is None else None
     checks = [
         _score_check(context, scores),
         _column_check(context, report, columns),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from conf.counted import counted
 from conf.types import Gate
 from metrics.bootstrap import Interval, interval
 from scoring.evaluation.gate import Check, Measure, margin_check
@@ -99,9 +100,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[Check]:
         margin_check(hit_rate, ours.hit_rate, theirs.hit_rate, between.get("hit_rate"), None),
     ]
     if not enough and gate.lists_margin is not None:
-        message = (
-            f"{checks[0].message}; {measurement.users} users are too few to decide on "
-            f"(gate.min_users={gate.min_users:,})"
-        )
+        users = f"{counted(measurement.users, 'user')} {'is' if measurement.users == 1 else 'are'}"
+        message = f"{checks[0].message}; {users} too few to decide on (gate.min_users={gate.min_users:,})"
         checks[0] = replace(checks[0], level="warn", message=message)
     return checks

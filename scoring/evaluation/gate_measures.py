@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.errors import DataError
+from conf.train_types import ScoreKind
 from metrics.bootstrap import Interval, Resample, interval
 from scoring.evaluation.encoded_test_rows import encoded_test_rows
 from scoring.evaluation.gate import Comparison, Figures
@@ -21,6 +22,9 @@ from spark.rows import Rows, count, persist, query, quoted, records, select, unp
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.run_context import RunContext
+
+_OF_PROBABILITIES = ("log_loss", "normalized_entropy")
+_OF_CLICK_PROBABILITIES = ("predicted_over_observed", "calibration")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class ModelMeasures:
             vocabulary of the workflow does not contain.
         ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty if
             keys.group is not configured.
+        scores: what the scores of the model are. Facts that these scores cannot have are None in the result
+            of `to_facts`.
     """
 
     version: str
@@ -42,14 +48,26 @@ class ModelMeasures:
     quality: PredictionQuality
     oov_shares: Mapping[str, float]
     ranking: Mapping[str, Any] = field(default_factory=dict)
+    scores: ScoreKind = "click_probability"
 
     @property
     def figures(self) -> Figures | None:
         """Returns the figures that the gate compares; None if the test rows cannot measure a model."""
-        facts = self.quality.facts
         if self.quality.unmeasured is not None:
             return None
+        facts = self.facts
         return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Returns the quality of the predictions. Facts that the scores cannot have are None.
+
+        Scores that only order rows have no log loss. Only click probabilities can be compared with a click
+        rate.
+        """
+        missing: tuple[str, ...] = _OF_CLICK_PROBABILITIES if self.scores != "click_probability" else ()
+        missing += _OF_PROBABILITIES if self.scores == "ranking" else ()
+        return {**self.quality.facts, **dict.fromkeys(missing)}
 
     def to_facts(self) -> dict[str, Any]:
         """Returns the measures as JSON values for the facts of the evaluation."""
@@ -57,7 +75,8 @@ class ModelMeasures:
             "version": self.version,
             "workflow_version": self.workflow_version,
             "oov_shares": dict(self.oov_shares),
-            **self.quality.facts,
+            "scores": self.scores,
+            **self.facts,
             **({"ranking": dict(self.ranking)} if self.ranking else {}),
         }
 
@@ -109,7 +128,9 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
             quality = measure_predictions(predictions, resample)
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
             unpersist(predictions)
-        measures[model.version] = ModelMeasures(model.version, version, quality, oov[version], ranking)
+        measures[model.version] = ModelMeasures(
+            model.version, version, quality, oov[version], ranking, model.score_kind(context.config)
+        )
         if resample and not units:
             units = _count_units(rows[version])
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
@@ -127,17 +148,19 @@ def compare(
 ) -> Comparison | None:
     """Compares two models: computes the differences of their measures, challenger minus champion.
 
-    Each difference has a confidence interval. Returns None if the test rows cannot measure a model.
+    Each difference has a confidence interval. A measure that one of the models cannot have is not compared.
+    Returns None if the test rows cannot measure a model.
     """
     of_champion = champion.figures
     if of_champion is None:
         return None
 
     def difference(name: str) -> Interval | None:
-        ours, theirs = challenger.quality, champion.quality
-        return interval(
-            ours.facts[name] - theirs.facts[name], ours.replicates[name], theirs.replicates[name], confidence
-        )
+        ours, theirs = challenger.facts[name], champion.facts[name]
+        if ours is None or theirs is None:
+            return None
+        replicates = challenger.quality.replicates[name], champion.quality.replicates[name]
+        return interval(ours - theirs, *replicates, confidence)
 
     rows = int(challenger.quality.facts["rows"])
     return Comparison(of_champion, difference("auc"), difference("log_loss"), rows, users)

@@ -132,7 +132,7 @@ def _headline(measures: ModelMeasures, lists: ListFigures | None) -> dict[str, A
     """Returns those figures of a model that the registry records."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     of_lists = {"lists": lists.to_facts()} if lists else {}
-    return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking, **of_lists}
+    return {**{name: measures.facts[name] for name in HEADLINE}, **ranking, **of_lists}
 
 
 def _check_facts(check: Check) -> dict[str, Any]:

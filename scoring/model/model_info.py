@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import DataError
-from conf.types import ModelConfig, MultiHot, Score
+from conf.train_types import ScoreKind
+from conf.types import Config, ModelConfig, MultiHot, Score
 from scoring.inputs.requests import ModelRequest
 from storage import file_io, format_versions
 from storage.feature_spec import FeatureSpec
 from storage.lineage import NOT_RECORDED, LineageRecorder
+from training.registry.model_json import score_kind
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class ModelInfo:
     def refit_of(self) -> str | None:
         """Returns the champion that this model refits; None if this model is no refit."""
         return self.description.get("refit_of")
+
+    def score_kind(self, config: Config) -> ScoreKind:
+        """Returns what the scores of this model are. `config` decides if model.json does not say it."""
+        return score_kind(self.description, config)
 
     @property
     def multi_hot(self) -> MultiHot:

@@ -15,6 +15,7 @@ from scoring.model.predictor import Predictor
 from scoring.ranking.pairs import Side, context_side, side_of
 from storage import file_io
 from storage.feature_spec import ITEM_KEY
+from storage.parquet_files import concat_parts
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
     """
     spec, multi_hot = predictor.spec, predictor.multi_hot
     columns = [ITEM_INDEX, ITEM_KEY, *(feature.name for feature in spec.scoped("item"))]
-    table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
+    table = concat_parts(_read_parquet(path, columns) for path in files).combine_chunks()
     index = table.column(ITEM_INDEX).to_numpy()
     if not np.array_equal(index, np.arange(len(index))):
         raise DataError(

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import fs
 
+from conf.counted import counted
 from conf.errors import ConfigError, DataError
 from scoring.rules.request import AttributeTable
 from storage import file_io
@@ -53,8 +54,9 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     counts = pc.value_counts(rows.column("key").combine_chunks())
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
+        verb = "has" if len(repeated) == 1 else "have"
         raise DataError(
-            f"{table.path}: {table.key} is not unique: {len(repeated)} items have several rows, "
+            f"{table.path}: {table.key} is not unique: {counted(len(repeated), 'item')} {verb} several rows, "
             f"such as {repeated[0].as_py()!r}",
             "keep one row per item",
         )

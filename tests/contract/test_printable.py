@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 
+from conf.counted import counted
 from conf.errors import DataError, raised_in
 from conf.printable import PrintableFormatter, is_printable, json_line, printable, printable_lines
 from reporting.elements.markup import table, tag
@@ -104,3 +105,8 @@ def test_the_page_of_a_user_is_printable() -> None:
     assert is_printable(text.replace("\n", ""))
     assert text.count(SHOWN) == 7
     assert len(text.splitlines()) == 18
+
+
+def test_a_noun_has_the_number_of_its_count() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
+    assert [counted(count, "entry", "entries") for count in (1, 2)] == ["1 entry", "2 entries"]

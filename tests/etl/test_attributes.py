@@ -45,11 +45,11 @@ BY_DAY: dict[str, Any] = {"log": {**RATINGS["log"], "path": "{data}/dt={date}/*"
     [
         (
             ["who,age", "1,20", "2,young"],
-            r"1 rows do not parse; .* of the first are \(3, 'integer:age'\)",
+            r"1 row does not parse; .* of the first are \(3, 'integer:age'\)",
         ),
         (["who,age", "1,20", "1,30"], "2 rows have 1 different values of who"),
         (["who,age", "1,20", ",30"], "2 rows have 1 different values of who"),
-        (["who,age", "1,20", '2,"30'], r"1 rows do not parse; .* of the first are \(3, 'quote'\)"),
+        (["who,age", "1,20", '2,"30'], r"1 row does not parse; .* of the first are \(3, 'quote'\)"),
     ],
 )
 def test_attributes_must_be_one_row_a_key(

@@ -263,6 +263,14 @@ def test_every_run_has_a_record_with_the_codes_of_its_stages(submit_stub: SparkS
     submit_stub.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
     assert nightly.main(submit_stub.arguments()) == 137
     records = read_records(Lake(str(submit_stub.lake)), [RUN_DATE])
+    (stage,) = [
+        record for record in records if record.job == "build_candidates"
+    ]  # it could not write its own
+    assert (stage.exit_code, stage.config, stage.run_date) == (137, "generated", RUN_DATE)
+    assert stage.error is not None
+    assert "build_candidates ended with exit code 137 (killed by SIGKILL" in stage.error["problem"]
+    assert stage.error["remedy"].endswith("build_candidates.log")
+    records.remove(stage)
     good, bad = sorted(records, key=lambda record: record.exit_code)  # both ended within a second
     assert (good.job, good.exit_code, good.error) == ("nightly", 0, None)
     assert set(good.phases) == {"build_features", "build_candidates", "score_daily", "report"}

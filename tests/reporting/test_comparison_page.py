@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -132,3 +134,27 @@ def test_the_terminal_shows_the_same_rows() -> None:
     assert any(
         line.startswith("  Best: <b>wide</b>, with validation log loss 0.3200 ± 0.0283") for line in lines
     )
+
+
+def test_losses_without_probabilities_have_no_log_loss_to_draw() -> None:
+    """The trainings of a loss over items: their measures of probabilities are null."""
+
+    def without(measures: Mapping[str, float | None]) -> dict[str, float | None]:
+        return {"auc": measures["auc"], "log_loss": None, "normalized_entropy": None}
+
+    def ranking(outcome: TrainingOutcome) -> TrainingOutcome:
+        curve = [replace(evaluation, measures=without(evaluation.measures)) for evaluation in outcome.curve]
+        held_out = {"validation": without(outcome.validation), "test": without(outcome.test)}
+        return replace(outcome, **held_out, curve=curve)
+
+    experiments = [
+        replace(experiment, trainings=[ranking(training) for training in experiment.trainings])
+        for experiment in COMPARISON.experiments[:2]
+    ]
+    comparison = replace(COMPARISON, choose_by="auc", experiments=experiments)
+    page = comparison_page(comparison, DATE, COMMAND)
+    assert "Validation AUC" in page
+    assert "no values to draw" not in page
+    headers, *rows = Cells(page).rows
+    assert {row[headers.index("Validation log loss")] for row in rows} == {"–"}
+    assert "log loss" not in comparison_text(comparison, DATE, COMMAND).split("Changed settings")[0]

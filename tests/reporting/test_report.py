@@ -9,8 +9,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from conf.load import load_config
+from conf.types import Config, Negatives
 from etl.quality.missing_rows import MissingRows
 from jobs.runner import run_job
 from jobs.stages import report
@@ -19,8 +22,10 @@ from reporting.facts import list_facts, parquet
 from reporting.facts.run_facts import read_run_facts
 from reporting.html.page import build
 from reporting.html.sections.stages import read_stage_times
-from storage.dataset import Dataset, Member, publish_dataset
+from storage import file_io
+from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import read_manifest, replace_manifest
+from storage.parquet_files import read_table
 from storage.paths import Lake
 from tests.reporting.report_lake import (
     CHANGES,
@@ -91,7 +96,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
     page = Page(full)
     assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
-    assert "has not run" not in page.text
+    assert "has no result" not in page.text
     # (0.7984 - 0.5) / (0.8142 - 0.5) = 0.9497; the lift and the reason come from the facts as they are
     for figure in (
         "0.7984",
@@ -308,7 +313,7 @@ def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) 
     text = Page(build(config, RUN_DATE)[1]).text
     assert "Experiment deep : 25.0% of the users" in text
     assert "treatment 01234567 90 30 20.0% 0.1250 0.1000 25.0%" in text
-    assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 dates with other models" in text
+    assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 date with other models" in text
     assert "NDCG @10 -0.0100 -0.0300 to 0.0100 -10.0% -25.0% to 5.0%" in text
     assert "guard rail" not in text
     assert "do not fit the share" not in text
@@ -570,3 +575,85 @@ def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) 
     text = Page(build(config, RUN_DATE)[1]).text
     assert "4 of 204 raw rows" in text
     assert "after dropping, by split." in text
+
+
+def _choices(root: Path) -> Config:
+    """A lake of a run whose model compares items, and a configuration that draws negatives."""
+    config = make_lake(root)
+    lake = Lake(config.lake)
+    description = f"{lake.models(config.name)}/{MODEL}/model.json"
+    file_io.replace_json(description, {**file_io.read_json(description), "scores": "ranking"})
+    partition = lake.evaluations.partition(RUN_DATE)
+    facts = dict(read_manifest(partition).facts)
+    names = ("log_loss", "normalized_entropy", "calibration")
+    facts["challenger"] = {**facts["challenger"], **dict.fromkeys(names), "scores": "ranking"}
+    publish_facts(partition, {**facts, "best_auc": None})
+    partition = lake.recommendations.partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    replace_manifest(partition, replace(manifest, facts={**manifest.facts, "scores": "ranking"}))
+    return load_config("conf/datasets/generated.yaml", [f"lake={root}", "negatives={per_positive: 1}"])
+
+
+def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path: Path) -> None:
+    text = Page(build(_choices(tmp_path), RUN_DATE)[1]).text
+    without_truth = text.replace("Lists by the true click probability", "").replace(
+        "the highest true prob", ""
+    )
+    for words in (
+        "robability ",
+        "lick rate of",
+        "share of rows with a click",
+        "Reliability",
+        "log loss",
+        "ntropy",
+    ):
+        assert words not in without_truth.replace("because the section negatives", ""), words
+    assert "Scores The loss of the training compares items" in text
+    assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
+    assert "score of every test row." in text
+    assert "chosen against drawn items of the test rows" in text
+    assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
+    assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
+
+
+def test_rows_that_were_drawn_are_no_impressions_of_a_user(tmp_path: Path) -> None:
+    config = _choices(tmp_path)
+    lake = Lake(config.lake)
+    dataset, users = read_dataset(lake, RUN_DATE), ["user03", "user07"]
+
+    def rows(negatives: Negatives | None) -> int:
+        found = list_facts.histories(lake, dataset, users, negatives).values()
+        return sum(shown for history in found for _, shown in history.items.values())
+
+    days = [member.dt for members in dataset.splits.values() for member in members]
+    partitions = [lake.features(WORKFLOW).partition(dt) for dt in days]
+    tables = [read_table(partition, read_manifest(partition)) for partition in partitions]
+    table = pa.concat_tables(tables).to_pandas()
+    table = table[table.user_key.isin(users)]
+    assert rows(None) == len(table)
+    assert rows(config.negatives) == (table.row_id % 2 == 0).sum() < len(table)
+
+
+def test_a_log_that_has_only_clicks_has_choices_and_no_click_rate(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).quality(config.name).partition(RUN_DATE)
+    facts = dict(read_manifest(partition).facts)
+    pieces = [{**piece, "clicks": piece["rows"]} for piece in facts["pieces"]]
+    publish_facts(partition, {**facts, "pieces": pieces, "findings": []})
+    text = Page(build(config, RUN_DATE)[1]).text.split("Data quality")[1].split("Training", 1)[0]
+    assert "80 choices in 80 rows (400 choices in 400 rows in training). Nothing is above a limit." in text
+    assert "Not compared: the click rate, because every row is a click." in text
+    assert "100.00%" not in text.split("Columns of the day")[0]
+
+
+def test_what_can_be_one_is_counted_as_one(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    description = f"{Lake(config.lake).models(config.name)}/{MODEL}/model.json"
+    ones = {"train_rows": 1, "steps": 1, "num_ranks": 1}
+    file_io.replace_json(description, {**file_io.read_json(description), **ones})
+    partition = Lake(config.lake).quality(config.name).partition(RUN_DATE)
+    publish_facts(partition, quality_facts(FINDINGS[:1]))
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "on 1 row in 1 step by 1 rank." in text
+    assert "1 figure is above a limit." in text
+    assert not re.search(r"\b1 (rows|days|users|items|ranks|steps|figures|stages|entries|columns)\b", text)

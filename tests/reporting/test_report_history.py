@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf.load import load_config
 from conf.types import Config
-from reporting.facts.recent_runs import failures_of, read_history
+from reporting.facts.recent_runs import failures_of, open_failure, read_history, served_lists
 from reporting.html.charts.bars import stacked
 from reporting.html.page import build
 from reporting.html.sections.last_thirty_days import _core_time, render
 from reporting.html.sections.stages import read_stage_times
 from reporting.monitoring.run_record import write_record
+from storage.manifest import Manifest, replace_manifest
 from storage.paths import Lake
 from tests.reporting.history_lake import FAILED, HOSTILE_REASON, KILLED, LOST, make_history, record_of
-from tests.reporting.report_lake import RUN_DATE, config_of, make_lake
+from tests.reporting.report_lake import RUN_DATE, config_of, make_lake, publish_facts
 from tests.reporting.test_report import Page
 
 
@@ -133,7 +136,7 @@ def test_a_lake_without_runs_has_no_such_section(tmp_path: Path) -> None:
 def test_two_days_of_which_little_is_known_can_be_drawn(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     for back in (0, 1):
-        write_record(Lake(config.lake), record_of(config, day_before(back), "report", core_s=1.0))
+        write_record(Lake(config.lake), record_of(config, day_before(back), "build_candidates", core_s=1.0))
     html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
     assert html is not None
     assert "AUC: there are no values to draw." in html
@@ -170,3 +173,95 @@ def test_stacked_bars_reach_the_sum_and_leave_out_what_is_unknown() -> None:
     assert [round((height + 1) / unit, 2) for height in heights] == [1.0, 3.0, 2.0]
     assert "at most 4 at a" in chart
     assert "<svg" not in stacked("T", ["a"], [("x", [float("nan")])], x_label="d", y_label="m")
+
+
+ERROR = {"kind": "DataError", "problem": "clicks.tsv has no <column> 'C7'", "remedy": "correct log.columns"}
+
+
+def _attempt(config: Config, job: str, minute: int, code: int = 0, **values: Any) -> None:
+    """Records an attempt on RUN_DATE that began and ended in this minute."""
+    at = {"started_at": f"{RUN_DATE}T03:{minute:02}:00Z", "ended_at": f"{RUN_DATE}T03:{minute:02}:30Z"}
+    error = {"error": ERROR} if code else {}
+    record = record_of(
+        config, RUN_DATE, job, exit_code=code, run_id=f"{minute:08}", **{**at, **error, **values}
+    )
+    write_record(Lake(config.lake), record)
+
+
+def _head(config: Config) -> str:
+    return Page(build(config, RUN_DATE)[1].split("<section", 1)[0] + "</main></body></html>").text
+
+
+def test_the_page_of_a_failed_run_opens_with_the_failure_until_the_stage_succeeds(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    _attempt(config, "build_features", 1, 3)
+    for job in ("show", "prune", "report"):  # these are no stages that stop a run
+        _attempt(config, job, 2, 3)
+    head = _head(config)
+    assert f"build_features failed at {RUN_DATE} 03:01:30 UTC with exit code 3 (data)." in head
+    assert "clicks.tsv has no <column> 'C7' What to do: correct log.columns" in head
+    assert "Served lists: none, because no run has published lists yet." in head
+    assert "Neither" not in head
+    lists = Lake(config.lake).recommendations
+    publish_facts(lists.partition(day_before(4)), {})
+    assert f"Served lists: those of {day_before(4)}, because this run has not published any." in _head(config)
+    _attempt(config, "train_model", 3, 137)  # the last failure that was not repaired is shown
+    assert "train_model failed" in _head(config)
+    assert "exit code 137 (killed by SIGKILL: worth a retry)" in _head(config)
+    _attempt(config, "train_model", 4)
+    assert "build_features failed" in _head(config)
+    _attempt(config, "build_features", 5)
+    assert " failed" not in _head(config)
+    _attempt(config, "score_daily", 6, 4)
+    publish_facts(lists.partition(RUN_DATE), {})
+    assert "those of this run date, which were published before the failure" in served_lists(config, RUN_DATE)
+    assert open_failure(config, RUN_DATE) is not None
+    _attempt(config, "nightly", 7)  # a complete run has succeeded
+    assert open_failure(config, RUN_DATE) is None
+
+
+def test_a_run_that_stopped_without_a_failed_stage_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    _attempt(config, "nightly", 1, 143, error={**ERROR, "kind": "StoppedError"})
+    failure = open_failure(config, RUN_DATE)
+    assert failure is not None
+    assert (failure.job, failure.exit_code, failure.remedy) == ("nightly", 143, ERROR["remedy"])
+
+
+def test_a_failed_measure_of_the_lists_of_the_day_before_belongs_to_the_run(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    before = {
+        "run_date": day_before(1),
+        "started_at": f"{RUN_DATE}T04:00:00Z",
+        "ended_at": f"{RUN_DATE}T04:00:09Z",
+    }
+    _attempt(config, "measure_recommendations", 1, 3, **before)
+    _attempt(config, "build_features", 2, 3, run_date=day_before(1))  # this one is of another run
+    failure = open_failure(config, RUN_DATE)
+    assert failure is not None
+    assert (failure.job, failure.dt) == ("measure_recommendations", day_before(1))
+    assert f"measure_recommendations for {day_before(1)} failed" in _head(config)
+
+
+def test_lists_that_are_delivered_to_sinks_are_served_from_there(tmp_path: Path) -> None:
+    sinks = "deliver.sinks=[{kind: json_lines, name: files, path: " + str(tmp_path) + "/out}]"
+    config = load_config("conf/datasets/generated.yaml", [f"lake={tmp_path}", sinks])
+    lake = Lake(config.lake)
+    publish_facts(lake.recommendations.partition(day_before(1)), {})
+    publish_facts(lake.deliveries.partition(day_before(2)), {})
+    assert day_before(2) in str(served_lists(config, RUN_DATE))
+    assert served_lists(config.model_copy(update={"keys": None}), RUN_DATE) is None
+
+
+def test_only_dates_on_which_a_run_was_tried_count_as_run(tmp_path: Path) -> None:
+    """The log of the train days has been read, and lists of earlier dates may be measured later."""
+    config = config_of(tmp_path)
+    for back in range(1, 16):
+        log = Manifest("quarantine", day_before(back), (), (), {}, rows_in=100, dropped={"label": 1})
+        replace_manifest(Lake(config.lake).quarantine.partition(day_before(back)), log)
+    _attempt(config, "generate_clicks", 1, run_date=day_before(9))
+    _attempt(config, "build_features", 2, 3)
+    html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
+    assert html is not None
+    assert f"Of the 30 run dates up to {RUN_DATE}, 1 has run" in html
+    assert "Failed attempts: 1." in html

@@ -150,6 +150,7 @@ def test_manifest_of_recommendations_describes_them(
     scored_run: ScoredRun, reference: ReferenceScores
 ) -> None:
     manifest = read_manifest(scored_run.lake.recommendations.partition(RUN_DATE))
+    assert manifest.facts["scores"] == "click_probability"
     actual = read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
     assert [name for name, _ in manifest.schema] == list(actual.columns)

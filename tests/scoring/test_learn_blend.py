@@ -26,6 +26,7 @@ from scoring.evaluation.blend_fit import BLEND, MODEL
 from scoring.evaluation.blend_pairs import measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
+from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores
@@ -137,7 +138,9 @@ def _require_lists(job: RunContext, reference: ReferenceScores) -> None:
     assert record is not None
     assert record.weights is not None
     candidates = read_rows(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
-    lists = read_rows(job.lake.recommendations.partition(RUN_DATE))
+    partition = job.lake.recommendations.partition(RUN_DATE)
+    assert read_manifest(partition).facts["scores"] == "ranking"  # a blend gives no click probabilities
+    lists = read_rows(partition)
     keys = (
         read_rows(job.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).sort_values("item_index").item_key
     )

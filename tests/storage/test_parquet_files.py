@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
 from storage.manifest import data_files, read_manifest
-from storage.parquet_files import read_table
+from storage.parquet_files import concat_parts, read_file, read_table
 from storage.paths import Lake, Partition
 from storage.publish_rows import publish_rows
 
@@ -60,3 +61,31 @@ def test_a_missing_or_damaged_file_is_named(partition: Partition, damage: str) -
     problem = "does not exist" if damage == "gone" else "is not a complete Parquet file"
     with pytest.raises(DataError, match=rf"{path.name} {problem}"):
         read_table(partition, manifest)
+
+
+def _marked(table: pa.Table) -> pa.Table:
+    """The same rows, as a writer declares them that expects no nulls and adds metadata."""
+    fields = []
+    for field in table.schema:
+        kind = field.type
+        if pa.types.is_list(kind):
+            kind = pa.list_(pa.field("element", kind.value_type, nullable=False))
+        fields.append(pa.field(field.name, kind, nullable=False, metadata={"writer": "other"}))
+    arrays = [column.combine_chunks().cast(field.type) for column, field in zip(table, fields, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata={"writer": "other"}))
+
+
+def test_parts_of_several_writers_are_one_table(tmp_path: Path) -> None:
+    full = pa.table({"key": ["a", "b"], "ids": pa.array([[1], [2, 3]], pa.list_(pa.int32()))})
+    parts = [full, _marked(full), _marked(full.slice(0, 0)), full.slice(0, 0)]
+    for order in (parts, parts[::-1]):
+        assert concat_parts(order).to_pylist() == 2 * full.to_pylist()
+        files = []
+        for number, part in enumerate(order):
+            files.append(str(tmp_path / f"{number}.parquet"))
+            pq.write_table(part, files[-1])
+        assert concat_parts(pq.read_table(file) for file in files).to_pylist() == 2 * full.to_pylist()
+        read = [read_file(file) for file in files]
+        assert all(part.schema.equals(read[0].schema, check_metadata=True) for part in read)
+    with pytest.raises(pa.ArrowInvalid):
+        concat_parts([full, full.select(["key"])])

@@ -382,3 +382,41 @@ def pairs_of(days: list[Choices]) -> set[int]:
         )
         pairs |= set(pair_hash(users, items).tolist())
     return pairs
+
+
+@pytest.mark.parametrize(
+    "train, draws, scores, measured",
+    [
+        ({}, False, "click_probability", True),
+        ({"negatives": {"per_positive": 2}}, True, "probability", True),
+        ({"negatives": {"per_positive": 2}, "loss": "softmax"}, True, "ranking", False),
+    ],
+)
+def test_a_model_says_what_its_scores_are_and_has_only_measures_that_they_have(
+    no_spark: None, tmp_path: Path, train: dict[str, Any], draws: bool, scores: str, measured: bool
+) -> None:
+    lake, days = Lake(str(tmp_path)), [choices(60, seed=number, day=number) for number in range(3)]
+    splits: dict[Any, dict[str, Any]] = {
+        split: {DAYS[number]: days[number].rows}
+        for number, split in enumerate(("train", "validation", "test"))
+    }
+    publish_all(lake, FIRST, SPEC, splits)
+    config = make_config(
+        lake,
+        model={"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
+        train={**TRAIN, "epochs": 1, "evaluate_every_steps": 1, "global_batch_size": 16, **train},
+        negatives={"per_positive": 1} if draws else None,
+        keys={"user": "I0", "item": "label"},
+        scopes={"user": ["I0"]},
+    )
+    summary = train_model.run(context_of(config, FIRST))
+    description = read_description(str(summary.output))
+    assert description["scores"] == scores
+    history = [entry["validation"] for entry in description["history"] if "validation" in entry]
+    found = [description["metrics"]["validation"], description["metrics"]["test"], *history]
+    assert len(found) > 2
+    for metrics in (*found, summary.facts):
+        assert metrics["auc"] is not None
+        assert (metrics["log_loss"] is not None) is measured
+        assert (metrics["normalized_entropy"] is not None) is measured
+    assert (description["metrics"]["test"]["calibration"] is not None) is measured

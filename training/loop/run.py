@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,6 +47,7 @@ from training.loop.warm_start import warm_start
 from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model
 from training.models.inputs import id_columns
+from training.registry.model_json import OF_PROBABILITIES
 from training.settings import with_item
 
 log = logging.getLogger("nightrank.training")
@@ -96,9 +97,7 @@ def run_plan(
     baselines = {name: rank.measure(rank.train_baseline(name), held_out) for name in plan.train.baselines}
     description = {
         **plan.description,
-        "metrics": metrics,
-        "baselines": baselines,
-        "history": result.history,
+        **_meaningful(plan, {"metrics": metrics, "baselines": baselines, "history": result.history}),
         "train_rows": sum(file.rows for file in plan.train_files),
         "steps": result.steps,
         "seconds": result.seconds,
@@ -110,6 +109,20 @@ def run_plan(
     published = save_trained(plan.model_path, trainer, description, collectives)
     checkpoints.delete()
     return published
+
+
+def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metrics in nested values, without those that the scores of the model cannot have.
+
+    Without probabilities, there are no log loss and no calibration: these entries become None.
+    """
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: None if key in OF_PROBABILITIES else kept(inner) for key, inner in value.items()}
+        return [kept(inner) for inner in value] if isinstance(value, list) else value
+
+    return values if plan.description.get("scores") != "ranking" else cast(dict[str, Any], kept(values))
 
 
 def train_in_process(plan: TrainPlan) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def make_table_plan(
         "code_version": versions.code_version(),
         "parent": None,
         "trained_days": [],
+        "scores": train.score_kind(draws=False),
     }
     return TrainPlan(
         description,

@@ -120,6 +120,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         "code_version": versions.code_version(),
         "parent": parent_version,
         "trained_days": sorted(seen | set(train_days(dataset))),
+        "scores": config.score_kind,
     }
     return TrainPlan(
         description,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from conf.errors import DataError
+from conf.train_types import ScoreKind
+from conf.types import Config
 from storage import file_io, format_versions
 from training.registry.written_file import FileEntry, damage
 
 log = logging.getLogger("nightrank.training")
 
 MODEL_JSON = "model.json"
+# Metrics of probabilities. They are None for a model whose scores only order rows.
+OF_PROBABILITIES = ("log_loss", "normalized_entropy", "calibration")
 
 
 def is_described(path: str) -> bool:
@@ -36,6 +40,14 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
     if problem is not None:
         log.warning("the model in %s is damaged and has to be trained again: %s", path, problem)
     return problem is None
+
+
+def score_kind(description: Mapping[str, Any], config: Config) -> ScoreKind:
+    """Returns what the scores of a model are.
+
+    The model.json of an earlier release does not say it. Such a model is taken for one of `config`.
+    """
+    return cast(ScoreKind, description.get("scores", config.score_kind))
 
 
 def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:

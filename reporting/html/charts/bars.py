@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from conf.counted import counted
 from reporting.elements.markup import Html, join, tag
 from reporting.html.charts.axis import Format, axis
 from reporting.html.charts.frame import BOTTOM, LEFT, RIGHT, WIDTH, frame, legend, nothing_to_draw, x_of, y_of
@@ -68,7 +69,13 @@ def histogram(
             )
         )
     total = sum(count for _, _, count in bars)
-    return frame(x, y, marks, title, f"Histogram of {total:,.0f} values of {x_label}, {len(bars)} bars")
+    return frame(
+        x,
+        y,
+        marks,
+        title,
+        f"Histogram of {counted(round(total), 'value')} of {x_label}, {counted(len(bars), 'bar')}",
+    )
 
 
 def columns(

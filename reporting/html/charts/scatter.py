@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from conf.counted import counted
 from reporting.elements.markup import Html, tag
 from reporting.html.charts.axis import axis, percent
 from reporting.html.charts.frame import frame, nothing_to_draw, x_of, y_of
@@ -40,7 +41,9 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     ]
     for px, py, weight in drawn:
         radius = _SMALLEST + (_LARGEST - _SMALLEST) * math.sqrt(weight / heaviest)
-        tooltip = tag("title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {weight:,.0f} rows")
+        tooltip = tag(
+            "title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {counted(round(weight), 'row')}"
+        )
         marks.append(
             tag(
                 "circle",

@@ -1,10 +1,11 @@
-"""The section about calibration: predicted and observed click rates, and histograms of probabilities."""
+"""The section about scores: histograms, and the calibration of scores that are click probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conf.train_types import ScoreKind
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
@@ -12,40 +13,55 @@ from reporting.html.charts.axis import percent
 from reporting.html.charts.bars import histogram
 from reporting.html.charts.scatter import scatter
 
+# Why there is no calibration, by the kind of the scores.
+_WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {
+    "probability": "Negatives were drawn for the positive rows, so the size of a score depends on how many "
+    "were drawn. Scores order items; they are not click probabilities, and there is no calibration.",
+    "ranking": "The loss of the training compares items, so a score only orders the items of a user. Scores "
+    "are not click probabilities, and there is no calibration.",
+}
+
 
 def render(run: RunFacts) -> Html:
     """Returns the section about the model that serves after the gate's decision.
 
-    It shows the reliability diagram, and histograms of the probabilities of test rows and of list entries.
+    It shows histograms of the scores of test rows and of list entries. If the scores are click probabilities,
+    it also shows the reliability diagram.
     """
+    name, title = "calibration", "Calibration and scores"
     sentence, shown = missing("Calibration", "evaluate_model"), []
-    if run.judged is not None:
+    if run.judged_scores != "click_probability":
+        title, sentence = "Scores", lead(_WITHOUT_CALIBRATION[run.judged_scores])
+    elif run.judged is not None:
         bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
         sentence = _lead(bins)
         caption = "a dot is a bin of test rows; its area shows how many. The diagonal is perfect."
         points = [(bin_["mean_probability"], bin_["click_rate"], bin_["rows"]) for bin_ in bins]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
         shown += [figure(drawn, "Reliability", caption), _bins(bins)]
-        caption = "predicted probability of every test row."
-        shown.append(_histogram("Test rows", caption, run.judged["histogram"], "rows"))
+    if run.judged is not None:
+        scores = run.judged["histogram"]
+        shown.append(_histogram("Test rows", "of every test row", scores, "rows", run.judged_scores))
     if run.recommendations is not None and "score_histogram" in run.recommendations.facts:
-        caption = "predicted probability of the entries of this run's lists."
+        of = "of the entries of this run's lists"
         scores = run.recommendations.facts["score_histogram"]
-        shown.append(_histogram("Recommended", caption, scores, "list entries"))
-    return section("calibration", "Calibration and scores", sentence, grid(*shown))
+        shown.append(_histogram("Recommended", of, scores, "list entries", run.list_scores))
+    return section(name, title, sentence, grid(*shown))
 
 
-def _histogram(title: str, caption: str, scores: Mapping[str, Any], unit: str) -> Html:
-    """Returns a histogram of probabilities, with its caption."""
+def _histogram(title: str, of: str, scores: Mapping[str, Any], unit: str, kind: ScoreKind) -> Html:
+    """Returns a histogram of scores, with its caption. Only click probabilities are called so."""
+    is_rate = kind == "click_probability"
+    name = "predicted probability" if is_rate else "score"
     drawn = histogram(
         title,
         scores["edges"],
         scores["counts"],
-        x_label="predicted probability",
+        x_label=name,
         y_label=unit,
-        x_written=percent,
+        x_written=percent if is_rate else None,
     )
-    return figure(drawn, title, caption)
+    return figure(drawn, title, f"{name} {of}.")
 
 
 def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.list_facts import ItemCounts
@@ -56,9 +57,10 @@ def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Htm
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
     if counts.rows < counts.of_rows:
-        part = f" Counted in {numbers.count(counts.rows)} of {numbers.count(counts.of_rows)} entries."
+        part = f" Counted in {numbers.count(counts.rows)} of {counted(counts.of_rows, 'entry', 'entries')}."
     return lead(
-        f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; "
+        f"{numbers.count(len(ordered))} of {counted(items, 'item')} {'is' if len(ordered) == 1 else 'are'} "
+        "recommended to someone; "
         f"the most recommended tenth of the items takes {numbers.percent(tenth)} of all list entries.{part}"
     )
 

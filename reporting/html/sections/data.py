@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from conf.counted import counted
 from conf.types import SPLITS
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
@@ -26,7 +27,11 @@ def render(run: RunFacts) -> Html:
     keys = None if cut else legend([split for split in order if any(day.split == split for day in days)])
     rows = columns("Rows", names, [day.rows for day in days], groups=groups, x_label=by, y_label="rows")
     charts = [figure(join([keys, rows]), "Rows", f"after dropping, by {by}.")]
-    if all(day.click_rate is not None for day in days):
+    if run.of_choices:
+        counts = [float(day.clicks or 0) for day in days]
+        drawn = columns("Choices", names, counts, groups=groups, x_label=by, y_label="choices")
+        charts.append(figure(join([keys, drawn]), "Choices", f"rows with something a user chose, by {by}."))
+    elif all(day.click_rate is not None for day in days):
         rates = [100 * (day.click_rate or 0.0) for day in days]
         drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
         charts.append(figure(join([keys, drawn]), "Click rate", f"share of rows with a click, by {by}."))
@@ -35,7 +40,7 @@ def render(run: RunFacts) -> Html:
         "Data",
         _lead(run, days),
         grid(*charts),
-        grid(_by_day(days), _by_reason(days), _without_row(run)),
+        grid(_by_day(days, run.of_choices), _by_reason(days), _without_row(run)),
     )
 
 
@@ -48,10 +53,16 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
     workflow = {"fit": "fitted anew", "extend": "extended", "apply": "applied as it was"}.get(
         run.mode or "", run.mode
     )
+    drawn = ""
+    if run.per_positive:
+        drawn = (
+            " Rows without a choice include drawn ones, at most "
+            f"{numbers.count(run.per_positive)} for each choice (negatives.per_positive)."
+        )
     return lead(
-        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; "
-        f"{numbers.count(dropped)} of {numbers.count(rows_in)} raw rows ({share}) did not parse "
-        f"and are in quarantine. The workflow was {workflow}."
+        f"{counted(sum(day.rows for day in days), 'row')} of {counted(len(once), 'day')}; "
+        f"{numbers.count(dropped)} of {counted(rows_in, 'raw row')} ({share}) did not parse "
+        f"and {'is' if dropped == 1 else 'are'} in quarantine. The workflow was {workflow}.{drawn}"
     )
 
 
@@ -60,8 +71,8 @@ def _once(days: list[Day]) -> list[Day]:
     return list({day.dt: day for day in days}.values())
 
 
-def _by_day(days: list[Day]) -> Html:
-    """Returns a table with one row per day and split.
+def _by_day(days: list[Day], of_choices: bool) -> Html:
+    """Returns a table with one row per day and split. For a log of choices, it has their number.
 
     If a day has rows whose time is on another day, a column has their number.
     """
@@ -73,12 +84,12 @@ def _by_day(days: list[Day]) -> Html:
             numbers.count(day.rows_in),
             numbers.count(sum(day.dropped.values())),
             numbers.count(day.rows),
-            numbers.percent(day.click_rate, 2),
+            numbers.count(day.clicks) if of_choices else numbers.percent(day.click_rate, 2),
             *([numbers.count(day.misdated)] if with_misdated else []),
         ]
         for day in days
     ]
-    headers = ["Day", "Split", "Rows in", "Dropped", "Rows out", "Click rate"]
+    headers = ["Day", "Split", "Rows in", "Dropped", "Rows out", "Choices" if of_choices else "Click rate"]
     headers += ["Times of other days"] if with_misdated else []
     return table(headers, rows, "Rows by day", text=(0, 1))
 
@@ -96,7 +107,7 @@ def _by_reason(days: list[Day]) -> Html | None:
     ]
     rest = sum(count for _, count in ordered[_REASONS:])
     if rest:
-        rows.append([f"{len(ordered) - _REASONS} other reasons", numbers.count(rest)])
+        rows.append([counted(len(ordered) - _REASONS, "other reason"), numbers.count(rest)])
     return table(["Reason", "Rows"], rows, "Dropped by reason")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from conf.counted import counted
 from conf.types import SPLITS
 from etl.quality.checks import Finding
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows, share
@@ -26,8 +27,8 @@ _NOTE = (
 Levels = Mapping[tuple[str | None, str], str]
 
 
-def render(report: DataQuality | None) -> Html:
-    """Returns the section.
+def render(report: DataQuality | None, of_choices: bool = False) -> Html:
+    """Returns the section. `of_choices` says whether the log has only what users chose.
 
     It shows the figures above a limit, the rows by day, a table of all columns, and the most frequent values
     of each column.
@@ -41,32 +42,45 @@ def render(report: DataQuality | None) -> Html:
     return section(
         "quality",
         "Data quality",
-        _lead(compared, findings),
+        _lead(report, of_choices),
         _findings(findings),
-        grid(*_charts(compared)),
+        grid(*_charts(compared, of_choices)),
         tag("div", _columns(ordered, levels), class_="compact"),
         tag("p", _NOTE, class_="note"),
         _values(ordered),
     )
 
 
-def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
-    """Returns the introductory sentence: what is compared, and how many figures are above their limits."""
+def _lead(report: DataQuality, of_choices: bool) -> Html:
+    """Returns the introductory sentences.
+
+    They say what is compared, how many figures are above their limits, and which figures have no limit.
+    """
+    compared, findings = report.compared, report.findings
     today, train = compared.today, compared.train
     what = (
         f"The test rows of {compared.day} against the train rows"
         if compared.cut
-        else f"The log of {compared.day} against its {len(train)} train days"
+        else f"The log of {compared.day} against its {counted(len(train), 'train day')}"
     )
-    count = len(list(findings))
+    count = len(findings)
     stopped = any(finding.level == "stop" for finding in findings)
-    verdict = (
-        "Nothing is above a limit." if not count else f"{numbers.count(count)} figures are above a limit."
+    verdict = f"{counted(count, 'figure')} {'is' if count == 1 else 'are'} above a limit."
+    if not count:
+        is_checked = any(column.psi is not None or column.cells + column.nulls for column in compared.columns)
+        verdict = "Nothing is above a limit." if is_checked else "No figure has a limit."
+    clicks = (
+        f"{counted(today.clicks, 'choice')} in {counted(today.rows, 'row')} "
+        f"({counted(sum(p.clicks for p in train), 'choice')} in {counted(sum(p.rows for p in train), 'row')} "
+        "in training). "
+        if of_choices
+        else f"{counted(today.rows, 'row')}, {_clicked([today])} of them clicks "
+        f"({_clicked(train)} in training). "
     )
     return lead(
-        f"{what}: {numbers.count(today.rows)} rows, {_clicked([today])} of them clicks "
-        f"({_clicked(train)} in training). ",
+        f"{what}: {clicks}",
         tag("strong", verdict, class_="warn" if count else "good"),
+        f" Not compared: {'; '.join(report.unchecked)}." if report.unchecked else None,
         " The job was stopped: no features were published." if stopped else None,
     )
 
@@ -92,8 +106,10 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
     return table(headers, rows, "Above a limit", text=(0, 1, 4)) if rows else None
 
 
-def _charts(compared: Comparison) -> list[Html]:
+def _charts(compared: Comparison, of_choices: bool) -> list[Html]:
     """Returns two charts: the number of rows and the click rate, by day.
+
+    For a log of choices, the second chart has the number of choices.
 
     If one partition of the log is divided into splits, the charts show them by split instead.
     """
@@ -104,9 +120,12 @@ def _charts(compared: Comparison) -> list[Html]:
     groups = [order.index(piece.split) for piece in pieces]
     keys = None if compared.cut else legend(order)
     rates = [100 * piece.clicks / piece.rows if piece.rows else math.nan for piece in pieces]
+    choices = [float(piece.clicks) for piece in pieces]
     charts = (
         ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
-        ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
+        ("Choices of the log", f"rows with something a user chose, by {by}.", choices, "choices")
+        if of_choices
+        else ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
     )
     return [
         figure(

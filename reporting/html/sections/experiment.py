@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
 from reporting.facts.run_facts import RunFacts
@@ -96,9 +97,9 @@ def _days(total: Mapping[str, Any]) -> str:
         if len(days) > 1
         else (f"Differences of {days[0]}" if days else "Differences")
     )
-    return words + (
-        f"; {len(left_out)} dates with other models or another share are left out" if left_out else ""
-    )
+    verb = "is" if len(left_out) == 1 else "are"
+    dates = counted(len(left_out), "date")
+    return words + (f"; {dates} with other models or another share {verb} left out" if left_out else "")
 
 
 def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], words: str, k: int) -> Html:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
@@ -58,7 +59,7 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
     return lead(
         "Both models scored the same test rows. The interval contains the true difference with "
         f"{between['confidence']:.0%} confidence: it comes from {numbers.count(between['replicates'])} "
-        f"resamples of {numbers.count(by['count'])} {by['by']}s. "
+        f"resamples of {counted(by['count'], by['by'])}. "
         "The challenger serves if the interval does not begin below minus ",
         tag("code", "gate.margin"),
         f", {evaluation['margin']:g}.",
@@ -102,8 +103,8 @@ def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
         x_label="NDCG of the challenger's lists minus that of the champion's",
         limit_name="minus gate.lists_margin",
     )
-    users = numbers.count(evaluation["lists"]["users"])
-    return [figure(chart, title, f"and its interval, for {users} users with a click in the test split.")]
+    users = counted(evaluation["lists"]["users"], "user")
+    return [figure(chart, title, f"and its interval, for {users} with a click in the test split.")]
 
 
 def _lists(lists: Mapping[str, Any]) -> list[Html]:
@@ -125,7 +126,7 @@ def _lists(lists: Mapping[str, Any]) -> list[Html]:
     if not rows:
         return []
     k = lists["k"]
-    caption = f"Lists of {numbers.count(lists['users'])} users"
+    caption = f"Lists of {counted(lists['users'], 'user')}"
     return [tag("div", table(["Model", f"HR@{k}", f"NDCG@{k}", "Items"], rows, caption), class_="compact")]
 
 

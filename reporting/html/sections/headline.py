@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from conf.counted import counted
+from conf.errors import meaning_of
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, join, tag
+from reporting.facts.recent_runs import Failure
 from reporting.facts.run_facts import RunFacts, logistic_regression
+from reporting.monitoring.run_record import NO_REMEDY
 
 
-def render(run: RunFacts) -> Html:
-    """Returns the head of the page: title, decision and key figures.
+def render(run: RunFacts, failure: Failure | None = None, served: str | None = None) -> Html:
+    """Returns the head of the page: title, failure, decision and key figures.
+
+    Args:
+        run: the facts of the run.
+        failure: the failure that stopped the run; None if no stage has failed.
+        served: which lists are served after the failure; None if the run makes no lists.
+
 
     If the facts of a key figure are missing, its tile names the job that writes these facts.
     """
@@ -16,13 +26,36 @@ def render(run: RunFacts) -> Html:
         "header",
         tag("p", f"Nightrank · {run.name}", class_="overline"),
         tag("h1", f"Run of {run.run_date}"),
-        _decision(run),
+        _failure(run, failure, served) if failure else None,
+        _decision(run, failure),
         tag("div", *_tiles(run), class_="tiles"),
     )
 
 
-def _decision(run: RunFacts) -> Html:
-    """Returns a sentence: the gate's decision, or which model made the lists, or which jobs have not run."""
+def _failure(run: RunFacts, failure: Failure, served: str | None) -> Html:
+    """Returns what stopped the run, what to do, and which lists are served meanwhile."""
+    date = "" if failure.dt == run.run_date else f" for {failure.dt}"
+    ended = failure.ended_at.replace("T", " ").removesuffix("Z")
+    return tag(
+        "div",
+        tag(
+            "p",
+            tag("strong", tag("code", failure.job), f"{date} failed", class_="stop"),
+            f" at {ended} UTC with exit code {failure.exit_code} ({meaning_of(failure.exit_code)}).",
+        ),
+        tag("pre", failure.problem or "The job has not recorded an error."),
+        tag("p", tag("strong", "What to do: "), failure.remedy or NO_REMEDY),
+        tag("p", f"Served lists: {served}.") if served else None,
+        class_="failure",
+        role="alert",
+    )
+
+
+def _decision(run: RunFacts, failure: Failure | None) -> Html | None:
+    """Returns a sentence: the gate's decision, or which model made the lists, or which jobs have not run.
+
+    Returns None if there is no decision and no list because of a failure.
+    """
     if run.evaluation is not None:
         decision = tag(
             "strong",
@@ -50,6 +83,8 @@ def _decision(run: RunFacts) -> Html:
             *_refit(run),
             class_="lead",
         )
+    if failure is not None:
+        return None
     return tag(
         "p",
         "Neither ",
@@ -78,14 +113,17 @@ def _tiles(run: RunFacts) -> list[Html]:
 def _quality(run: RunFacts) -> Html:
     """Returns the tile with the AUC of the model that serves."""
     if run.evaluation is None or run.judged is None:
-        return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this run date")
+        return _tile("Model AUC", numbers.NONE, "evaluate_model has no result for this run date")
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
     if run.judged.get("unmeasured"):
         return _tile("Model AUC", numbers.NONE, f"{run.judged['unmeasured']}")
     reached = numbers.share_reached(auc, best)
     if reached is None:
-        entropy = numbers.decimal(run.judged.get("normalized_entropy"))
-        return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
+        note = "chosen against drawn items of the test rows" if run.per_positive else "on the test rows"
+        entropy = run.judged.get("normalized_entropy")
+        if run.judged_scores != "ranking" and entropy is not None:
+            note += f"; normalised entropy {numbers.decimal(entropy)}"
+        return _tile("Model AUC", numbers.decimal(auc), note)
     note = (
         f"{numbers.percent(reached)} of the way from guessing to the best that the log allows, "
         f"{numbers.decimal(best)}"
@@ -128,20 +166,22 @@ def _hit_rate(run: RunFacts) -> Html:
 def _served(run: RunFacts) -> Html:
     """Returns the tile with the number of users with a list."""
     if run.recommendations is None:
-        return _tile("Users served", numbers.NONE, "score_daily has not run for this run date")
+        return _tile("Users served", numbers.NONE, "score_daily has no result for this run date")
     facts = run.recommendations.facts
     fewer = facts.get("users_with_fewer", 0)
-    note = f"{facts['k']} items each" + (f", but fewer for {numbers.count(fewer)} users" if fewer else "")
+    note = f"{counted(facts['k'], 'item')} each"
+    note += f", but fewer for {counted(fewer, 'user')}" if fewer else ""
     return _tile("Users served", numbers.count(facts["users"]), note)
 
 
 def _coverage(run: RunFacts) -> Html:
     """Returns the tile with the coverage of the lists: the share of items that are in at least one list."""
     if run.recommendations is None:
-        return _tile("Item coverage", numbers.NONE, "score_daily has not run for this run date")
+        return _tile("Item coverage", numbers.NONE, "score_daily has no result for this run date")
     facts = run.recommendations.facts
     recommended = numbers.count(facts["items_recommended"])
-    note = f"{recommended} of {numbers.count(facts['items'])} items are in a list"
+    verb = "is" if facts["items_recommended"] == 1 else "are"
+    note = f"{recommended} of {counted(facts['items'], 'item')} {verb} in a list"
     return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 

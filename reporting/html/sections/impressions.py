@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
 from reporting.facts.run_facts import RunFacts
@@ -45,7 +46,9 @@ def _lead(facts: Mapping[str, Any], date: str) -> Html:
         f"were shown on {facts['day']}. "
     ]
     if facts["clicked_not_shown"]:
-        text = f"{numbers.count(facts['clicked_not_shown'])} entries were clicked, but are not in the log. "
+        number = facts["clicked_not_shown"]
+        verbs = ("was", "is") if number == 1 else ("were", "are")
+        text = f"{counted(number, 'entry', 'entries')} {verbs[0]} clicked, but {verbs[1]} not in the log. "
         words.append(tag("strong", text, class_="warn"))
     return lead(*words)
 
@@ -75,7 +78,8 @@ def _explored(facts: Mapping[str, Any]) -> Html:
     ]
     if explored["reason"]:
         rows.append([f"Not estimated: {explored['reason']}", "", "", ""])
-    words = f"Explored positions, {numbers.count(explored.get('effective_entries'))} effective entries"
+    entries = numbers.counted(explored.get("effective_entries"), "effective entry", "effective entries")
+    words = f"Explored positions, {entries}"
     return table(["Drawn items", "Click rate", "Low", "High"], rows, words)
 
 

@@ -34,7 +34,7 @@ def render(history: History, run_date: str, psi_warn: float | None) -> Html | No
         psi_warn: the value of quality.psi_warn. The chart of the drift shows this limit as a line.
     """
     days = history.days
-    if not any(day.core_s for day in days) and len(days) < 2:
+    if not any(day.core_s or day.failures for day in days) and len(days) < 2:
         return None
     failures = any(day.failures for day in days)
     charts = _charts(days, history.currency, psi_warn) if len(days) > 1 else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, missing, section, table
 from reporting.facts.run_facts import RunFacts
@@ -27,7 +28,11 @@ def render(run: RunFacts) -> Html:
     k, cold = values["k"], values.get("cold_users")
     rows: list[list[Child]] = [
         ["These lists", numbers.count(values["users"]), *_measures(values)],
-        [f"The {k} most popular items", numbers.count(values["users"]), *_measures(popular)],
+        [
+            "The most popular item" if k == 1 else f"The {k} most popular items",
+            numbers.count(values["users"]),
+            *_measures(popular),
+        ],
     ]
     truth = values.get("truth")
     if truth:
@@ -85,8 +90,10 @@ def _cold_start(cold_start: Mapping[str, Any] | None, k: int) -> list[Html]:
     ]
     headers = ["Clicks of", "Users", f"Hit rate @{k}", "Most popular items"]
     new = cold_start["new_items"]
+    one = new["items"] == 1
     shares = (
-        f"{numbers.count(new['items'])} items are new to the model. They have "
+        f"{counted(new['items'], 'item')} {'is' if one else 'are'} new to the model. "
+        f"{'It has' if one else 'They have'} "
         f"{numbers.percent(new['position_share'])} of the entries of all lists, and "
         f"{numbers.percent(new['click_share'])} of the clicks."
     )
@@ -131,8 +138,8 @@ def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
         ]
         for contender in blend["contenders"]
     ]
-    k, users = blend["k"], numbers.count(blend["users"])
-    words = f"What could rank these lists, measured for {users} users by clicks of the validation split"
+    k, users = blend["k"], counted(blend["users"], "user")
+    words = f"What could rank these lists, measured for {users} by clicks of the validation split"
     return [table(["Ranking", f"Hit rate @{k}", f"NDCG @{k}"], rows, words)]
 
 

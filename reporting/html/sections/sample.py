@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conf.train_types import ScoreKind
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, grid, lead, missing, section, table, tag
 from reporting.facts.list_facts import UserList
@@ -11,8 +12,8 @@ from reporting.facts.list_facts import UserList
 _CLICKED = 5
 
 
-def render(lists: Sequence[UserList]) -> Html:
-    """Returns the section: one card per user."""
+def render(lists: Sequence[UserList], scores: ScoreKind) -> Html:
+    """Returns the section: one card per user. `scores` says what the scores of the lists are."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
@@ -20,20 +21,22 @@ def render(lists: Sequence[UserList]) -> Html:
         "item and how often the item was shown to the user on the days listed under Data; “why” is ranked, "
         "or the business rule that put the item there."
     )
-    return section("sample", "A few lists", sentence, grid(*(_card(user_list) for user_list in lists)))
+    return section(
+        "sample", "A few lists", sentence, grid(*(_card(user_list, scores) for user_list in lists))
+    )
 
 
-def _card(user_list: UserList) -> Html:
+def _card(user_list: UserList, scores: ScoreKind) -> Html:
     """Returns a card with the list of one user and the clicks of this user."""
-    history = user_list.history
+    history, are_rates = user_list.history, scores == "click_probability"
     rows: list[list[Child]] = []
     for position, item, score, reason in user_list.entries:
         clicks, shown = history.items.get(item, (0, 0)) if history else (0, 0)
         before = f"{clicks} of {shown}" if shown else numbers.NONE
-        rows.append([str(position), tag("code", item), numbers.percent(score), reason, before])
-    shown_list = table(
-        ["#", "Item", "Probability", "Why", "Before"], rows, f"Recommended to {user_list.user}", text=(1, 3)
-    )
+        written = numbers.percent(score) if are_rates else numbers.decimal(score)
+        rows.append([str(position), tag("code", item), written, reason, before])
+    headers = ["#", "Item", "Probability" if are_rates else "Score", "Why", "Before"]
+    shown_list = table(headers, rows, f"Recommended to {user_list.user}", text=(1, 3))
     return tag(
         "div", tag("h3", "User ", tag("code", user_list.user)), _clicked(user_list), shown_list, class_="card"
     )

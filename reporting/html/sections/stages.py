@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.counted import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table
 from reporting.facts.recent_runs import last_successes
@@ -64,7 +65,7 @@ def render(times: list[StageTime]) -> Html:
         return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
     total = sum(stage.total_s for stage in times)
     sentence = lead(
-        f"{len(times)} stages took {numbers.seconds(total)}, measured by the jobs themselves; "
+        f"{counted(len(times), 'stage')} took {numbers.seconds(total)}, measured by the jobs themselves; "
         "the start of each Spark process is not included."
     )
     drawn = rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conf.train_types import ScoreKind
 from reporting.elements import numbers
 from reporting.elements.markup import Html, facts_list, figure, grid, lead, missing, section, tag
 from reporting.facts.run_facts import RunFacts
@@ -22,24 +23,34 @@ def render(run: RunFacts) -> Html:
         return section("training", "Training", missing("The training curve", "train_model"))
     model = run.model
     trained = "in this run" if model.get("run_date") == run.run_date else f"on {model.get('run_date')}"
+    rows, steps, ranks = (
+        numbers.counted(model.get(key), noun)
+        for key, noun in (("train_rows", "row"), ("steps", "step"), ("num_ranks", "rank"))
+    )
     sentence = lead(
         "Model ",
         tag("code", model["version"]),
-        f" was trained {trained} on {numbers.count(model.get('train_rows'))} rows in "
-        f"{numbers.count(model.get('steps'))} steps by {numbers.count(model.get('num_ranks'))} ranks.",
+        f" was trained {trained} on {rows} in {steps} by {ranks}.",
     )
-    return section("training", "Training", sentence, grid(*_charts(model), _facts(model)))
+    return section(
+        "training",
+        "Training",
+        sentence,
+        grid(*_charts(model, run.model_scores), _facts(model, run.model_scores)),
+    )
 
 
-def _charts(model: Mapping[str, Any]) -> list[Html]:
+def _charts(model: Mapping[str, Any], scores: ScoreKind) -> list[Html]:
     """Returns the charts of loss, learning rate and throughput by step."""
-    validation = model.get("metrics", {}).get("validation", {}).get("log_loss")
+    name, validation = "loss", None
+    if scores != "ranking":
+        name, validation = "log loss", model.get("metrics", {}).get("validation", {}).get("log_loss")
     references = [] if validation is None else [Reference("validation, after training", validation)]
     loss = line_chart(
         "Training loss",
         [Series("training", _points(model, "loss"))],
         x_label="step",
-        y_label="log loss",
+        y_label=name,
         references=references,
     )
     rate = line_chart(
@@ -57,7 +68,7 @@ def _charts(model: Mapping[str, Any]) -> list[Html]:
         from_zero=True,
     )
     return [
-        figure(loss, "Training loss", "mean log loss since the previous point."),
+        figure(loss, "Training loss", f"mean {name} since the previous point."),
         figure(rate, "Learning rate", "of the dense parameters."),
         figure(speed, "Throughput", "rows per second over all ranks."),
     ]
@@ -71,9 +82,14 @@ def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
     return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
 
-def _facts(model: Mapping[str, Any]) -> Html:
-    """Returns a list of facts: architecture, the model that training started from, validation figures."""
+def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
+    """Returns a list of facts: architecture, the model that training started from, validation figures.
+
+    Figures that scores of this kind cannot have are left out.
+    """
     validation = model.get("metrics", {}).get("validation", {})
+    losses = (("Validation log loss", "log_loss"), ("Validation normalised entropy", "normalized_entropy"))
+    ratio = (validation.get("calibration") or {}).get("ratio")
     waits = [
         entry["loader_wait_share"]
         for entry in model.get("history", [])
@@ -90,11 +106,11 @@ def _facts(model: Mapping[str, Any]) -> Html:
             ("Weights of", _kept(model)),
             ("Waiting for data", numbers.percent(sum(waits) / len(waits)) if waits else None),
             ("Validation AUC", numbers.decimal(validation.get("auc"))),
-            ("Validation log loss", numbers.decimal(validation.get("log_loss"))),
-            ("Validation normalised entropy", numbers.decimal(validation.get("normalized_entropy"))),
-            (
-                "Predicted over observed clicks",
-                numbers.decimal((validation.get("calibration") or {}).get("ratio")),
+            *((text, numbers.decimal(validation.get(key))) for text, key in losses if scores != "ranking"),
+            *(
+                [("Predicted over observed clicks", numbers.decimal(ratio))]
+                if scores == "click_probability"
+                else []
             ),
         ]
     )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops import OPERATORS, Fitted
+from etl.ops.tables import VOCABULARY, LocalTables
 from etl.split.time_split import DAY
+from etl.statistics.id_rule import IdRule, assign_ids
+from etl.statistics.vocabulary import count_values
+from etl.value_counts.vocabularies import VOCABULARY_SCHEMA
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import load_workflow
 from storage.paths import Lake
@@ -139,3 +146,21 @@ def test_what_has_no_vocabulary_is_not_decoded(case: Case, spark: SparkSession, 
         case.workflow.decode(spark.range(1), feature, "value")
     with pytest.raises(ConfigError, match=f"{feature} has no vocabulary"):
         case.workflow.decode_ids({feature: [7]})
+
+
+def test_ids_of_a_vocabulary_are_decoded_whoever_wrote_its_files(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a",), ("b",), ("b",)], "C1 string").repartition(4)
+    counts = count_values(rows, [("C1", F.col("C1"), False)], F.lit(7))
+    entries = assign_ids(counts.withColumn("id", F.lit(None).cast("int")), {"C1": IdRule(1, 3, None)})
+    written = entries.select("column", "value", "id", "count", "last_seen").repartition(4)  # some are empty
+    written.write.parquet(str(tmp_path / "spark"))
+    files = sorted(map(str, (tmp_path / "spark").glob("*.parquet")))
+    assert not pq.read_schema(files[0]).field("column").nullable  # Spark expects no nulls, Arrow may
+    for name, values in {"none": [], "more": [("C1", "c", 5, 1, 7)]}.items():
+        columns = zip(*values, strict=True) if values else [[]] * len(VOCABULARY_SCHEMA)
+        arrays = [pa.array(v, f.type) for v, f in zip(columns, VOCABULARY_SCHEMA, strict=True)]
+        files.append(str(tmp_path / f"{name}.parquet"))
+        pq.write_table(pa.Table.from_arrays(arrays, schema=VOCABULARY_SCHEMA), files[-1])
+    for order in (files, files[::-1]):
+        decoded = LocalTables({VOCABULARY: tuple(order)}).entries(["C1"], [3, 4, 5]).to_pylist()
+        assert {entry["id"]: entry["value"] for entry in decoded} == {3: "b", 4: "a", 5: "c"}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from conf.errors import EXIT_DATA, DataError
 from conf.types import Quality, SplitConfig
-from etl.quality.checks import Finding, check_limits, require_no_stop
+from etl.quality.checks import Finding, check_limits, require_no_stop, unchecked
 from etl.quality.missing_rows import MissingRows, check_missing_rows, require_rows
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 
@@ -221,3 +221,20 @@ def test_too_many_users_and_items_without_a_row_stop_the_job() -> None:
     accepted = re.search(r"--set quality.items_without_row_stop=([0-9.]+)$", stopped.value.remedy)
     assert accepted
     require_rows(Quality(items_without_row_stop=float(accepted[1])), MISSING, paths)
+
+
+def test_a_log_of_choices_has_no_click_rate_to_compare() -> None:
+    moved, limits = _with_day(1000, 900), Quality(click_rate_change_warn=0.1)
+    assert [finding.check for finding in check_limits(limits, BY_DAY, moved)] == ["click_rate_change"]
+    assert unchecked(BY_DAY, moved, draws=False) == []
+    assert check_limits(limits, BY_DAY, moved, draws=True) == []
+    (why,) = unchecked(BY_DAY, moved, draws=True)
+    assert why.startswith("the click rate, because the section negatives")
+    only = replace(COMPARED, pieces=tuple(replace(piece, clicks=piece.rows) for piece in PIECES))
+    assert only.click_rates is None
+    assert unchecked(BY_DAY, only, draws=False) == ["the click rate, because every row is a click"]
+    assert unchecked(SplitConfig(by="leave_last_out"), COMPARED, draws=False) == [
+        "the number of rows, because the log is one partition",
+        "the click rate, because split.by=leave_last_out chooses the test rows by their clicks",
+    ]
+    assert not replace(COMPARED, pieces=tuple(replace(p, rows=0, clicks=0) for p in PIECES)).only_clicks

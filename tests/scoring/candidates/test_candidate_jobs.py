@@ -356,7 +356,7 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
         ({"denied": DENIED_ROWS.rename(columns={"country": "land"})}, r"denied\.csv[\s\S]*country"),
         ({"denied": DENIED_ROWS.iloc[[0, 0]]}, r"denied\.csv: 2 rows have 1 .*item, country.*'i001'"),
         ({"adult": pd.DataFrame({"item": ["i007", "i007"], "age": [1, 2]})}, r"adult\.csv.*'i007'"),
-        ({"adult": pd.DataFrame({"item": ["i007"], "age": ["x"]})}, r"adult\.csv: 1 rows do not parse.*age"),
+        ({"adult": pd.DataFrame({"item": ["i007"], "age": ["x"]})}, r"adult\.csv: 1 row does not parse.*age"),
         (
             {"adult": pd.DataFrame({"item": ["i007"], "age": [None]})},
             r"adult\.csv: age is null for item='i007'",

@@ -181,3 +181,28 @@ def test_levels(value: float | None, expected: tuple[str, float | None]) -> None
 def test_limits_that_contradict_themselves_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Gate(**values)
+
+
+def test_scores_that_are_no_click_probabilities_have_no_calibration_and_no_log_loss() -> None:
+    ranking, drawn = Figures(0.7612, None, None), Figures(0.7612, 0.9, None)
+    assert levels(decide(Gate(), ranking, None)) == {}
+    comparison = Comparison(
+        Figures(0.7590, None, None), Interval(0.0022, 0.0, 0.004, 0.95, 9), None, 10**5, 10**4
+    )
+    assert levels(decide(Gate(), ranking, comparison)) == {"auc": "ok", "rows": "ok", "users": "ok"}
+    margin = Gate(log_loss_margin=0.1)
+    for challenger in (ranking, drawn):  # the champion has no log loss
+        decision = decide(margin, challenger, comparison)
+        assert decision.promoted
+        (check,) = [check for check in decision.checks if check.name == "log_loss"]
+        assert (check.level, check.setting) == ("warn", "gate.log_loss_margin")
+        assert "gate.log_loss_margin=0.1 was not checked" in check.message
+    probabilities = decide(Gate(calibration_high=1.5), Figures(0.7612, 0.4, 3.0), comparison)
+    assert levels(probabilities)["calibration"] == "hold"  # the champion has no ratio to compare with
+
+
+def test_one_row_and_one_user_are_counted_as_one() -> None:
+    decision = verdict(0.0, 0.01, rows=1, users=1)
+    said = {check.name: check.message for check in decision.checks}
+    assert said["rows"].startswith("1 row in the test split is too few to decide on (gate.min_rows=")
+    assert said["users"].startswith("1 user in the test split is too few to decide on (gate.min_users=")

@@ -146,3 +146,31 @@ def test_without_a_report_or_a_champion_it_is_said_what_was_not_looked_at(tmp_pa
     assert set(checks) == {"feature_psi"}
     assert checks["feature_psi"][0] == "warn"
     assert f"there is no data report of {RUN_DATE}" in checks["feature_psi"][1]
+
+
+def test_drawn_negatives_leave_no_click_rate_to_check(tmp_path: Path) -> None:
+    for negatives, checked in ((None, True), ({"per_positive": 4}, False)):
+        config = make_config(tmp_path / str(checked), negatives=negatives)
+        publish(config, REPORT)
+        checks, facts = drift_checks(RunContext("evaluate_model", config, RUN_DATE), measures(SCORES), None)
+        assert ("click_rate_change" in {check.name for check in checks}) is checked
+        assert (facts["click_rate"] is not None) is checked
+
+
+@pytest.mark.parametrize(
+    "scores, missing",
+    [
+        ("click_probability", set()),
+        ("probability", {"predicted_over_observed", "calibration"}),
+        ("ranking", {"predicted_over_observed", "calibration", "log_loss", "normalized_entropy"}),
+    ],
+)
+def test_facts_that_the_scores_cannot_have_are_null(scores: Any, missing: set[str]) -> None:
+    names = ("auc", "log_loss", "normalized_entropy", "predicted_over_observed", "calibration", "histogram")
+    quality = PredictionQuality(dict.fromkeys(names, 0.5), Counter(), {})
+    model = ModelMeasures("m", "w", quality, {}, scores=scores)
+    facts = model.to_facts()
+    assert {name for name in names if facts[name] is None} == missing
+    assert facts["scores"] == scores
+    assert (model.figures.log_loss is None) == ("log_loss" in missing)
+    assert (model.figures.calibration is None) == ("calibration" in missing)

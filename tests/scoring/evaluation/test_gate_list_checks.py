@@ -76,7 +76,8 @@ def test_few_users_warn_and_do_not_decide(low: float, users: int, known: bool) -
     decision = verdict(comparison(low if known else None, 0.2, users), min_users=100)
     assert decision.promoted
     assert levels(decision)["list_ndcg"] == "warn"
-    assert f"{users} users are too few to decide on (gate.min_users=100)" in decision.checks[-2].message
+    few = "1 user is" if users == 1 else f"{users} users are"
+    assert f"{few} too few to decide on (gate.min_users=100)" in decision.checks[-2].message
 
 
 def test_enough_users_without_an_interval_keep_the_champion() -> None:

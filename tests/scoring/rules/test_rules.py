@@ -236,7 +236,7 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, table, kind, message",
     [
-        ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique: 1 items .* such as '1'"),
+        ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique: 1 item has .* such as '1'"),
         ("id,colour\n1,red\n", {}, ConfigError, r"no columns \['sku'\]; it has \['id', 'colour'\]"),
         ("sku,colour\nz,red\n", {}, DataError, "none of the 1 candidate items, such as 'i001'"),
         ("sku,colour\n1,red\n", {"path": "gone.csv"}, ConfigError, "there is no file at .*gone.csv"),
