@@ -706,6 +706,16 @@ def test_the_pickle_of_a_saved_model_contains_its_path(
             pickle.loads(pickled)
 
 
+def test_a_lake_of_a_relative_path_is_found_from_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lake/datasets/dt=2026-01-01").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(nightrank.open("lake"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickled).root == str(tmp_path / "lake")
+
+
 def test_models_are_not_saved_where_jobs_write_or_nobody_can(tmp_path: Path) -> None:
     model = trained()
     (tmp_path / "lake/datasets/dt=2026-01-01").mkdir(parents=True)

@@ -19,8 +19,10 @@ from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import checkpoints
 from training.distributed.collectives import Collectives
 from training.launch import train_on_ranks
+from training.loop import run as loop_run
 from training.loop import training_loop
 from training.loop.best_step import best_evaluation
+from training.loop.evaluate import evaluate
 from training.loop.run import run_plan, train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 
@@ -35,7 +37,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def plan_of(folder: Path, validation: Rows | None = None, **train: Any) -> TrainPlan:
+def plan_of(
+    folder: Path, validation: Rows | None = None, model: dict[str, Any] = DLRM, **train: Any
+) -> TrainPlan:
     """A training that memorizes random labels, so its measure on the validation split goes up and down."""
     lake = Lake(str(folder))
     days = {"train": "2026-01-02", "validation": "2026-01-03", "test": RUN_DATE}
@@ -51,7 +55,7 @@ def plan_of(folder: Path, validation: Rows | None = None, **train: Any) -> Train
         "device": "cpu",
         **train,
     }
-    config = make_config(lake, model=DLRM, train=section)
+    config = make_config(lake, model=model, train=section)
     return make_plan(config, lake, publish_all(lake, RUN_DATE, SPEC, splits, file_rows=100))
 
 
@@ -108,6 +112,31 @@ def test_the_last_step_is_kept_on_request(
     assert evaluations(last) == {}
     assert last["metrics"]["validation"]["auc"] == evaluations(best)[4 * EPOCH]
     assert contents(last) != contents(best)
+
+
+@pytest.mark.parametrize(
+    "model, embeddings",
+    [
+        ({**DLRM, "embedding_storage": "bf16"}, {"optimizer": "lazy_adam"}),
+        ({"architecture": "wide_and_deep", "embedding_dim": 8, "deep": [16], "dropout": 0.2}, {}),
+    ],
+)
+def test_every_state_of_a_training_is_that_of_the_kept_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], embeddings: dict[str, Any]
+) -> None:
+    """Rows of 16 bits, moments of rows, and weights that FTRL trains."""
+    plan = plan_of(tmp_path, model=model, embeddings=embeddings)
+    aucs = iter([0.6, 0.7, 0.5, 0.6])
+
+    def measure(*arguments: Any) -> dict[str, Any]:
+        measured = evaluate(*arguments)
+        return {**measured, "auc": next(aucs, measured["auc"])}
+
+    monkeypatch.setattr(loop_run, "evaluate", measure)
+    description = train_in_process(plan)
+    assert description["kept"]["step"] == 2 * EPOCH
+    ended_there = train_in_process(replace(elsewhere(plan, tmp_path, keep="last"), last_step=2 * EPOCH))
+    assert contents(description) == contents(ended_there)
 
 
 @pytest.mark.parametrize("metric", ["auc", "log_loss"])
