@@ -58,6 +58,9 @@ def test_folder_is_emptied_only_when_a_demo_made_it(tmp_path: Path) -> None:
 def test_bad_arguments_end_in_2_and_touch_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "out"), "--nights", "40"]) == 2
     assert "what to do:" in capsys.readouterr().err
+    dates = ["--set", "generate.first_date=2062-01-01"]
+    assert main(["--out", str(tmp_path / "out"), *dates]) == 2
+    assert "is later than tomorrow" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
