@@ -167,6 +167,6 @@ def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
         nulls = features.column(feature.name).null_count
         if nulls:
             raise DataError(
-                f"the feature {feature.name} is null in {nulls} of {counted(len(features), 'row')}",
+                f"the feature {feature.name} is null in {nulls:,} of {counted(len(features), 'row')}",
                 "add an operator that fills nulls, such as fill_median, and fit again",
             )

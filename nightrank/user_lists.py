@@ -117,7 +117,7 @@ class UserLists:
         missing = sorted(set(keys) - set(of_users.to_pylist()))
         if missing and unknown == "raise":
             raise DataError(
-                f"{len(missing)} of {counted(len(keys), 'user')} are not in {users.table} "
+                f"{len(missing):,} of {counted(len(keys), 'user')} are not in {users.table} "
                 f"dt={self.date}: {missing[:5]}",
                 "check that ids are written as in the log, or pass unknown='skip'",
             )

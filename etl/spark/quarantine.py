@@ -124,7 +124,7 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
         raise DataError(
-            f"{bad} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
+            f"{bad:,} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
             f"quality.max_bad_share={config.quality.max_bad_share:.1%}); number of rows by "
             f"reason: {counts.dropped}; first file of the day: {raw.paths[0]}",
             f"look at the lines in {quarantine}; deliver the raw log of {raw.dt} again, or raise "

@@ -221,8 +221,9 @@ def _failure(record: RunRecord) -> Failure:
 def open_failure(config: Config, run_date: str) -> Failure | None:
     """Returns the last failure of a stage of a run; None if there is none, or if a later attempt succeeded.
 
-    A later success of the same stage, or of a complete run, replaces a failure. If lists are compared with
-    the clicks of the next day, the run measures the lists of the day before, so that attempt belongs to it.
+    A later success of the same stage replaces a failure. A later success of any stage replaces a stop of
+    `nightly`, whose own record is written after the page of its run. If lists are compared with the clicks
+    of the next day, the run measures the lists of the day before, so that attempt belongs to it.
     """
     lake, before = Lake(config.lake), dates_up_to(run_date, 2)[0]
     of_dates = read_records(lake, [before, run_date], config.name)
@@ -233,10 +234,9 @@ def open_failure(config: Config, run_date: str) -> Failure | None:
         if record.run_date == (measured if record.job == _MEASURES else run_date)
     ]
     for failure in reversed(failures_of(records, of_dates)):
+        repaired_by = _RUN_JOBS if failure.job == "nightly" else (failure.job,)
         is_replaced = any(
-            not record.failed
-            and record.job in (failure.job, "nightly")
-            and record.ended_at >= failure.ended_at
+            not record.failed and record.job in repaired_by and record.ended_at >= failure.ended_at
             for record in records
         )
         if failure.job in _RUN_JOBS and not is_replaced:
@@ -262,8 +262,11 @@ def served_lists(config: Config, run_date: str) -> str | None:
     if served is None:
         return "none, because no run has published lists yet"
     if served == run_date:
-        return "those of this run date, which were published before the failure"
-    return f"those of {served}, because this run has not published any"
+        return "those of this run date, which an earlier attempt or stage made"
+    if served > run_date:
+        return f"those of {served}, a later run date"
+    missing = "delivered" if config.deliver.sinks else "published"
+    return f"those of {served}, because this run has not {missing} any"
 
 
 def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:

@@ -133,7 +133,9 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
             "older than the candidates",
             f"run score_daily for {run_date} again",
         )
-    reason = f"all items ({items:,}) are excluded" if excluded == items else "the candidate list is empty"
+    reason = "the candidate list is empty"
+    if excluded == items:
+        reason = "the only item is excluded" if items == 1 else f"all {items:,} items are excluded"
     return DataError(
         f"user {user!r} is known on {run_date} but had no candidates: {reason}",
         "look at the exclusions, filters and sources in the section `candidates` of the configuration",

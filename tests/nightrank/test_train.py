@@ -413,7 +413,7 @@ def test_bad_input_is_named(changes: dict[str, Any], error: str, message: str, f
 def test_features_without_a_value_are_named() -> None:
     group = {"columns": ["price"], "kind": "dense", "ops": ["log1p"]}
     missing = int(ROWS["price"].isna().sum())
-    with pytest.raises(nightrank.DataError, match=f"the feature price is null in {missing} of 1500 rows"):
+    with pytest.raises(nightrank.DataError, match=f"the feature price is null in {missing} of 1,500 rows"):
         trained(fitted([group]))
 
 

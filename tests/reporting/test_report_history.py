@@ -214,10 +214,11 @@ def test_the_page_of_a_failed_run_opens_with_the_failure_until_the_stage_succeed
     assert " failed" not in _head(config)
     _attempt(config, "score_daily", 6, 4)
     publish_facts(lists.partition(RUN_DATE), {})
-    assert "those of this run date, which were published before the failure" in served_lists(config, RUN_DATE)
+    assert served_lists(config, RUN_DATE) == "those of this run date, which an earlier attempt or stage made"
     assert open_failure(config, RUN_DATE) is not None
-    _attempt(config, "nightly", 7)  # a complete run has succeeded
-    assert open_failure(config, RUN_DATE) is None
+    later = (date.fromisoformat(RUN_DATE) + timedelta(days=1)).isoformat()
+    publish_facts(lists.partition(later), {})
+    assert served_lists(config, RUN_DATE) == f"those of {later}, a later run date"
 
 
 def test_a_run_that_stopped_without_a_failed_stage_is_a_failure_of_the_run(tmp_path: Path) -> None:
@@ -226,6 +227,8 @@ def test_a_run_that_stopped_without_a_failed_stage_is_a_failure_of_the_run(tmp_p
     failure = open_failure(config, RUN_DATE)
     assert failure is not None
     assert (failure.job, failure.exit_code, failure.remedy) == ("nightly", 143, ERROR["remedy"])
+    _attempt(config, "build_features", 2)  # of the next run, whose own record is written after its page
+    assert open_failure(config, RUN_DATE) is None
 
 
 def test_a_failed_measure_of_the_lists_of_the_day_before_belongs_to_the_run(tmp_path: Path) -> None:
@@ -249,7 +252,8 @@ def test_lists_that_are_delivered_to_sinks_are_served_from_there(tmp_path: Path)
     lake = Lake(config.lake)
     publish_facts(lake.recommendations.partition(day_before(1)), {})
     publish_facts(lake.deliveries.partition(day_before(2)), {})
-    assert day_before(2) in str(served_lists(config, RUN_DATE))
+    served = served_lists(config, RUN_DATE)
+    assert served == f"those of {day_before(2)}, because this run has not delivered any"
     assert served_lists(config.model_copy(update={"keys": None}), RUN_DATE) is None
 
 
