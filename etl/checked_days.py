@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from conf.types import SPLITS, Config, Split
-from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, require_raw
 from etl.raw.impression_log import rows_digest
@@ -92,8 +91,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     warn_of_missing_days(config, in_order)
     rows_of = PreparedRows(workers, config, lake)
     with phase("quality"):
-        counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
-        quality = report_quality(workers, config, lake, run_date, splits, rows_of, counted)
+        quality = report_quality(workers, config, lake, run_date, splits, rows_of, passes)
     return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
 
 

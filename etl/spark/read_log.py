@@ -58,7 +58,7 @@ def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
     if erased is None or config.keys is None:
         return rows.withColumn(REASON, reason)
     is_left_out = is_erased(F.col(config.keys.user).cast("string"), erased)
-    is_left_out |= reason.isNotNull() & line_has_erased_field(F.col(LINE), config.log.separator, erased)
+    is_left_out |= reason.isNotNull() & line_has_erased_field(F.col(LINE), config.log.field_separator, erased)
     return rows.withColumn(REASON, F.when(is_left_out, F.lit(ERASED)).otherwise(reason))
 
 

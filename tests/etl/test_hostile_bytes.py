@@ -40,6 +40,7 @@ def _config(folder: Path, form: str, engine: str = "auto") -> Config:
         "path": "{data}/*",
         "format": form,
         "separator": "," if form == "csv" else "\t",
+        "null_values": ["\\N", "NULL", "-7", "u,1"],
         "columns": [{"name": name, "type": kind} for name, kind in zip(NAMES, KINDS, strict=True)],
         "label": {"column": "label"},
     }
@@ -66,6 +67,8 @@ _NASTY = [
     *("\u2028".encode(), "\ufeff".encode(), "é".encode(), "\U0001f600".encode()),
     *(b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"\xef\xbb"),
     *(b"k" * 256, b"k" * 257, "é".encode() * 128, "é".encode() * 129, b"x" * 200_000),
+    *(b"\\N", b"NULL", b"null", b'"NULL"', b'"u,1"', b"NULL ", b"17.0", b"-3.00", b"17.", b"1.0e1", b"17.\0"),
+    *("17.\x85".encode(), b"9" * 19 + b".0", b"9" * 18 + b".", b"+0.000", b".0", b"1.0.0"),
     *(b"", b" ", b"1", b"0", b"-7", b"9" * 19, b"1.5", b"NaN", b"inf", b"1d", b"0x1p3"),
     *(b"1e38", b"3.4028234663852886e38", b"3.4028235e38", b"-3.5e38", b"1e308", b"1e400", b"1e-400", b"-0"),
 ]
