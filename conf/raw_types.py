@@ -171,13 +171,18 @@ class RawTable(Strict):
             return self.separator
         return "," if self.format == "csv" else "\t"
 
-    def require_types(self, where: str, names: Sequence[str], types: Sequence[str]) -> None:
-        """Raises ValueError if a column that the key `where` names has another type than `types`."""
+    def require_types(
+        self, where: str, names: Sequence[str], types: Sequence[str], otherwise: str = ""
+    ) -> None:
+        """Raises ValueError if a column that the key `where` names has another type than `types`.
+
+        `otherwise` says what to do if the values do not have such a type.
+        """
         for column in self.columns:
             if column.name in names and column.type not in types:
                 raise ValueError(
                     f"{where} names the column {column.name!r}, which has the type {column.type}: give it "
-                    f"the type {' or '.join(types)} in log.columns"
+                    f"the type {' or '.join(types)} in log.columns{otherwise}"
                 )
 
 
@@ -193,6 +198,15 @@ class Label(Strict):
         description="A row is a click if the value in the column is at least this number. Null: the column "
         "must hold 0 or 1.",
     )
+
+
+# The remedy for times that are texts.
+TIME_AS_NUMBER = (
+    "convert the times to whole numbers since 1970-01-01 00:00 UTC, in s, ms or us (log.event_time.unit), "
+    "for example with pandas: "
+    "`pandas.to_datetime(times, utc=True).astype('datetime64[s, UTC]').astype('int64')`; or write the log as "
+    "Parquet files with a timestamp column"
+)
 
 
 class EventTime(Strict):

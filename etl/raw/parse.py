@@ -5,6 +5,7 @@ Fields are first read as text. So a malformed field only rejects its row and doe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Literal, assert_never
@@ -13,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATORS
 from conf.types import RawTable
 from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
@@ -131,10 +133,12 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
     """
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
+        line = table.field_separator.join(header)
         raise DataError(
             f"{paths[0]} has no columns {missing}; its header is {header}",
-            "correct the column names in the configuration (`source`, or `name` if `source` is not set), or "
-            "the header of the file",
+            _separator_remedy(line, table)
+            or "correct the column names in the configuration (`source`, or `name` if `source` is not set), "
+            "or the header of the file",
         )
     repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
     if repeated:
@@ -164,9 +168,32 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     if fields is None:
         raise DataError(
             f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN]!r}",
-            "correct the first line of the file",
+            _separator_remedy(first, table) or "correct the first line of the file",
         )
     return fields
+
+
+def _separator_remedy(header: str, table: RawTable) -> str | None:
+    """Returns the remedy for a header with another separator than that of the table; None without one.
+
+    A separator fits better if it finds more of the table's columns. A header of a single field also has
+    another separator if another one divides it.
+    """
+    fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
+    columns, fields = fits[table.field_separator]
+    best = max(SEPARATORS, key=lambda separator: fits[separator])
+    if fits[best][0] == columns and not (fields <= 1 < fits[best][1]):
+        return None
+    return (
+        f"set `separator: {json.dumps(best)}` for this table in the configuration: this character, and not "
+        f"{json.dumps(table.field_separator)}, separates the names of the header"
+    )
+
+
+def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
+    """Returns how many of the table's columns a header has with a separator, and its number of fields."""
+    names = quotes.split_line(header, separator) or []
+    return sum(column.source_name in names for column in table.columns), len(names)
 
 
 def _first_line(path: str) -> str:

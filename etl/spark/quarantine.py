@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -15,15 +17,19 @@ from conf.errors import DataError
 from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
+from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
 from etl.spark.read_log import bad_rows
 from etl.spark.typed_rows import read_day
 from etl.workflow.feature_plan import reasons_left_out
+from storage import file_io
 from storage.feature_spec import ROW_ID
-from storage.manifest import Manifest, current_manifest
-from storage.paths import Lake
+from storage.manifest import Manifest, current_manifest, data_files, read_manifest
+from storage.paths import Lake, Partition
 from storage.publish import publish
 
 log = logging.getLogger("nightrank.etl")
+
+_SHOWN_ROWS = 200  # of the quarantine, from which the values in an error message are taken
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
     manifest = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
     counts = DayCounts.from_manifest(manifest)
-    check_day(config, raw, counts, partition.path)
+    check_day(config, raw, counts, partition)
     return counts
 
 
@@ -87,32 +93,57 @@ def _count_and_publish(
     )
 
 
-def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
+def _quarantined(partition: Partition, reason: str) -> list[RejectedLine]:
+    """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS."""
+    rejected: list[RejectedLine] = []
+    for path in data_files(partition, read_manifest(partition)):
+        files, inner = file_io.filesystem(path)
+        with files.open_input_file(inner) as source:
+            parquet = pq.ParquetFile(source)
+            for group in range(parquet.num_row_groups):
+                rows = parquet.read_row_group(group).filter(pc.field("reason") == reason)
+                rejected += [
+                    RejectedLine(row["source_file"], row["line_number"], reason, row["line"])
+                    for row in rows.slice(0, _SHOWN_ROWS - len(rejected)).to_pylist()
+                ]
+                if len(rejected) == _SHOWN_ROWS:
+                    return rejected
+    return rejected
+
+
+def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Partition) -> None:
     """Checks that a day has rows, and that not too many of its rows are quarantined.
 
     Args:
         config: the configuration, which has the limit `quality.max_bad_share`.
         raw: the raw files of the day.
         counts: the day's counts.
-        quarantine: path of the day's quarantine partition, for the error message.
+        quarantine: the published quarantine of the day. The error message shows some of its rows.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows cannot be parsed.
     """
     if counts.rows_in == 0:
         raise DataError(
-            f"the raw log of {raw.dt} holds no row: {raw.paths[0]}",
-            f"deliver the raw log of {raw.dt} again",
+            f"the raw log of {raw.dt} has no row: its {len(raw.paths)} files, such as {raw.paths[0]}, have "
+            "no lines or only a header",
+            f"write rows into the files of {raw.dt}, or choose another run date",
         )
     bad = counts.bad
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
+        left_out = reasons_left_out(config)
+        reasons = {reason: count for reason, count in counts.dropped.items() if reason not in left_out}
+        most = max(reasons, key=lambda reason: reasons[reason])
+        rejected = _quarantined(quarantine, most)
+        values = values_of(config.log, rejected)
+        shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
         raise DataError(
             f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
-            f"{config.quality.max_bad_share:.1%}); number of rows by reason: {counts.dropped}; first file of "
-            f"the day: {raw.paths[0]}",
-            f"look at the lines in {quarantine}; deliver the raw log of {raw.dt} again, or raise "
-            "quality.max_bad_share if these rows are not needed",
+            f"{config.quality.max_bad_share:.1%}); number of rows by reason: {reasons}; the first with the "
+            f"reason {most}: {rejected[0].file}: {description(config.log, rejected[0])}{shown}",
+            f"for the reason {most}: {remedy(config.log, 'log', rejected[0])}. All rejected rows are in "
+            f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

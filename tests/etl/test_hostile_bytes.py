@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
@@ -266,6 +269,17 @@ def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, messa
     paths = _write(tmp_path, [data])
     with pytest.raises(DataError, match=rf"0\.txt.*{message}"):
         file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+
+
+@pytest.mark.parametrize("separator", [other for other in SEPARATORS if other != ","])
+@pytest.mark.parametrize("header", [NAMES, ["LABEL", "USER"], ['"label"', '"user"', "item", "n", "x"]])
+def test_a_header_with_another_separator_names_it(tmp_path: Path, header: list[str], separator: str) -> None:
+    """Also if no name is one of the configuration, and with quotes around names."""
+    paths = _write(tmp_path, [f"{separator.join(header)}\n".encode()])
+    with pytest.raises(DataError) as caught:
+        file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+    assert f"set `separator: {json.dumps(separator)}`" in caught.value.remedy
+    assert yaml.safe_load(f"separator: {json.dumps(separator)}") == {"separator": separator}
 
 
 def test_both_engines_parse_long_fields_and_many_fields(spark: SparkSession, tmp_path: Path) -> None:
