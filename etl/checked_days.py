@@ -106,11 +106,12 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
     Raises:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
     """
-    keys = config.keys
     checked: set[tuple[str, tuple[str, ...]]] = set()
-    tables = [] if keys is None else [("users", config.users, keys.user), ("items", config.items, keys.item)]
-    for section, table, key in tables:
-        for day in days if table else ():
+    for section, table in (("users", config.users), ("items", config.items)):
+        key = config.keys and getattr(config.keys, section.removesuffix("s"))
+        for day in days:
+            if table is None:
+                break
             raw = require_raw(config, table, day.dt, f"{section}.path")
             if (section, raw.paths) not in checked:
                 check_heads(table, raw, section, key)

@@ -64,7 +64,8 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
     if kind in _ABOUT_LINES:
         return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
     if kind == "field_count":
-        expected, fields = len(_header(table, rejected.file) or table.columns), len(_fields(table, rejected))
+        expected = len(_header(table, rejected.file) or table.columns)
+        fields = len(_fields(table, rejected.line))
         return (
             f"{place} has {fields} fields separated by {_quoted(table.field_separator)}, but must have "
             f"{expected}: {_short(rejected.line)}"
@@ -77,7 +78,8 @@ def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
     column = _split(rejected[0].reason)[1] if rejected else ""
     if not column:
         return []
-    values = (field_of(table, one, column) for one in rejected)
+    headers = {path: _header(table, path) for path in {one.file for one in rejected}}
+    values = (_field(table, one.line, column, headers[one.file]) for one in rejected)
     shown = dict.fromkeys(_short(value) for value in values if value is not None)
     return list(shown)[:_MOST_VALUES]
 
@@ -106,14 +108,17 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
 
 def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None:
     """Returns the text of a column in a row; None if it is empty or cannot be found."""
+    return _field(table, rejected.line, column, _header(table, rejected.file))
+
+
+def _field(table: RawTable, line: str, column: str, header: list[str] | None) -> str | None:
     source = next(one.source_name for one in table.columns if one.name == column)
     if table.format == "parquet":
-        value = json.loads(rejected.line).get(source)
+        value = json.loads(line).get(source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
-    header = _header(table, rejected.file)
-    position = table.names.index(column) if header is None else header.index(source)
-    fields = _fields(table, rejected)
-    return fields[position] or None if position < len(fields) else None
+    names = table.names if header is None else header
+    values = dict(zip(names, _fields(table, line), strict=False))
+    return values.get(column if header is None else source) or None
 
 
 def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
@@ -187,10 +192,10 @@ def _header(table: RawTable, path: str) -> list[str] | None:
     return common_header([path], table)
 
 
-def _fields(table: RawTable, rejected: RejectedLine) -> list[str]:
+def _fields(table: RawTable, line: str) -> list[str]:
     if table.format == "csv":
-        return quotes.split_line(rejected.line, table.field_separator) or []
-    return rejected.line.split(table.field_separator)
+        return quotes.split_line(line, table.field_separator) or []
+    return line.split(table.field_separator)
 
 
 def _split(reason: str) -> tuple[str, str]:

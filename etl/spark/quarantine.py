@@ -93,8 +93,12 @@ def _count_and_publish(
     )
 
 
-def _quarantined(partition: Partition, reason: str) -> list[RejectedLine]:
-    """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS."""
+def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
+    """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS.
+
+    The raw files may have been moved since the quarantine was published, so their present paths are returned.
+    """
+    paths = {path.rsplit("/", 1)[-1]: path for path in raw.paths} | {path: path for path in raw.paths}
     rejected: list[RejectedLine] = []
     for path in data_files(partition, read_manifest(partition)):
         files, inner = file_io.filesystem(path)
@@ -102,10 +106,10 @@ def _quarantined(partition: Partition, reason: str) -> list[RejectedLine]:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.num_row_groups):
                 rows = parquet.read_row_group(group).filter(pc.field("reason") == reason)
-                rejected += [
-                    RejectedLine(row["source_file"], row["line_number"], reason, row["line"])
-                    for row in rows.slice(0, _SHOWN_ROWS - len(rejected)).to_pylist()
-                ]
+                for row in rows.slice(0, _SHOWN_ROWS - len(rejected)).to_pylist():
+                    source = row["source_file"]
+                    path = paths.get(source) or paths.get(source.rsplit("/", 1)[-1], raw.paths[0])
+                    rejected.append(RejectedLine(path, row["line_number"], reason, row["line"]))
                 if len(rejected) == _SHOWN_ROWS:
                     return rejected
     return rejected
@@ -135,7 +139,7 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Part
         left_out = reasons_left_out(config)
         reasons = {reason: count for reason, count in counts.dropped.items() if reason not in left_out}
         most = max(reasons, key=lambda reason: reasons[reason])
-        rejected = _quarantined(quarantine, most)
+        rejected = _quarantined(quarantine, most, raw)
         values = values_of(config.log, rejected)
         shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
         raise DataError(

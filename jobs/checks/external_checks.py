@@ -66,10 +66,10 @@ def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
     """
     candidates, keys = config.candidates, config.keys
     tables: dict[str, tuple[RawTable, str | None]] = {}
-    if config.users:
-        tables["users.path"] = config.users, keys and keys.user
-    if config.items:
-        tables["items.path"] = config.items, keys and keys.item
+    if config.users and keys:
+        tables["users.path"] = config.users, keys.user
+    if config.items and keys:
+        tables["items.path"] = config.items, keys.item
     if candidates.user_attributes:
         tables["candidates.user_attributes.path"] = (
             candidates.user_attributes,

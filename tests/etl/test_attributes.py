@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from etl.latest.latest_features import attribute_features
+from etl.ops.join_external import JoinExternal
 from etl.spark.read_log import read_attributes
 from storage.erased_users import add_erased, list_or_new
 from storage.paths import Lake
@@ -94,6 +95,19 @@ def test_a_bad_value_is_shown_with_the_file_in_which_it_is(
         caught.value
     )
     assert ('add "n/a" to users.null_values' in caught.value.remedy) == (form == "csv")
+
+
+def test_an_external_table_has_texts_that_stand_for_null(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, RATINGS)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/prices.csv").write_text("what|price\ni1|7.0\ni2|\\N\ni3|\n")
+    operator = JoinExternal(
+        path="{data}/prices.csv", columns={"price": "int"}, format="csv", separator="|", null_values=["\\N"]
+    )
+    [step] = operator.bind({"what": "string"})
+    source, key = operator.source(step)
+    rows = read_attributes(spark, config, source, key, "join_external", DAY).orderBy("what").collect()
+    assert [tuple(row) for row in rows] == [("i1", 7), ("i2", None), ("i3", None)]
 
 
 @pytest.mark.parametrize("key", ["a\x1b[31m", "b\u0085", "c" * 257])
