@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from conf.types import SPLITS, Config, Split
+from conf.types import SPLITS, Config, RawTable, Split
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, require_raw
 from etl.raw.impression_log import rows_digest
@@ -107,11 +107,13 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
     """
     checked: set[tuple[str, tuple[str, ...]]] = set()
-    for section, table in (("users", config.users), ("items", config.items)):
-        key = config.keys and getattr(config.keys, section.removesuffix("s"))
+    joined: list[tuple[str, RawTable, str]] = []
+    if config.keys and config.users:
+        joined.append(("users", config.users, config.keys.user))
+    if config.keys and config.items:
+        joined.append(("items", config.items, config.keys.item))
+    for section, table, key in joined:
         for day in days:
-            if table is None:
-                break
             raw = require_raw(config, table, day.dt, f"{section}.path")
             if (section, raw.paths) not in checked:
                 check_heads(table, raw, section, key)

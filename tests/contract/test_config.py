@@ -476,7 +476,7 @@ def test_null_values_are_texts_and_include_the_empty_text(tmp_path: Path) -> Non
     log = {**SMALL["log"], "null_values": ["\\N", "NULL", "\\N"]}
     assert load_config(_write(tmp_path, {**SMALL, "log": log})).log.null_values == ["", "\\N", "NULL"]
     for wrong in (None, -1, "a\nb"):
-        with pytest.raises(ConfigError, match="null_values: .*write each text in quotes"):
+        with pytest.raises(ConfigError, match=r"null_values: .*write each text in quotes"):
             load_config(_write(tmp_path, {**SMALL, "log": {**SMALL["log"], "null_values": ["", wrong]}}))
 
 

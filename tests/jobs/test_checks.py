@@ -380,7 +380,7 @@ AGED = [{"name": "user", "type": "string"}, {"name": "age", "type": "int"}]
                         ],
                     }
                 ],
-                "scopes": {},
+                "scopes": {"user": ["age"], "item": [], "context": []},
             },
         ),
     ],
