@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from conf.names import ColumnName, PlainText, RawLocation
 
@@ -23,6 +23,21 @@ def _known_separator(separator: str) -> str:
 
 
 Separator = Annotated[str, AfterValidator(_known_separator)]
+
+
+def _null_values(values: Any) -> Any:
+    """Puts the empty text first, and removes repeated texts. YAML reads NULL and ~ without quotes as null."""
+    if not isinstance(values, list | tuple):
+        return values
+    for value in values:
+        if not isinstance(value, str) or "\n" in value or "\r" in value:
+            raise ValueError(
+                f"{value!r} is not a text of one line; write each text in quotes, such as ['', 'NULL', '-1']"
+            )
+    return list(dict.fromkeys(["", *values]))
+
+
+NullValues = Annotated[list[str], BeforeValidator(_null_values)]
 
 
 def expand_range(name: str) -> list[str]:
@@ -100,8 +115,15 @@ class RawTable(Strict):
         "lines are quarantined with the reason `quote` or `field_count`. `parquet`: columns are matched by "
         "name."
     )
-    separator: Separator = Field(
-        default="\t", description="Character between two fields of a line. The default `\\t` is a tab."
+    separator: Separator | None = Field(
+        default=None,
+        description="Character between two fields of a line; `\\t` is a tab. Null: a comma for `csv`, a tab "
+        "for `tsv`.",
+    )
+    null_values: NullValues = Field(
+        default=[""],
+        description="Texts that stand for null in every column of text files, also in quotes. An empty field "
+        'is always null. Write each text in quotes, such as `["", "\\\\N", "NULL"]`.',
     )
     columns: list[Column] = Field(
         description="The columns. With `tsv`, list all columns of the files, in their order. With `csv` and "
@@ -142,13 +164,25 @@ class RawTable(Strict):
         """Returns the names of the columns."""
         return [column.name for column in self.columns]
 
-    def require_types(self, where: str, names: Sequence[str], types: Sequence[str]) -> None:
-        """Raises ValueError if a column that the key `where` names has another type than `types`."""
+    @property
+    def field_separator(self) -> str:
+        """Returns `separator`, with null replaced by its meaning for this format."""
+        if self.separator is not None:
+            return self.separator
+        return "," if self.format == "csv" else "\t"
+
+    def require_types(
+        self, where: str, names: Sequence[str], types: Sequence[str], otherwise: str = ""
+    ) -> None:
+        """Raises ValueError if a column that the key `where` names has another type than `types`.
+
+        `otherwise` says what to do if the values do not have such a type.
+        """
         for column in self.columns:
             if column.name in names and column.type not in types:
                 raise ValueError(
                     f"{where} names the column {column.name!r}, which has the type {column.type}: give it "
-                    f"the type {' or '.join(types)} in log.columns"
+                    f"the type {' or '.join(types)} in log.columns{otherwise}"
                 )
 
 
@@ -164,6 +198,15 @@ class Label(Strict):
         description="A row is a click if the value in the column is at least this number. Null: the column "
         "must hold 0 or 1.",
     )
+
+
+# The remedy for times that are texts.
+TIME_AS_NUMBER = (
+    "convert the times to whole numbers since 1970-01-01 00:00 UTC, in s, ms or us (log.event_time.unit), "
+    "for example with pandas: "
+    "`pandas.to_datetime(times, utc=True).astype('datetime64[s, UTC]').astype('int64')`; or write the log as "
+    "Parquet files with a timestamp column"
+)
 
 
 class EventTime(Strict):

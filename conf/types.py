@@ -20,6 +20,7 @@ from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation, reject_repeated, reject_unknown
 from conf.quality_types import Quality
 from conf.raw_types import (
+    TIME_AS_NUMBER,
     Column,
     EventTime,
     ItemsTable,
@@ -223,7 +224,8 @@ class Config(Strict):
         reject_unknown("log.label", [self.log.label.column], set(self.log.names))
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
-            self.log.require_types("log.event_time", [self.log.event_time.column], ("int",))
+            otherwise = f" if its values are whole numbers; otherwise {TIME_AS_NUMBER}"
+            self.log.require_types("log.event_time", [self.log.event_time.column], ("int",), otherwise)
         if self.keys:
             reject_unknown("keys", self.keys.columns, set(self.log.names))
             self.log.require_types("keys", self.keys.columns, ("int", "string"))

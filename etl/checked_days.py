@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from conf.errors import DataError
-from conf.types import SPLITS, Config, Split
-from etl.quality.counts import feature_columns
+from conf.types import SPLITS, Config, RawTable, Split
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
 from etl.raw.impression_log import rows_digest
+from etl.raw.table_heads import check_heads
 from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.spark.shown_positions import warn_of_missing_days
 from etl.split.window_days import plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
+from etl.workflow.feature_plan import external_tables
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -102,6 +103,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     """
     splits, empty_days = _raw_days(config, run_date, lake.recorder)
     in_order = _in_order(splits)
+    check_tables_of_days(config, in_order)
     passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
     with phase("quarantine"):
         counts = quarantine_days(workers, config, lake, in_order, passes)
@@ -115,8 +117,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     warn_of_missing_days(config, in_order)
     rows_of = PreparedRows(workers, config, lake)
     with phase("quality"):
-        counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
-        quality = report_quality(workers, config, lake, run_date, splits, rows_of, counted)
+        quality = report_quality(workers, config, lake, run_date, splits, rows_of, passes)
     return CheckedDays(splits, in_order, passes, rows_of, counts, quality, empty_days)
 
 
@@ -152,6 +153,32 @@ def _without_days(
     return {**splits, "train": train}
 
 
+def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
+    """Checks the first rows of the tables that are joined with the rows of some days.
+
+    The tables are read only after the log has been parsed, which takes most of the time of a job.
+
+    Raises:
+        DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
+    """
+    checked: set[tuple[str, tuple[str, ...]]] = set()
+    joined: list[tuple[str, RawTable, str]] = []
+    if config.keys and config.users:
+        joined.append(("users", config.users, config.keys.user))
+    if config.keys and config.items:
+        joined.append(("items", config.items, config.keys.item))
+    for section, table, key in joined:
+        for day in days:
+            raw = require_raw(config, table, day.dt, f"{section}.path")
+            if (section, raw.paths) not in checked:
+                check_heads(table, raw, section, key)
+                checked.add((section, raw.paths))
+    for name, external in external_tables(config).items():
+        found = None if "{date}" in external.path else find_raw(config, external, days[-1].dt)
+        if found is not None:  # only a fit reads the table, and needs it
+            check_heads(external, found, name, None)
+
+
 def quarantine_days(
     workers: Workers, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
 ) -> dict[str, DayCounts]:
@@ -164,7 +191,7 @@ def quarantine_days(
         return {raw.dt: quarantine_day(workers.spark, config, lake, raw) for raw in days}
     counts = passes.scan_days(days)
     for raw in days:
-        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
+        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt))
     return counts
 
 

@@ -67,7 +67,7 @@ class Users:
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
-        return cls(ids, digests, column, log.separator, log.format == "parquet")
+        return cls(ids, digests, column, log.field_separator, log.format == "parquet")
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""

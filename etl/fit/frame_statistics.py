@@ -141,7 +141,7 @@ class FrameStatistics:
         elif operator.needs == "aggregates":
             values["aggregates"] = operator.aggregate_values(inputs.values[0], kind)
         elif operator.needs == "quantiles":
-            numbers_of_shares = quantiles_of_counts([inputs.counted()], operator.probabilities())
+            numbers_of_shares = quantiles_of_counts(lambda: [inputs.counted()], operator.probabilities())
             probabilities = operator.probabilities() if numbers_of_shares else ()
             values["quantiles"] = dict(zip(probabilities, numbers_of_shares, strict=True))
         elif operator.needs == "mergeable":

@@ -153,7 +153,7 @@ def is_countable(chain: Chain, position: int) -> bool:
     return (
         chain.steps[position].operator.needs in _COUNTABLE
         and len(chain.inputs) == 1
-        and chain.types[0] in ("int", "string")
+        and chain.types[0] in ("int", "float", "string")
         and not any(_needs_rows(step) for step in chain.steps[:position])
     )
 

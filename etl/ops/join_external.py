@@ -14,6 +14,7 @@ from conf.load import read_section
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
+from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
 
@@ -83,6 +84,9 @@ class JoinExternal(Operator):
         description="Format of the files. `csv`: text, which must have a header line. `parquet`: Parquet.",
     )
     separator: str = Field(default=",", description="Character between the fields of a csv file.")
+    null_values: Texts = Field(
+        default=("",), description="Texts that stand for null in a csv file, besides the empty text."
+    )
     key: str | None = Field(
         default=None,
         description="Key column of the table. Null: the table's column with the name of the group's column.",
@@ -113,7 +117,13 @@ class JoinExternal(Operator):
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
         columns += [{"name": name, "type": kind} for name, kind in self.columns.items()]
-        values = {"path": self.path, "format": self.format, "separator": self.separator, "columns": columns}
+        values = {
+            "path": self.path,
+            "format": self.format,
+            "separator": self.separator,
+            "null_values": list(self.null_values),
+            "columns": columns,
+        }
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:

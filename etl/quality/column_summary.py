@@ -137,7 +137,7 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
     if kind == "int":
         total = sum(map(mul, numbers, times)) * _UNIT
     elif kind == "float":
-        total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
+        total = _exact_sum(np.array(numbers), np.asarray(times, np.int64))
     else:
         assert_never(kind)
     return Summary(0, cells, distinct, top, min(numbers), max(numbers), total, bins)
@@ -168,9 +168,27 @@ def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:
     return texts.cast(pa.int64() if kind == "int" else pa.float64())
 
 
-def _in_units(number: float) -> int:
-    numerator, denominator = number.as_integer_ratio()
-    return numerator * (_UNIT // denominator)
+def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
+    """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
+
+    Numbers with the same exponent are summed together. Their significands have 53 bits. Each is divided into
+    two halves of at most 31 bits, so the products with the counts of fewer than 2**31 cells fit in 64 bits.
+    """
+    fractions, exponents = np.frexp(numbers)
+    significands = np.ldexp(fractions, 53).astype(np.int64)
+    by_exponent = np.argsort(exponents, kind="stable")
+    kinds, starts = np.unique(exponents[by_exponent], return_index=True)
+    few_cells = int(times.sum()) < 2**31
+    total = 0
+    for exponent, places in zip(kinds.tolist(), np.split(by_exponent, starts[1:]), strict=True):
+        high, low = significands[places] >> 31, significands[places] & (2**31 - 1)
+        of_places = times[places] if few_cells else times[places].astype(object)  # integers of any size
+        highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
+        shift = exponent - 53 + 1074
+        units = (highs << 31) + lows
+        # Significands of subnormal numbers end with zeros, so shifting to the right loses no bit.
+        total += units << shift if shift >= 0 else units >> -shift
+    return total
 
 
 def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:

@@ -9,8 +9,10 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType
 
 from conf.types import Config
 from etl.workflow.feature_plan import plan
@@ -70,16 +72,25 @@ def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataF
         columns: the columns to count.
     """
     all_columns = [Column(LABEL_CELLS, "float"), *columns]
-    cells = [
-        F.col(LABEL if column.name == LABEL_CELLS else f"`{column.name}`")
-        .cast({"string": "string", "int": "bigint", "float": "double"}[column.kind])
-        .alias(f"c{index}")
-        for index, column in enumerate(all_columns)
+    marked = [
+        rows.select(F.lit(index).alias("piece"), *_cells(rows, all_columns))
+        for index, rows in enumerate(pieces)
     ]
-    marked = [rows.select(F.lit(index).alias("piece"), *cells) for index, rows in enumerate(pieces)]
     schema = "piece int, column string, value string, count long"
     partial = reduce(DataFrame.unionAll, marked).mapInArrow(_count_batches(all_columns), schema)
     return partial.groupBy("piece", "column", "value").agg(F.sum("count").alias("count"))
+
+
+def _cells(rows: DataFrame, columns: Sequence[Column]) -> list[SparkColumn]:
+    """Returns the values to count. Doubles stay numbers: Arrow makes their texts, as in the scan pass."""
+    types = {"string": "string", "int": "bigint", "float": "double"}
+    cells = []
+    for index, column in enumerate(columns):
+        name = LABEL if column.name == LABEL_CELLS else column.name
+        is_real = isinstance(rows.schema[name].dataType, DoubleType | FloatType)
+        cell = F.col(f"`{name}`").cast("double" if is_real else types[column.kind])
+        cells.append(cell.alias(f"c{index}"))
+    return cells
 
 
 def _count_batches(
@@ -93,7 +104,8 @@ def _count_batches(
                 continue
             column_names, values, counts = [], [], []
             for column, cells in zip(columns, batch.columns[1:], strict=True):
-                counted = pc.value_counts(pc.add(cells, 0.0) if column.kind == "float" else cells)
+                is_real = pa.types.is_floating(cells.type)
+                counted = pc.value_counts(pc.add(cells, 0.0) if is_real else cells)
                 column_names.append(pa.repeat(column.name, len(counted)))
                 values.append(counted.field("values").cast(pa.string()))
                 counts.append(counted.field("counts"))

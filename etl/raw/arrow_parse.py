@@ -48,12 +48,12 @@ def _parser(
     def parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             text = batch.column(batch.schema.get_field_index(line))
-            fields, unsplit = split_fields(text, table.separator, width, quoted)
+            fields, unsplit = split_fields(text, table.field_separator, width, quoted)
             reason_index = batch.schema.get_field_index(reason)
             reasons = pc.coalesce(batch.column(reason_index), unsplit)
             columns = []
             for column, position in zip(table.columns, positions, strict=True):
-                values, malformed = typed_column(fields[position], column)
+                values, malformed = typed_column(fields[position], column, table.null_values)
                 columns.append(values)
                 if malformed is not None:
                     reasons = pc.coalesce(reasons, malformed)
@@ -94,14 +94,17 @@ def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
     return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
-def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
+def typed_column(
+    raw: pa.Array, column: Column, null_values: Sequence[str]
+) -> tuple[pa.Array, pa.Array | None]:
     """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
-    An empty field becomes null. A malformed field also becomes null, and its reason says what is wrong. The
-    reasons of all other fields are null. If no field is malformed, the result is None instead of the reasons.
+    A field that is one of `null_values` becomes null. A malformed field also becomes null, and its reason
+    says what is wrong. The reasons of all other fields are null. If no field is malformed, the result is None
+    instead of the reasons.
     """
     null = pa.scalar(None, pa.string())
-    text = pc.if_else(pc.equal(raw, ""), null, raw)
+    text = pc.if_else(pc.is_in(raw, value_set=pa.array(null_values, pa.string())), null, raw)
     if column.type == "string":
         return text, None
     if column.type == "int":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from conf.types import Config, RawTable
 from storage.manifest import digest_of
 
 # Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
-_RULES = 2
+_RULES = 3
 
 
 def layout_digest(config: Config) -> str:
@@ -17,11 +19,9 @@ def layout_digest(config: Config) -> str:
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
-    return digest_of(
-        [
-            _RULES,
-            *(table and table.model_dump(exclude={"path", "missing"}) for table in tables),
-            keys,
-            *prepare,
-        ]
-    )
+    return digest_of([_RULES, *(table and _settings(table) for table in tables), keys, *prepare])
+
+
+def _settings(table: RawTable) -> dict[str, Any]:
+    """Returns the settings of a table. A default separator and the same separator written out are equal."""
+    return {**table.model_dump(exclude={"path", "missing"}), "separator": table.field_separator}

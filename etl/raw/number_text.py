@@ -1,7 +1,8 @@
 """Converts texts to numbers by one rule, in Arrow arrays and with Spark expressions.
 
-An integer has at most 64 bits. A number is a decimal number within the range of float32; a cast alone would
-also accept "1d", "1f", "NaN" and surrounding blanks. All other texts become null.
+An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
+decimal number within the range of float32; a cast alone would also accept "1d", "1f", "NaN" and surrounding
+blanks. All other texts become null.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pyspark.sql import functions as F
 
 from storage.feature_spec import FLOAT32_MAX
 
-_INTEGER = r"^[+-]?[0-9]{1,19}$"
+_INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
+_ZEROS = r"[.]0*$"
 # [.] instead of \., because the accelerator does not support a repeated escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 # Integers of up to 18 digits fit into 64 bits. Arrow converts longer ones one by one, because they are rare.
@@ -21,7 +23,7 @@ _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 
 
 def integer_of(text: Column) -> Column:
-    """Converts a text to a bigint."""
+    """Converts a text to a bigint. The cast cuts off the fraction, which consists of zeros."""
     return F.when(text.rlike(_INTEGER), text.cast("bigint"))
 
 
@@ -33,6 +35,9 @@ def number_of(text: Column) -> Column:
 
 def integers(text: pa.Array) -> pa.Array:
     """Converts an array of n texts to int64."""
+    if pc.any(pc.match_substring(text, ".")).as_py():
+        is_integer = pc.fill_null(pc.match_substring_regex(text, _INTEGER), False)
+        text = pc.if_else(is_integer, pc.replace_substring_regex(text, _ZEROS, ""), text)
     short = pc.fill_null(pc.match_substring_regex(text, _SHORT_INTEGER), False)
     values = pc.if_else(short, text, pa.scalar(None, pa.string())).cast(pa.int64())
     long = pc.and_(pc.invert(short), pc.fill_null(pc.match_substring_regex(text, _INTEGER), False))

@@ -5,6 +5,7 @@ Fields are first read as text. So a malformed field only rejects its row and doe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Literal, assert_never
@@ -13,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATORS
 from conf.types import RawTable
 from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
@@ -38,13 +40,13 @@ def read_text_rows(
     """Reads tsv or csv files. Returns a frame with one row per line.
 
     The columns are `row_id`, `_file`, `_line_number`, `_line`, the typed columns of the table, and `_reason`.
-    An empty field is null. `_reason` is null for a valid line, and otherwise the first reason to reject the
-    line. The reasons are:
+    A field that is one of `table.null_values` is null. `_reason` is null for a valid line, and otherwise the
+    first reason to reject the line. The reasons are:
 
     - `not_utf8`: the line is not valid UTF-8. `_line` has U+FFFD in place of each invalid byte.
     - `quote`: a csv line violates the rule for double quotes (etl/raw/quotes.py).
     - `field_count`: the line has a wrong number of fields.
-    - `integer:<column>`: a value is not an integer of 64 bits.
+    - `integer:<column>`: a value is not an integer of 64 bits (etl/raw/number_text.py).
     - `number:<column>`: a value is not a number within the range of float32.
 
     Raises:
@@ -107,13 +109,13 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
 
     A csv line that violates the rule for double quotes (etl/raw/quotes.py) gets the reason `quote`.
     """
-    fields = F.split(LINE, literal_pattern(table.separator), -1)
+    fields = F.split(LINE, literal_pattern(table.field_separator), -1)
     if table.format == "tsv":
         return lines.withColumn("_fields", F.when(F.size(fields) == width, fields))
     line = F.col(LINE)
-    broken = F.when(quotes.is_broken(line, table.separator), F.lit(quotes.REASON))
+    broken = F.when(quotes.is_broken(line, table.field_separator), F.lit(quotes.REASON))
     plain = ~F.contains(line, F.lit('"'))
-    all_fields = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.separator))
+    all_fields = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.field_separator))
     table_fields = F.array(*(F.col("_all_fields")[position] for position in positions))
     return (
         lines.withColumn(REASON, F.coalesce(REASON, broken))
@@ -131,10 +133,12 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
     """
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
+        line = table.field_separator.join(header)
         raise DataError(
             f"{paths[0]} has no columns {missing}; its header is {header}",
-            "correct the column names in the configuration (`source`, or `name` if `source` is not set), or "
-            "the header of the file",
+            _separator_remedy(line, table)
+            or "correct the column names in the configuration (`source`, or `name` if `source` is not set), "
+            "or the header of the file",
         )
     repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
     if repeated:
@@ -160,13 +164,36 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
                 f"{path} has the header {header!r}, but {paths[0]} has the header {first!r}",
                 "deliver files with the same header",
             )
-    fields = quotes.split_line(first, table.separator)
+    fields = quotes.split_line(first, table.field_separator)
     if fields is None:
         raise DataError(
             f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN]!r}",
-            "correct the first line of the file",
+            _separator_remedy(first, table) or "correct the first line of the file",
         )
     return fields
+
+
+def _separator_remedy(header: str, table: RawTable) -> str | None:
+    """Returns the remedy for a header with another separator than that of the table; None without one.
+
+    A separator fits better if it finds more of the table's columns. A header of a single field also has
+    another separator if another one divides it.
+    """
+    fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
+    columns, fields = fits[table.field_separator]
+    best = max(SEPARATORS, key=lambda separator: fits[separator])
+    if fits[best][0] == columns and not (fields <= 1 < fits[best][1]):
+        return None
+    return (
+        f"set `separator: {json.dumps(best)}` for this table in the configuration: this character, and not "
+        f"{json.dumps(table.field_separator)}, separates the names of the header"
+    )
+
+
+def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
+    """Returns how many of the table's columns a header has with a separator, and its number of fields."""
+    names = quotes.split_line(header, separator) or []
+    return sum(column.source_name in names for column in table.columns), len(names)
 
 
 def _first_line(path: str) -> str:
@@ -197,7 +224,8 @@ def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFra
     A column of type `int` becomes a bigint, a column of type `float` becomes a double.
     """
     values = {
-        column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
+        column.name: _without_nulls(F.col("_fields")[index], table.null_values)
+        for index, column in enumerate(table.columns)
     }
     reasons: list[Column] = [F.col(REASON), F.when(F.col("_fields").isNull(), F.lit("field_count"))]
     columns: dict[str, Column] = {}
@@ -235,6 +263,11 @@ def _evaluated_once(
 
 def _empty_to_null(text: Column) -> Column:
     return F.when(text != "", text)
+
+
+def _without_nulls(text: Column, null_values: Sequence[str]) -> Column:
+    """Returns a text, or null if it is one of `null_values`, which include the empty text."""
+    return F.when(~text.isin(*null_values), text) if len(null_values) > 1 else _empty_to_null(text)
 
 
 def _literal_name(column: str) -> str:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -19,15 +21,19 @@ from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import MISDATED, Misdated, bounds_of_day, describe
+from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
 from etl.spark.read_log import bad_rows
 from etl.spark.typed_rows import read_day
 from etl.workflow.feature_plan import reasons_left_out
+from storage import file_io
 from storage.feature_spec import ROW_ID
-from storage.manifest import Manifest, current_manifest
-from storage.paths import Lake
+from storage.manifest import Manifest, current_manifest, data_files, read_manifest
+from storage.paths import Lake, Partition
 from storage.publish import publish
 
 log = logging.getLogger("nightrank.etl")
+
+_SHOWN_ROWS = 200  # of the quarantine, from which the values in an error message are taken
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
     manifest = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
     counts = DayCounts.from_manifest(manifest)
-    check_day(config, raw, counts, partition.path)
+    check_day(config, raw, counts, partition)
     return counts
 
 
@@ -103,7 +109,29 @@ def _count_and_publish(
     )
 
 
-def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
+def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
+    """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS.
+
+    The raw files may have been moved since the quarantine was published, so their present paths are returned.
+    """
+    paths = {path.rsplit("/", 1)[-1]: path for path in raw.paths} | {path: path for path in raw.paths}
+    rejected: list[RejectedLine] = []
+    for path in data_files(partition, read_manifest(partition)):
+        files, inner = file_io.filesystem(path)
+        with files.open_input_file(inner) as source:
+            parquet = pq.ParquetFile(source)
+            for group in range(parquet.num_row_groups):
+                rows = parquet.read_row_group(group).filter(pc.field("reason") == reason)
+                for row in rows.slice(0, _SHOWN_ROWS - len(rejected)).to_pylist():
+                    source = row["source_file"]
+                    path = paths.get(source) or paths.get(source.rsplit("/", 1)[-1], raw.paths[0])
+                    rejected.append(RejectedLine(path, row["line_number"], reason, row["line"]))
+                if len(rejected) == _SHOWN_ROWS:
+                    return rejected
+    return rejected
+
+
+def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Partition) -> None:
     """Checks that not too many rows of a day are quarantined, or have times outside of the day.
 
     A day without rows passes: whether a run can do without it depends on its split (etl.checked_days).
@@ -112,7 +140,7 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
         config: the configuration, which has the limits in its section `quality`.
         raw: the raw files of the day.
         counts: the day's counts.
-        quarantine: path of the day's quarantine partition, for the error message.
+        quarantine: the published quarantine of the day. The error message shows some of its rows.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
@@ -123,12 +151,19 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
     bad = counts.bad
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
+        left_out = reasons_left_out(config)
+        reasons = {reason: count for reason, count in counts.dropped.items() if reason not in left_out}
+        most = max(reasons, key=lambda reason: reasons[reason])
+        rejected = _quarantined(quarantine, most, raw)
+        values = values_of(config.log, rejected)
+        shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
+        example = f"{rejected[0].file}: {description(config.log, rejected[0])}{shown}"
         raise DataError(
             f"{bad:,} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
             f"quality.max_bad_share={config.quality.max_bad_share:.1%}); number of rows by "
-            f"reason: {counts.dropped}; first file of the day: {raw.paths[0]}",
-            f"look at the lines in {quarantine}; deliver the raw log of {raw.dt} again, or raise "
-            "quality.max_bad_share if these rows are not needed",
+            f"reason: {reasons}; the first with the reason {most}: {example}",
+            f"for the reason {most}: {remedy(config.log, 'log', rejected[0])}. All rejected rows are in "
+            f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.counted import counted
 from conf.errors import DataError
 from conf.types import Config, RawTable
 from etl.ops.base import Type
 from etl.ops.choose_engine import choose_engine
-from etl.raw import key_rule
 from etl.raw.erased_rows import ERASED, erased_of_day, is_erased, line_has_erased_field
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
+from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import Check, RowRule, bad_key, row_rules
+from etl.raw.table_heads import unusable
 from etl.workflow.feature_plan import plan
 from storage import file_io
 from storage.feature_spec import ROW_ID
@@ -59,7 +59,7 @@ def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
     if erased is None or config.keys is None:
         return rows.withColumn(REASON, reason)
     is_left_out = is_erased(F.col(config.keys.user).cast("string"), erased)
-    is_left_out |= reason.isNotNull() & line_has_erased_field(F.col(LINE), config.log.separator, erased)
+    is_left_out |= reason.isNotNull() & line_has_erased_field(F.col(LINE), config.log.field_separator, erased)
     return rows.withColumn(REASON, F.when(is_left_out, F.lit(ERASED)).otherwise(reason))
 
 
@@ -136,34 +136,37 @@ def read_attributes(
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(REASON).alias("bad"),
-        F.min(F.when(F.col(REASON).isNotNull(), F.struct(LINE_NUMBER, REASON))).alias("first_bad"),
+        F.min(F.when(F.col(REASON).isNotNull(), F.struct(FILE, LINE_NUMBER, REASON, LINE))).alias(
+            "first_bad"
+        ),
         F.countDistinct(*keys).alias("keys"),
     ).first()
-    if checked is None or checked["bad"]:
-        first, bad = (tuple(checked["first_bad"]), checked["bad"]) if checked else ((), 0)
-        rule = f" ({key_rule.RULE})" if id_column and first and first[1] == key_rule.reason(id_column) else ""
-        raise DataError(
-            f"{raw.paths[0]}: {counted(bad, 'row')} {'does' if bad == 1 else 'do'} not parse; the line "
-            f"number and reason of the first are {first}{rule}",
-            f"correct the file, or correct {section}.columns in the configuration",
-        )
+    if checked is None:
+        raise ValueError("internal error, please report: an aggregation has no row")
+    if checked["bad"]:
+        raise unusable(table, section, RejectedLine(*checked["first_bad"]), checked["bad"])
     if checked["keys"] != checked["rows"]:
         key_names = ", ".join(keys)
+        place, invalid = _first_invalid_key(rows, keys)
         raise DataError(
-            f"{raw.paths[0]}: {checked['rows']} rows have {checked['keys']} different values of {key_names}; "
-            f"{_first_invalid_key(rows, keys)}",
-            f"deliver exactly one row for each value of {key_names}, without nulls",
+            f"{place}: {checked['rows']} rows have {checked['keys']} different values of {key_names}; "
+            f"{invalid}",
+            f"keep exactly one row for each value of {key_names}, without nulls",
         )
     return rows.select(*table.names)
 
 
-def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
-    """Returns a text with the smallest key that is null or occurs more than once."""
-    counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
+def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> tuple[str, str]:
+    """Returns the file of the smallest key that is null or occurs more than once, and a text with the key."""
+    places = F.sort_array(F.collect_list(F.struct(FILE, LINE_NUMBER)))
+    counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"), F.slice(places, 1, 2).alias("places"))
     null = reduce(or_, (F.col(name).isNull() for name in keys))
     first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()
-    values = {name: first[name] for name in keys} if first else {}
-    return f"the first value that is null or occurs twice is {values}"
+    if first is None:
+        raise ValueError("internal error, please report: every key occurs once, but keys and rows differ")
+    values = {name: first[name] for name in keys}
+    lines = " and ".join(f"line {line} of {path}" for path, line in first["places"])
+    return first["places"][0][FILE], f"the first value that is null or occurs twice is {values}, in {lines}"
 
 
 def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:

@@ -45,10 +45,10 @@ def generate_settings(config: Config) -> Generate:
             "add `generate: {}` to the configuration file",
         )
     layout = kind_of(generate).layout
-    if (config.log.format, config.log.separator) != (layout.format, layout.separator):
+    if (config.log.format, config.log.field_separator) != (layout.format, layout.separator):
         raise ConfigError(
             f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, "
-            f"but log.format={config.log.format} and log.separator={config.log.separator!r}",
+            f"but log.format={config.log.format} and log.separator={config.log.field_separator!r}",
             f"set log.format={layout.format} and log.separator={layout.separator!r}, or change "
             "generate.layout",
         )

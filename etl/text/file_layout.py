@@ -27,6 +27,7 @@ class FileLayout:
         positions: for each column, the index of its field in a line.
         width: number of fields in a line.
         separator: one ASCII character.
+        null_values: the texts of a field that stand for null.
         header: whether each file begins with a line of column names.
         quoted: whether fields may be enclosed in double quotes.
         label: column and threshold of the label.
@@ -42,6 +43,7 @@ class FileLayout:
     positions: tuple[int, ...]
     width: int
     separator: str
+    null_values: tuple[str, ...]
     header: bool
     quoted: bool
     label: Label
@@ -93,7 +95,8 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
         columns=tuple(log.columns),
         positions=tuple(positions),
         width=width,
-        separator=log.separator,
+        separator=log.field_separator,
+        null_values=tuple(log.null_values),
         header=log.format == "csv",
         quoted=log.format == "csv",
         label=log.label,

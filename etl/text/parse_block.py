@@ -96,23 +96,26 @@ def parse_block(
     reasons = _RowReasons(len(scanned.row_lines))
     reasons.by_row |= scanned.unsplit
     columns: dict[str, pa.Array] = {}
+    counts: dict[str, np.ndarray] = {}
     for column in parsed:
         encoded = scanned.columns[position[column.name]]
-        if column.type == "string":
-            columns[column.name] = encoded
+        if column.type == "string" and len(layout.null_values) == 1:  # the scanner knows empty fields
+            columns[column.name], counts[column.name] = encoded, scanned.counts[position[column.name]]
             continue
-        distinct, malformed = typed_column(encoded.dictionary, column)
+        distinct, malformed = typed_column(encoded.dictionary, column, layout.null_values)
         if malformed is not None:
             codes = np.flatnonzero(malformed.is_valid().to_numpy(zero_copy_only=False))
             reasons.add(_rows_with(encoded, codes), malformed.drop_null()[0].as_py())
         columns[column.name] = _without_null_values(encoded.indices, distinct)
+        of_values = scanned.counts[position[column.name]]
+        is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
+        counts[column.name] = of_values[is_value] if distinct.null_count else of_values
     columns |= _derived_columns(columns, layout, reasons)
     _apply_filters(columns, layout, reasons)
     if erased is not None:
         _leave_out_erased(columns[USER_KEY], erased, reasons)
     skipped = 1 if header else 0
     row_lines = scanned.row_lines
-    counts = {column.name: scanned.counts[position[column.name]] for column in parsed}
     if reasons.by_row or skipped:
         good = reasons.good
         good = good[row_lines[good] >= skipped]

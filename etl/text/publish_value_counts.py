@@ -28,7 +28,10 @@ def publish_counts(
     """
     splits = [*day.split_summaries()]
     if not splits:
-        raise DataError(f"the raw log of {day.raw.dt} has no lines", "deliver the log of that day again")
+        raise DataError(
+            f"the raw log of {day.raw.dt} has no lines",
+            "write rows into its files, or choose another run date",
+        )
     publish_files(
         partition,
         dict.fromkeys(f"{attempt}/{file_name(summary.file)}" for _, summary in splits),

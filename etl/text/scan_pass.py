@@ -202,6 +202,11 @@ def _rejected_lines(
         )
 
 
+def _texts(values: pa.Array) -> pa.Array:
+    """Returns the texts of n values. Numbers can be parsed back exactly; -0.0 is counted as 0.0."""
+    return text_array(pc.add(values, 0.0) if pa.types.is_floating(values.type) else values)
+
+
 class _ValueCounter:
     """A counter of the distinct values of one column over the blocks of a file split."""
 
@@ -246,7 +251,7 @@ class _ValueCounter:
             return pa.array([], pa.string()), np.zeros(0, np.int64)
         if len(self._parts) > 1:
             self._merge()
-        values, counts = text_array(self._parts[0].dictionary), self._counts[0]
+        values, counts = _texts(self._parts[0].dictionary), self._counts[0]
         # A dictionary may contain values that occur only in rejected rows.
         if not (counts > 0).all():
             codes = np.flatnonzero(counts > 0)

@@ -128,10 +128,6 @@ class TextPasses:
         files = tuple((path, day) for path in data_files(partition, manifest))
         return Counts(files, day, manifest.facts["values"])
 
-    def has_counts_of(self, columns: Sequence[Column]) -> bool:
-        """Returns whether the values of all these columns are counted. `float` columns are never counted."""
-        return {column.name for column in columns} <= set(self._counted_columns())
-
     def figures_of(
         self, days: Sequence[RawFiles], train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
@@ -203,16 +199,9 @@ class TextPasses:
         }
 
     def _counted_columns(self) -> list[str]:
-        """Returns the raw columns whose values are counted.
-
-        These are the inputs of features that have the type `int` or `string`.
-        """
+        """Returns the raw columns whose values are counted. These are the inputs of features."""
         inputs = {name for chain in self._plan.chains for name in chain.inputs}
-        return [
-            column.name
-            for column in self._config.log.columns
-            if column.name in inputs and column.type != "float"
-        ]
+        return [column.name for column in self._config.log.columns if column.name in inputs]
 
     def _layout(self, days: Sequence[RawFiles]) -> FileLayout:
         return layout_of_days(self._config, days)

@@ -140,16 +140,19 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
     if request.statistic == "vocabulary":
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]
-    files = (derived_values(column, path) for path, _ in counts.files)
+
+    def files() -> Iterator[tuple[pa.Array, np.ndarray]]:
+        return (derived_values(column, path) for path, _ in counts.files)
+
     if request.statistic == "mergeable":
         assert request.mergeable is not None
-        state = request.mergeable.merge(request.mergeable.measure(*file) for file in files)
+        state = request.mergeable.merge(request.mergeable.measure(*file) for file in files())
         return {"merged": request.mergeable.result(state)}
     if request.statistic == "quantiles":
         return {"quantiles": quantiles_of_counts(files, request.probabilities)}
     if request.statistic == "moments":
         sums = ExactSums()
-        for values, times in files:
+        for values, times in files():
             numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             sums += sums_of_counts(column.column, numbers, times)
         moments = sums.moments()

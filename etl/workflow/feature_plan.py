@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.types import Config, FeatureGroup
+from conf.types import Config, FeatureGroup, JoinedTable
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
+from etl.ops.join_external import JoinExternal
 from etl.raw.erased_rows import ERASED
 from etl.workflow.plan_checks import require_chains, require_keys, require_scopes
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
@@ -71,6 +72,16 @@ def reasons_left_out(config: Config) -> list[str]:
     These are rows that operators of `prepare` drop, and rows of erased users.
     """
     return [*(operator.reason for operator in plan(config).filters), ERASED]
+
+
+def external_tables(config: Config) -> dict[str, JoinedTable]:
+    """Returns the tables that the operator `join_external` reads, by the text that names each of them."""
+    operators = [(step, step.operator) for chain in plan(config).chains for step in chain.steps]
+    return {
+        f"join_external.path={operator.path}": operator.source(step)[0]
+        for step, operator in operators
+        if isinstance(operator, JoinExternal)
+    }
 
 
 def plan_features(

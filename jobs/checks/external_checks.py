@@ -7,9 +7,9 @@ from pathlib import Path
 from conf.names import scheme_of
 from conf.raw_types import RawTable
 from conf.types import Config
-from etl.ops.join_external import JoinExternal
 from etl.raw.files import require_raw
-from etl.workflow.feature_plan import plan
+from etl.raw.table_heads import check_heads
+from etl.workflow.feature_plan import external_tables
 from scoring.delivery.sinks import check_access
 from scoring.rules.attributes import files_of
 from scoring.rules.request import AttributeTable
@@ -18,18 +18,23 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
 def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
-    """Checks that all tables other than the log exist; a missing table would stop a later stage of the run.
+    """Checks all tables other than the log; a missing or bad table would stop a later stage of the run.
+
+    The tables must exist. Their headers or schemas must have the configured columns, and their first rows
+    must have values of the configured types.
 
     Two kinds of tables are not checked here, but by the stages that read them. A table with files for each
     day (`{date}` in its path) may arrive during the run. A table on HDFS cannot be checked without a Spark
     session. `recorder` records the tables as inputs of the run.
 
     Raises:
-        ConfigError, DataError: there is no file at a path in the configuration.
+        ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a
+            value cannot be parsed.
     """
-    for key, table in _tables(config).items():
+    for key, (table, id_column) in _tables(config).items():
         if _is_static(config, table.path):
-            require_raw(config, table, run_date, key, recorder)
+            raw = require_raw(config, table, run_date, key, recorder)
+            check_heads(table, raw, key.removesuffix(".path"), id_column)
     rules = config.score.rules
     for attribute in rules.attributes.values() if rules else ():
         if _is_static(config, attribute.path):
@@ -54,20 +59,25 @@ def check_sinks(config: Config, profile: str) -> None:
     check_access(config.deliver)
 
 
-def _tables(config: Config) -> dict[str, RawTable]:
-    """Returns all tables of the configuration other than the log, by the key that names the table."""
-    candidates = config.candidates
-    tables: dict[str, RawTable | None] = {
-        "users.path": config.users,
-        "items.path": config.items,
-        "candidates.user_attributes.path": candidates.user_attributes,
-        **{f"candidates.filters.{index}.path": table for index, table in enumerate(candidates.filters)},
-    }
-    for chain in plan(config).chains:
-        for step in chain.steps:
-            if isinstance(step.operator, JoinExternal):
-                tables[f"join_external.path={step.operator.path}"] = step.operator.source(step)[0]
-    return {key: table for key, table in tables.items() if table is not None}
+def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
+    """Returns all tables of the configuration other than the log, by the key that names the table.
+
+    Each is a pair (table, its column with ids of users or items, or None).
+    """
+    candidates, keys = config.candidates, config.keys
+    tables: dict[str, tuple[RawTable, str | None]] = {}
+    if config.users and keys:
+        tables["users.path"] = config.users, keys.user
+    if config.items and keys:
+        tables["items.path"] = config.items, keys.item
+    if candidates.user_attributes:
+        tables["candidates.user_attributes.path"] = (
+            candidates.user_attributes,
+            candidates.user_attributes.key,
+        )
+    for index, table in enumerate(candidates.filters):
+        tables[f"candidates.filters.{index}.path"] = table, table.item
+    return tables | {name: (table, None) for name, table in external_tables(config).items()}
 
 
 def _is_static(config: Config, path: str) -> bool:

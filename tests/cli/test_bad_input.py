@@ -166,7 +166,9 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
         f"30 of 90 rows of {DAYS[1]} do not parse (33.3%; quality.max_bad_share=5.0%)",
         "integer:n",
         str(raw),
-        f"what to do: look at the lines in {partition.path}",
+        f"{raw}: line 2: n has the value 'three', which is not an integer of 64 bits",
+        "what to do: for the reason integer:n: give n the type string in log.columns",
+        f"All rejected rows are in {partition.path}",
     ):
         assert text in log_text
     assert '"job"' not in log_text

@@ -470,8 +470,32 @@ def test_ids_and_times_have_types_whose_texts_are_unique(tmp_path: Path, kind: s
         with pytest.raises(ConfigError, match="keys names the column 'user', which has the type float"):
             load_config(_write(tmp_path, {**small, "log": log}))
     timed = {**small, "log": {**log, "event_time": {"column": "I1"}}, "keys": None}
-    with pytest.raises(ConfigError, match=f"event_time names .* has the type {kind}: give it the type int"):
+    problem = (
+        f"event_time names .* has the type {kind}: give it the type int .* if its values are whole numbers"
+    )
+    with pytest.raises(
+        ConfigError, match=f"{problem}; otherwise convert the times to whole numbers since 1970"
+    ):
         load_config(_write(tmp_path, timed))
+
+
+@pytest.mark.parametrize(
+    "form, separator, expected",
+    [("csv", None, ","), ("tsv", None, "\t"), ("csv", "\t", "\t"), ("tsv", ",", ",")],
+)
+def test_the_default_separator_is_that_of_the_format(
+    tmp_path: Path, form: str, separator: str | None, expected: str
+) -> None:
+    log = {**SMALL["log"], "format": form, **({"separator": separator} if separator else {})}
+    assert load_config(_write(tmp_path, {**SMALL, "log": log})).log.field_separator == expected
+
+
+def test_null_values_are_texts_and_include_the_empty_text(tmp_path: Path) -> None:
+    log = {**SMALL["log"], "null_values": ["\\N", "NULL", "\\N"]}
+    assert load_config(_write(tmp_path, {**SMALL, "log": log})).log.null_values == ["", "\\N", "NULL"]
+    for wrong in (None, -1, "a\nb"):
+        with pytest.raises(ConfigError, match=r"null_values: .*write each text in quotes"):
+            load_config(_write(tmp_path, {**SMALL, "log": {**SMALL["log"], "null_values": ["", wrong]}}))
 
 
 @pytest.mark.parametrize("name", ["label", "user_key", "row_id", "event_time", "split", "_day", "a.b"])

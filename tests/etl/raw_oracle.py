@@ -39,11 +39,11 @@ def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
             row = {"row_id": row_id, "file": path.name, "line_number": number, "line": line}
             row_id += 1
             if table.format == "csv" and header is None:
-                header = next(csv.reader([line], delimiter=table.separator))
+                header = next(csv.reader([line], delimiter=table.field_separator))
                 continue
             if line.encode() != data:
                 rows.append(row | {"reason": "not_utf8"})
-            elif header and csv_fields(line, table.separator) is None:
+            elif header and csv_fields(line, table.field_separator) is None:
                 rows.append(row | {"reason": "quote"})
             else:
                 rows.append(row | _typed(table, _fields(table, line, header)))
@@ -54,9 +54,9 @@ def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
 def _fields(table: RawTable, line: str, header: list[str] | None) -> list[str] | None:
     """The line's fields in the order of the configuration; None if their number is wrong."""
     if header is None:
-        plain_fields = line.split(table.separator)
+        plain_fields = line.split(table.field_separator)
         return plain_fields if len(plain_fields) == len(table.columns) else None
-    fields = csv_fields(line, table.separator)
+    fields = csv_fields(line, table.field_separator)
     if fields is None or len(fields) != len(header):
         return None
     by_name = dict(zip(header, fields, strict=True))
@@ -96,17 +96,19 @@ def _typed(table: RawTable, fields: list[str] | None) -> dict[str, Any]:
         return {"reason": "field_count"}
     reasons, values = [], {}
     for column, text in zip(table.columns, fields, strict=True):
-        value = _PARSERS[column.type](text) if text else None
-        if text and value is None:
+        is_null = text in table.null_values
+        value = None if is_null else _PARSERS[column.type](text)
+        if not is_null and value is None:
             reasons.append(f"{'integer' if column.type == 'int' else 'number'}:{column.name}")
         values[column.name] = value
     return values | {"reason": reasons[0] if reasons else None}
 
 
 def _integer(text: str) -> int | None:
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}(\.0*)?", text):
         return None
-    return int(text) if LONG_MIN <= int(text) <= LONG_MAX else None
+    whole = int(text.split(".")[0])
+    return whole if LONG_MIN <= whole <= LONG_MAX else None
 
 
 def _number(text: str) -> float | None:

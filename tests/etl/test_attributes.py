@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
+from etl.ops.join_external import JoinExternal
 from etl.spark.read_log import read_attributes
 from storage.erased_users import add_erased, list_or_new
 from storage.paths import Lake
@@ -45,11 +47,17 @@ BY_DAY: dict[str, Any] = {"log": {**RATINGS["log"], "path": "{data}/dt={date}/*"
     [
         (
             ["who,age", "1,20", "2,young"],
-            r"1 row does not parse; .* of the first are \(3, 'integer:age'\)",
+            "1 row does not parse; the first is line 3: age has the value 'young', which is not an integer",
         ),
-        (["who,age", "1,20", "1,30"], "2 rows have 1 different values of who"),
+        (
+            ["who,age", "1,20", "1,30"],
+            "2 rows have 1 different .*line 2 of .*users.csv and line 3 of .*users.csv",
+        ),
         (["who,age", "1,20", ",30"], "2 rows have 1 different values of who"),
-        (["who,age", "1,20", '2,"30'], r"1 row does not parse; .* of the first are \(3, 'quote'\)"),
+        (
+            ["who,age", "1,20", '2,"30'],
+            "1 row does not parse; the first is line 3 breaks the rule for double quotes: '2,\"30'",
+        ),
     ],
 )
 def test_attributes_must_be_one_row_a_key(
@@ -69,6 +77,42 @@ def test_attributes_must_be_one_row_a_key(
         read_attributes(spark, config, config.users, "who", "users", DAY)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_bad_value_is_shown_with_the_file_in_which_it_is(
+    spark: SparkSession, tmp_path: Path, form: str
+) -> None:
+    columns = [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}]
+    config = cases.write_config(
+        tmp_path, RATINGS, {"users": {"path": "{data}/*", "format": form, "columns": columns}}
+    )
+    (tmp_path / "raw").mkdir()
+    for name, ages in (("a", ["20", "30"]), ("b", ["40", "n/a"])):
+        table = pd.DataFrame({"who": [1, 2] if name == "a" else [3, 4], "age": ages})
+        path = tmp_path / f"raw/{name}.{form}"
+        table.to_csv(path, index=False) if form == "csv" else table.to_parquet(path)
+    assert config.users is not None
+    with pytest.raises(DataError) as caught:
+        read_attributes(spark, config, config.users, "who", "users", DAY)
+    place = "line 3" if form == "csv" else "row 2"
+    assert f"raw/b.{form}: 1 rows do not parse; the first is {place}: age has the value 'n/a'" in str(
+        caught.value
+    )
+    assert ('add "n/a" to users.null_values' in caught.value.remedy) == (form == "csv")
+
+
+def test_an_external_table_has_texts_that_stand_for_null(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, RATINGS)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/prices.csv").write_text("what|price\ni1|7.0\ni2|\\N\ni3|\n")
+    operator = JoinExternal(
+        path="{data}/prices.csv", columns={"price": "int"}, format="csv", separator="|", null_values=["\\N"]
+    )
+    [step] = operator.bind({"what": "string"})
+    source, key = operator.source(step)
+    rows = read_attributes(spark, config, source, key, "join_external", DAY).orderBy("what").collect()
+    assert [tuple(row) for row in rows] == [("i1", 7), ("i2", None), ("i3", None)]
+
+
 @pytest.mark.parametrize("key", ["a\x1b[31m", "b\u0085", "c" * 257])
 def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: Path, key: str) -> None:
     table = {
@@ -81,7 +125,7 @@ def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: P
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/items.csv").write_text(f"what,kind\ngood,x\n{key},y\n", encoding="utf-8")
     assert config.items is not None
-    with pytest.raises(DataError, match=r"items\.csv: 1 rows .*\(3, 'key:what'\).*256 bytes"):
+    with pytest.raises(DataError, match=r"items\.csv: 1 rows .* line 3: what has the value .*256 bytes"):
         read_attributes(spark, config, config.items, "what", "items", DAY, "what")
     table_of_texts = read_attributes(spark, config, config.items, "what", "join_external", DAY)
     assert table_of_texts.count() == 2, "what is no id may be any text"

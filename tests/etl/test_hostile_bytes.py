@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
@@ -40,6 +43,7 @@ def _config(folder: Path, form: str, engine: str = "auto") -> Config:
         "path": "{data}/*",
         "format": form,
         "separator": "," if form == "csv" else "\t",
+        "null_values": ["\\N", "NULL", "-7", "u,1"],
         "columns": [{"name": name, "type": kind} for name, kind in zip(NAMES, KINDS, strict=True)],
         "label": {"column": "label"},
     }
@@ -66,6 +70,8 @@ _NASTY = [
     *("\u2028".encode(), "\ufeff".encode(), "é".encode(), "\U0001f600".encode()),
     *(b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"\xef\xbb"),
     *(b"k" * 256, b"k" * 257, "é".encode() * 128, "é".encode() * 129, b"x" * 200_000),
+    *(b"\\N", b"NULL", b"null", b'"NULL"', b'"u,1"', b"NULL ", b"17.0", b"-3.00", b"17.", b"1.0e1", b"17.\0"),
+    *("17.\x85".encode(), b"9" * 19 + b".0", b"9" * 18 + b".", b"+0.000", b".0", b"1.0.0"),
     *(b"", b" ", b"1", b"0", b"-7", b"9" * 19, b"1.5", b"NaN", b"inf", b"1d", b"0x1p3"),
     *(b"1e38", b"3.4028234663852886e38", b"3.4028235e38", b"-3.5e38", b"1e308", b"1e400", b"1e-400", b"-0"),
 ]
@@ -263,6 +269,17 @@ def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, messa
     paths = _write(tmp_path, [data])
     with pytest.raises(DataError, match=rf"0\.txt.*{message}"):
         file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+
+
+@pytest.mark.parametrize("separator", [other for other in SEPARATORS if other != ","])
+@pytest.mark.parametrize("header", [NAMES, ["LABEL", "USER"], ['"label"', '"user"', "item", "n", "x"]])
+def test_a_header_with_another_separator_names_it(tmp_path: Path, header: list[str], separator: str) -> None:
+    """Also if no name is one of the configuration, and with quotes around names."""
+    paths = _write(tmp_path, [f"{separator.join(header)}\n".encode()])
+    with pytest.raises(DataError) as caught:
+        file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+    assert f"set `separator: {json.dumps(separator)}`" in caught.value.remedy
+    assert yaml.safe_load(f"separator: {json.dumps(separator)}") == {"separator": separator}
 
 
 def test_both_engines_parse_long_fields_and_many_fields(spark: SparkSession, tmp_path: Path) -> None:

@@ -403,6 +403,71 @@ def test_a_run_is_refused_for_what_its_last_stages_would_miss(
     assert not (tmp_path / "lake").exists()
 
 
+AGED = [{"name": "user", "type": "string"}, {"name": "age", "type": "int"}]
+
+
+@pytest.mark.parametrize(
+    "name, sections",
+    [
+        (
+            "who",
+            {
+                "candidates": {
+                    **SOURCES,
+                    "user_attributes": {**table("{data}/who.csv", "", key="user"), "columns": AGED},
+                }
+            },
+        ),
+        (
+            "stock",
+            {
+                "candidates": {
+                    **SOURCES,
+                    "filters": [{**table("{data}/stock.csv", "", **FILTER), "item": "user", "columns": AGED}],
+                }
+            },
+        ),
+        (
+            "join",
+            {
+                "features": [
+                    {
+                        "columns": ["C1"],
+                        "kind": "dense",
+                        "ops": [
+                            {
+                                "join_external": {
+                                    "path": "{data}/join.csv",
+                                    "format": "csv",
+                                    "key": "user",
+                                    "columns": {"age": "int"},
+                                }
+                            }
+                        ],
+                    }
+                ],
+                "scopes": {"user": ["age"], "item": [], "context": []},
+            },
+        ),
+    ],
+)
+def test_a_bad_value_of_a_table_is_found_before_the_first_stage(
+    tmp_path: Path, name: str, sections: dict[str, Any]
+) -> None:
+    (tmp_path / "data").mkdir()
+    file = tmp_path / f"data/{name}.csv"
+    config = load_config(str(write(tmp_path, data=str(tmp_path / "data"), **sections)))
+    file.write_text("user,age\nu1,17.0\n")
+    check_tables(config, RUN_DATE)
+    for text, problem in (
+        ("user,age\nu1,17.0\nu2,old\n", "line 3: age has the value 'old', which is not an integer"),
+        ("user;age\nu1;17\n", r"has no columns \['user', 'age'\]"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=rf"{name}\.csv:? {problem}"):
+            check_tables(config, RUN_DATE)
+
+
 def test_a_table_that_comes_by_day_may_arrive_later_and_one_that_is_there_passes(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/stock.csv").write_text("item\ni1\n")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 from etl.native import lookup as lookups
 from etl.native.count_sums import Sums, buckets_of
 from etl.native.lookup import Lookup
+from etl.quality.column_summary import summarise_values
+from etl.statistics import quantiles
 from etl.value_counts.count_file_format import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -106,3 +111,45 @@ def test_a_lookup_finds_what_is_there_and_nothing_else(monkeypatch: pytest.Monke
         assert lookup.find(array).tolist() == indices
 
     check()
+
+
+NUMBER = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1.0, 1.001]),
+)
+PROBABILITIES = [0.001, 0.25, 0.5, 0.9, 1.0]
+
+
+@settings(MANY, max_examples=15)
+@given(parts=st.lists(st.lists(st.tuples(NUMBER, st.integers(1, 9)), max_size=20), max_size=4))
+def test_quantiles_are_those_of_all_values_also_if_only_some_are_held(
+    parts: list[list[tuple[float, int]]],
+) -> None:
+    def counted() -> Iterator[tuple[pa.Array, np.ndarray]]:
+        for part in parts:
+            numbers = pa.array([number for number, _ in part], pa.float64())
+            yield numbers, np.array([count for _, count in part], np.int64)
+
+    every = sorted(number + 0.0 for part in parts for number, count in part for _ in range(count))
+    positions = [max(1, math.ceil(Fraction(str(share)) * len(every))) for share in PROBABILITIES]
+    expected = [every[position - 1] for position in positions] if every else []
+    for held in (0, 1_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(quantiles, "_HELD_VALUES", held)
+            assert quantiles.quantiles_of_counts(counted, PROBABILITIES) == expected
+
+
+@given(
+    cells=st.lists(
+        st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 2**40)), min_size=1
+    )
+)
+@settings(MANY, max_examples=60)
+def test_the_sum_of_a_column_of_doubles_is_exact(cells: list[tuple[float, int]]) -> None:
+    counted = Counter[float]()
+    for number, count in cells:
+        counted[number + 0.0] += count
+    texts = pa.array(counted, pa.float64()).cast(pa.string())
+    summary = summarise_values(texts, np.array([*counted.values()], np.int64), "float")
+    exact = sum(Fraction(number) * count for number, count in counted.items())
+    assert summary.mean == float(exact / counted.total())

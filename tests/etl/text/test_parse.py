@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,25 @@ pytestmark = pytest.mark.slow
 
 FIELD = st.one_of(
     st.sampled_from(
-        ["", "0", "1", "7", "-3", "+7", "007", " 1", "1.5", "1e3", "0x1F", "nan", "é", '"q"', '"', "99999"]
+        [
+            "",
+            "0",
+            "1",
+            "7",
+            "-3",
+            "+7",
+            "007",
+            " 1",
+            "1.5",
+            "7.0",
+            "1e3",
+            "0x1F",
+            "nan",
+            "é",
+            '"q"',
+            '"',
+            "99999",
+        ]
     ),
     st.integers(-(2**64), 2**64).map(str),
     st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), max_size=4),
@@ -110,6 +129,26 @@ def test_blocks_of_one_file_split_are_unified(config: Config, blocks: list[list[
         for value, count in zip(distinct.to_pylist(), counts.tolist(), strict=True):
             counted[value] += count
         assert counted == Counter(pa.array(values, parts[0].dictionary.type).cast(pa.string()).to_pylist())
+
+
+def test_null_values_are_null_in_every_column_and_are_counted(config: Config) -> None:
+    nulls = ["\\N", "NULL", "-1"]
+    log = config.log.model_copy(update={"null_values": ["", *nulls]})
+    other = config.model_copy(update={"log": log})
+    lines = [f"1\t{text}\t2\t3\t4\t5\t{text}\tu\ti\t{text}\tb\tc\t9\n" for text in (*nulls, "", "7", "7.0")]
+    layout, names = _layout(other), [column.name for column in config.log.columns]
+    parsed = parse_block("".join(lines).encode(), layout, names, header=False)
+    assert not parsed.rejected
+    known: dict[str, list[Any]] = {"I1": [7, 7], "X": [7.0, 7.0], "C1": ["7", "7.0"]}
+    for name, values in known.items():
+        assert plain(parsed.columns[name]).to_pylist() == [None] * 4 + values
+        counter = _ValueCounter()
+        counter.add(parsed.columns[name], parsed.counts[name])
+        distinct, counts = counter.result()
+        assert pc.sum(pc.if_else(pc.is_null(distinct), counts, 0)).as_py() == 4, name
+        assert counts.sum() == len(lines), name
+    refused = parse_block(lines[0].encode(), _layout(config), names, header=False)
+    assert refused.rejected == ((0, "integer:I1"),)
 
 
 def test_invalid_utf8_rejects_only_its_line(config: Config) -> None:

@@ -27,6 +27,12 @@ DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 GROUPS = {
     "features": [
         {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "winsorize", "normalize"]},
+        {"columns": ["X"], "kind": "dense", "ops": ["fill_median", "winsorize", "normalize"]},
+        {
+            "columns": ["X"],
+            "kind": "categorical",
+            "ops": [{"bucketize": {"boundaries": [0, 2]}}, {"rename": {"suffix": "_range"}}, "categorify"],
+        },
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 3}}]},
         {"columns": ["user"], "kind": "categorical", "ops": [{"categorify": {"max_size": 5}}]},
         {

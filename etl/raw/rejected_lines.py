@@ -1,0 +1,213 @@
+"""Describes rejected rows in error messages: file, line, column, value and rule, and what can be done.
+
+A remedy depends on the reason: it differs between a wrong separator and a label that is a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conf.raw_types import SEPARATORS, TIME_AS_NUMBER, Log, RawTable
+from etl.raw import key_rule, quotes
+from etl.raw.parse import common_header
+
+_SHOWN = 100  # maximum number of characters of a value or line in a message
+_MOST_VALUES = 5  # of the values of one reason in a message
+_IS_NOT = {
+    "integer": "is not an integer of 64 bits",
+    "number": "is not a number within the range of float32",
+    "key": f"is not an id: {key_rule.RULE}",
+}
+_ABOUT_LINES = {
+    quotes.REASON: (
+        "breaks the rule for double quotes",
+        "write a double quote inside a field twice, enclose the field in quotes, and remove line breaks from "
+        "fields",
+    ),
+    "not_utf8": (
+        "is not UTF-8 text",
+        "convert the file to UTF-8, for example with `iconv -f LATIN1 -t UTF-8`",
+    ),
+}
+
+_ABOUT_COLUMNS = {
+    "time_range": "correct log.event_time.unit, which says whether times are in s, ms or us",
+    "missing_time": "give every row a time in {column}, or remove log.event_time",
+    "missing_key": "give every row an id in {column}, or leave these rows out of the files",
+    "key": "correct the ids in {column}",
+}
+
+
+@dataclass(frozen=True)
+class RejectedLine:
+    """A row of a raw file that was rejected.
+
+    Attributes:
+        file: path of the file.
+        line_number: number of the line, from 1. In a Parquet file, the number of the row.
+        reason: the reason of the quarantine, such as `integer:age`.
+        line: text of the line; for Parquet, the row as JSON.
+    """
+
+    file: str
+    line_number: int
+    reason: str
+    line: str
+
+
+def description(table: RawTable, rejected: RejectedLine) -> str:
+    """Returns a text with the number of the row, its value, and the rule that the value breaks."""
+    kind, column = _split(rejected.reason)
+    place = f"{'row' if table.format == 'parquet' else 'line'} {rejected.line_number}"
+    if kind in _ABOUT_LINES:
+        return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
+    if kind == "field_count":
+        expected = len(_header(table, rejected.file) or table.columns)
+        fields = len(_fields(table, rejected.line))
+        return (
+            f"{place} has {fields} fields separated by {_quoted(table.field_separator)}, but must have "
+            f"{expected}: {_short(rejected.line)}"
+        )
+    return f"{place}: {_broken_rule(table, rejected, kind, column)}"
+
+
+def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
+    """Returns some different values for which these rows, all of one reason, were rejected."""
+    column = _split(rejected[0].reason)[1] if rejected else ""
+    if not column:
+        return []
+    headers = {path: _header(table, path) for path in {one.file for one in rejected}}
+    values = (_field(table, one.line, column, headers[one.file]) for one in rejected)
+    shown = dict.fromkeys(_short(value) for value in values if value is not None)
+    return list(shown)[:_MOST_VALUES]
+
+
+def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
+    """Returns what can be done about rows with the reason of this one.
+
+    Args:
+        table: the table.
+        section: the section of the configuration that describes the table, such as `log` or `users`.
+        rejected: one of the rows.
+    """
+    kind, column = _split(rejected.reason)
+    if kind in _ABOUT_LINES:
+        return _ABOUT_LINES[kind][1]
+    if kind == "field_count":
+        return _separator_remedy(table, section, rejected)
+    if kind in _ABOUT_COLUMNS:
+        return _ABOUT_COLUMNS[kind].format(column=column)
+    if isinstance(table, Log) and column == table.label.column:
+        return _label_remedy(table, rejected)
+    if isinstance(table, Log) and table.event_time and column == table.event_time.column:
+        return TIME_AS_NUMBER
+    return _type_remedy(table, section, rejected, column)
+
+
+def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None:
+    """Returns the text of a column in a row; None if it is empty or cannot be found."""
+    return _field(table, rejected.line, column, _header(table, rejected.file))
+
+
+def _field(table: RawTable, line: str, column: str, header: list[str] | None) -> str | None:
+    source = next(one.source_name for one in table.columns if one.name == column)
+    if table.format == "parquet":
+        value = json.loads(line).get(source)
+        return value if value is None or isinstance(value, str) else json.dumps(value)
+    names = table.names if header is None else header
+    values = dict(zip(names, _fields(table, line), strict=False))
+    return values.get(column if header is None else source) or None
+
+
+def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
+    width = len(_header(table, rejected.file) or table.columns)
+    others = [other for other in SEPARATORS if len(rejected.line.split(other)) == width > 1]
+    if others:
+        return f"set `separator: {_quoted(others[0])}` in the section {section}"
+    if table.format == "tsv":
+        return f"list all columns of the files in {section}.columns, or correct {section}.separator"
+    return f"write as many fields as the header has, or correct {section}.separator"
+
+
+def _label_remedy(log: Log, rejected: RejectedLine) -> str:
+    column = log.label.column
+    value = field_of(log, rejected, column)
+    if value is None:
+        return f"give every row a label in {column}, or leave these rows out of the files"
+    if not _is_number(value):
+        return (
+            f"a text such as {_short(value)} cannot be a label: add a column to the files with 1 for a click "
+            "and 0 for every other row, and name it in log.label.column; or write a number for each kind of "
+            "event, such as 0 for view and 2 for purchase, and set log.label.positive_at_least to the "
+            "smallest number that is a click"
+        )
+    if log.label.positive_at_least is None:
+        return (
+            f"set log.label.positive_at_least to the smallest value of {column} that is a click, or write "
+            "only 0 and 1 into this column"
+        )
+    return _type_remedy(log, "log", rejected, column)
+
+
+def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: str) -> str:
+    """Returns the remedy for a value that does not have the type of its column."""
+    value = field_of(table, rejected, column)
+    if value is None:
+        return f"correct the values of {column}"
+    number = _is_number(value)
+    keys = table.format != "parquet" and not number
+    null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
+    kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
+    return f"give {column} the type {kind} in {section}.columns{null}, or correct the file"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return abs(float(text)) < float("inf")  # false for NaN
+    except ValueError:
+        return False
+
+
+def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str) -> str:
+    """Returns a text with the value of a column, and why the row is rejected."""
+    value = field_of(table, rejected, column)
+    if kind in ("missing_key", "missing_time") or value is None:
+        return f"{column} has no value"
+    if kind == "label":
+        threshold = isinstance(table, Log) and table.label.positive_at_least is not None
+        rule = "is not a number" if threshold else "is not 0 or 1"
+    elif kind == "time_range":
+        rule = "is beyond 64 bits in µs"
+    else:
+        rule = _IS_NOT.get(kind, f"is rejected ({rejected.reason})")
+    return f"{column} has the value {_short(value)}, which {rule}"
+
+
+def _header(table: RawTable, path: str) -> list[str] | None:
+    """Returns the header of a csv file. Other files have none."""
+    if table.format != "csv":
+        return None
+    return common_header([path], table)
+
+
+def _fields(table: RawTable, line: str) -> list[str]:
+    if table.format == "csv":
+        return quotes.split_line(line, table.field_separator) or []
+    return line.split(table.field_separator)
+
+
+def _split(reason: str) -> tuple[str, str]:
+    """Returns the kind of a reason and its column: `integer:age` is (integer, age)."""
+    kind, _, column = reason.partition(":")
+    return kind, column
+
+
+def _quoted(text: str) -> str:
+    """Returns a text in the double quotes of YAML."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
