@@ -137,12 +137,12 @@ def test_too_few_days(config: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_day(config: Path, tmp_path: Path) -> None:
-    (tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv").write_bytes(b"")
+    (tmp_path / f"raw/dt={RUN_DATE}/part-0.tsv").write_bytes(b"")
     _assert_refused(
         _build(config),
         3,
-        f"dt={DAYS[1]}/*.tsv are empty (0 bytes)",
-        f"deliver the raw files of {DAYS[1]} again",
+        f"dt={RUN_DATE}/*.tsv are empty (0 bytes)",
+        f"deliver the raw files of {RUN_DATE} again",
     )
 
 
