@@ -125,7 +125,7 @@ def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: P
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/items.csv").write_text(f"what,kind\ngood,x\n{key},y\n", encoding="utf-8")
     assert config.items is not None
-    with pytest.raises(DataError, match=r"items\.csv: 1 rows .* line 3: what has the value .*256 bytes"):
+    with pytest.raises(DataError, match=r"items\.csv: 1 row .* line 3: what has the value .*256 bytes"):
         read_attributes(spark, config, config.items, "what", "items", DAY, "what")
     table_of_texts = read_attributes(spark, config, config.items, "what", "join_external", DAY)
     assert table_of_texts.count() == 2, "what is no id may be any text"
