@@ -10,22 +10,25 @@ from pathlib import Path
 from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
-from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
+from jobs.chain.submit import JOBS, Interruptions, Submission
 from jobs.command_line import report_failure
 from reporting.terminal.stage_progress import StageProgress
+from spark.profile import DEFAULT_PROFILE
 
 DESCRIPTION = (
     "Generates a click log, runs all stages with retraining for a few run dates, compares the last "
     "lists with the generated clicks of the next day, and prints the results."
 )
 EXIT_MISSED = 1
+_DEFAULT_CONFIG = "conf/datasets/generated.yaml"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the demo and returns its exit code."""
     arguments = _parser().parse_args(argv)
     overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
-    submission = Submission(arguments.profile, arguments.config, overrides)
+    config = arguments.config or str(JOBS.parent / _DEFAULT_CONFIG)
+    submission = Submission(arguments.profile, config, overrides)
     try:
         launcher = launcher_of(submission, isolate=arguments.isolate)
         with Interruptions() as interruptions, closing(launcher):
@@ -45,9 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--config",
-        default="conf/datasets/generated.yaml",
         metavar="YAML",
-        help="configuration with a section generate (default: %(default)s)",
+        help=f"configuration with a section generate (default: {_DEFAULT_CONFIG} of the project)",
     )
     parser.add_argument(
         "--nights", type=int, default=3, metavar="N", help="number of run dates (default: %(default)s)"

@@ -25,11 +25,6 @@ from nightrank.installed_project import HOME_VARIABLE, find_project, install_pro
 SHORT_NAMES = {"run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
 DOCTOR = "doctor"
 _EVERYDAY = ("demo", "run", "report", "show", "champion", "compare", "serve", "doctor")
-# Arguments that precede those of the user, so that a command works in every folder. {home} is the project.
-_DEFAULTS = {
-    "demo": ("--config", "{home}/conf/datasets/generated.yaml", "--profile", "{home}/conf/spark/local.conf"),
-    "nightly": ("--profile", "{home}/conf/spark/local.conf"),
-}
 _BASH = '. "$0/setup/env.sh" && exec python "$@"'
 
 
@@ -95,8 +90,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
     if job == DOCTOR:  # it is no part of the packed environment
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
-    defaults = [word.format(home=home) for word in _DEFAULTS.get(job, ())]
-    os.execv("/bin/bash", ["bash", "-c", _BASH, str(home), *script, *defaults, *arguments])
+    os.execv("/bin/bash", ["bash", "-c", _BASH, str(home), *script, *arguments])
 
 
 def _parser() -> argparse.ArgumentParser:
