@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from conf.errors import EXIT_OK, NightrankError
+from conf.program import program_name
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
 from jobs.chain.submit import JOBS, Interruptions, Submission
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the demo's command line."""
     parser = argparse.ArgumentParser(
-        prog="demo.py",
+        prog=program_name("demo.py"),
         description=DESCRIPTION,
         epilog="Exit codes: 0 done, 1 a target was missed (with --strict), 2 bad configuration or "
         "arguments, otherwise the exit code of the stage that failed.",
