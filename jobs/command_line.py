@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.printable import printable
+from conf.program import program_name
 from storage.job_summary import JobSummary
 
 if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration
@@ -22,7 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as shells and n
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
     """Returns a parser with the options that every job has. `date_option` is a second name of --run-date."""
     parser = argparse.ArgumentParser(
-        prog=f"{name}.py",
+        prog=program_name(f"{name}.py"),
         description=description,
         epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure "
         "(worth a retry). The last line on standard output is one JSON object.",

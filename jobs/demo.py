@@ -8,24 +8,28 @@ from contextlib import closing
 from pathlib import Path
 
 from conf.errors import EXIT_OK, NightrankError
+from conf.program import program_name
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
-from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
+from jobs.chain.submit import JOBS, Interruptions, Submission
 from jobs.command_line import add_future, report_failure
 from reporting.terminal.stage_progress import StageProgress
+from spark.profile import DEFAULT_PROFILE
 
 DESCRIPTION = (
     "Generates a click log, runs all stages with retraining for a few run dates, compares the last "
     "lists with the generated clicks of the next day, and prints the results."
 )
 EXIT_MISSED = 1
+_DEFAULT_CONFIG = "conf/datasets/generated.yaml"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the demo and returns its exit code."""
     arguments = _parser().parse_args(argv)
     overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
-    submission = Submission(arguments.profile, arguments.config, overrides, future=arguments.future)
+    config = arguments.config or str(JOBS.parent / _DEFAULT_CONFIG)
+    submission = Submission(arguments.profile, config, overrides, future=arguments.future)
     try:
         launcher = launcher_of(submission, isolate=arguments.isolate)
         with Interruptions() as interruptions, closing(launcher):
@@ -38,16 +42,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the demo's command line."""
     parser = argparse.ArgumentParser(
-        prog="demo.py",
+        prog=program_name("demo.py"),
         description=DESCRIPTION,
         epilog="Exit codes: 0 done, 1 a target was missed (with --strict), 2 bad configuration or "
         "arguments, otherwise the exit code of the stage that failed.",
     )
     parser.add_argument(
         "--config",
-        default="conf/datasets/generated.yaml",
         metavar="YAML",
-        help="configuration with a section generate (default: %(default)s)",
+        help=f"configuration with a section generate (default: {_DEFAULT_CONFIG} of the project)",
     )
     parser.add_argument(
         "--nights", type=int, default=3, metavar="N", help="number of run dates (default: %(default)s)"

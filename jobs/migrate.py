@@ -8,6 +8,7 @@ import time
 
 from conf.counted import counted
 from conf.errors import EXIT_DATA, EXIT_OK, NightrankError
+from conf.program import program_name
 from jobs.command_line import report_failure
 from jobs.stages.migrate import summarize, version_table
 from storage.migration import migrate, survey
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="migrate.py",
+        prog=program_name("migrate.py"),
         description=DESCRIPTION,
         epilog="Exit codes: 0 done, 2 bad arguments, 3 some files are damaged or were written by a newer "
         "release, 4 infrastructure (worth a retry). The last line on standard output is one JSON object.",

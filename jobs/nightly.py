@@ -10,9 +10,10 @@ from contextlib import closing
 from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.node_check import check_node
-from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
+from jobs.chain.submit import Interruptions, Submission
 from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
+from spark.profile import DEFAULT_PROFILE
 
 DESCRIPTION = (
     "Runs the stages of one run date in order: build_features, "
@@ -35,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     overrides = tuple(arguments.overrides)
     submission = Submission(arguments.profile, arguments.config, overrides, future=arguments.future)
-    launcher = launcher_of(submission, isolate=arguments.isolate)
     try:
+        launcher = launcher_of(submission, isolate=arguments.isolate)
         if arguments.check_node:
             check_node(submission)
         with Interruptions() as interruptions, closing(launcher):

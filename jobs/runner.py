@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 import time
 import traceback
@@ -32,11 +33,14 @@ from jobs.standard_output import separate_output
 from reporting.monitoring.run_observer import Observer
 from spark.error_log import root_cause, without_frames
 from spark.hadoop_files import hdfs
+from spark.profile import DEFAULT_PROFILE, use_profile
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank")
+# The message of Java if the interpreter of Spark's Python workers is missing.
+_NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -64,14 +68,29 @@ def run_with_options(
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     _log_to_stderr()
+    _add_profile(parser)
     arguments = parser.parse_args(words)
     try:
+        use_profile(arguments.profile)
         code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
+    except NightrankError as error:  # of the profile
+        log.error("%s failed: %s", name, error)
+        code = error.exit_code
     except KeyboardInterrupt:
         code = report_interruption(name)
     if code != EXIT_OK:  # a scheduler that gets only the log of a job reads its exit code there
         log.error("%s ended with exit code %d", name, code)
     end_job(code)
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --profile."""
+    parser.add_argument(
+        "--profile",
+        metavar="CONF",
+        help="Spark properties file, if the job is not started by spark-submit (default: "
+        f"{DEFAULT_PROFILE} of the project)",
+    )
 
 
 def run_in_application(
@@ -168,12 +187,21 @@ def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) ->
     if raised is not None:
         log.error("%s failed in a Spark worker: %s%s", context.name, without_frames(str(raised)), where)
         return raised, raised.exit_code
-    advice = "if you can remove the cause, such as a full disk, do that first; then run the job again"
     log.error(
         "%s failed in Spark or the system around it: %s\n  what to do: %s%s",
         context.name,
         root_cause(error),
-        advice,
+        _advice(error),
         where,
     )
     return error, EXIT_INFRASTRUCTURE
+
+
+def _advice(error: Exception) -> str:
+    """Returns what to do after an error of Spark or the system around it."""
+    if program := _NO_PROGRAM.search(str(error)):
+        return (
+            f"a node does not have {program[1]}: install the packed environment there "
+            "(docs/clusters.md#what-every-node-needs), or correct spark.pyspark.python in the Spark profile"
+        )
+    return "if you can remove the cause, such as a full disk, do that first; then run the job again"

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from shutil import get_terminal_size
@@ -18,6 +19,7 @@ from textwrap import fill
 from typing import NoReturn
 
 from conf.errors import EXIT_OK, ConfigError, NightrankError
+from conf.program import started_by
 from nightrank.completion import SHELLS, completion
 from nightrank.installed_project import HOME_VARIABLE, find_project, install_project
 
@@ -25,11 +27,6 @@ from nightrank.installed_project import HOME_VARIABLE, find_project, install_pro
 SHORT_NAMES = {"run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
 DOCTOR = "doctor"
 _EVERYDAY = ("demo", "run", "report", "show", "champion", "compare", "serve", "doctor")
-# Arguments that precede those of the user, so that a command works in every folder. {home} is the project.
-_DEFAULTS = {
-    "demo": ("--config", "{home}/conf/datasets/generated.yaml", "--profile", "{home}/conf/spark/local.conf"),
-    "nightly": ("--profile", "{home}/conf/spark/local.conf"),
-}
 _BASH = '. "$0/setup/env.sh" && exec python "$@"'
 
 
@@ -41,9 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _start(words[0], words[1:])
         parser = _parser()
         if words and not words[0].startswith("-") and words[0] not in _OWN_OPTIONS:
-            parser.error(
-                f"there is no command {words[0]!r}: choose from {sorted({*commands(), *_OWN_OPTIONS})}"
-            )
+            known = sorted({*commands(), *_OWN_OPTIONS})
+            similar = [f"{name!r}" for name in get_close_matches(words[0], known)]
+            meant = f"did you mean {' or '.join(similar)}? Otherwise " if similar else ""
+            parser.error(f"there is no command {words[0]!r}: {meant}choose from {known}")
         arguments = parser.parse_args(words)
         if arguments.command == "completion":
             print(completion(arguments.shell, {**options(), **_OWN_OPTIONS}), end="")
@@ -95,8 +93,8 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
     if job == DOCTOR:  # it is no part of the packed environment
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
-    defaults = [word.format(home=home) for word in _DEFAULTS.get(job, ())]
-    os.execv("/bin/bash", ["bash", "-c", _BASH, str(home), *script, *defaults, *arguments])
+    started_by(f"nightrank {command}")
+    os.execv("/bin/bash", ["bash", "-c", _BASH, str(home), *script, *arguments])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ DOCUMENTS = (
     "docs/**/*.md",
     "benchmarks/*.md",
 )
+SCRIPTS = Path("docs/scripts")
 BUILD = ROOT / "build/docs"
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -80,6 +81,7 @@ def build_site(build: Path = BUILD) -> Path:
     """
     mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
     stage(ROOT, build / "docs")
+    shutil.copytree(ROOT / SCRIPTS, build / "docs" / SCRIPTS)
     shutil.copy(CONFIG, build / "mkdocs.yml")
     quiet = {
         **os.environ,

@@ -21,6 +21,14 @@ export PATH="$_nightrank_home/bin:$JAVA_HOME/bin:$PATH"
 # Without these variables, Spark's Python workers run any `python3` that the executor finds, without our packages.
 export PYSPARK_PYTHON="$_nightrank_home/bin/python"
 export PYSPARK_DRIVER_PYTHON="$PYSPARK_PYTHON"
+# If .venv is a link to the environment of another checkout, its path has the packages and the jobs of that checkout.
+if [ -L "$_nightrank_root/.venv" ]; then
+    export NIGHTRANK_HOME="$_nightrank_root"
+    case ":${PYTHONPATH:-}:" in
+        *":$_nightrank_root:"*) ;;
+        *) export PYTHONPATH="$_nightrank_root${PYTHONPATH:+:$PYTHONPATH}" ;;
+    esac
+fi
 # With the home of a different Spark, the jars of both would be mixed.
 unset SPARK_HOME
 

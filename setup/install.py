@@ -30,16 +30,21 @@ CHECK_IMPORTS = (
     "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install;"
     "from etl.native.library import library; library()"
 )
+_OWN_PATH = "nightrank.pth"
 _COMMAND = "from nightrank.command import main\n\nsys.exit(main())"
 
 
-def fingerprint(root: Path) -> str:
+def fingerprint(root: Path, made_in: Path | None = None) -> str:
     """Returns the digest of all inputs of the environment.
 
     The path of the checkout is one of these inputs: installed scripts contain the absolute path of their
     interpreter, so a checkout that was moved needs a new environment.
+
+    Args:
+        root: the checkout.
+        made_in: the checkout that made the environment, if that is another one.
     """
-    digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
+    digest = hashlib.sha256(f"{made_in or root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
     patches = horovod_patches.patch_files(root / "setup/horovod")
     for path in [*sorted(scripts), *patches, *build_native.all_sources(root)]:
@@ -49,12 +54,29 @@ def fingerprint(root: Path) -> str:
 
 
 def make_venv(folder: Path, *options: str) -> None:
-    """Makes a virtual environment in this folder, unless the folder already has a working one."""
+    """Makes a virtual environment in this folder, unless the folder already has a working one.
+
+    The folder may be a symbolic link, for example to a larger disk.
+
+    Raises:
+        SetupError: the link leads to a folder with other files.
+    """
     python = folder / "bin" / "python"
     if python.exists() and _lives_at(python, folder):
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    run([sys.executable, "-m", "venv", *options, folder])
+    target = folder.resolve()  # Python's venv does not accept a symbolic link
+    if (
+        folder.is_symlink()
+        and target.is_dir()
+        and any(target.iterdir())
+        and not (target / "pyvenv.cfg").exists()
+    ):
+        raise SetupError(
+            f"{folder} is a symbolic link to {target}, which contains other files: "
+            "let it lead to an empty folder"
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    run([sys.executable, "-m", "venv", *options, target])
 
 
 def _lives_at(python: Path, folder: Path) -> bool:
@@ -64,7 +86,16 @@ def _lives_at(python: Path, folder: Path) -> bool:
     except (SetupError, OSError):
         return False
     made_by = (folder / "pyvenv.cfg").read_text().split("command = ", 1)[-1].strip()
-    return version == sys.version and made_by.endswith(str(folder))
+    return version == sys.version and made_by.endswith((str(folder), str(folder.resolve())))
+
+
+def other_owner(venv: Path, root: Path) -> Path | None:
+    """Returns the checkout that made the environment, if .venv is a symbolic link to that of another one."""
+    path = site_packages(venv) / _OWN_PATH
+    if not venv.is_symlink() or not path.is_file():
+        return None
+    owner = Path(path.read_text().strip())
+    return owner if owner != root and owner.is_dir() else None
 
 
 def install_bootstrap() -> None:
@@ -96,7 +127,7 @@ def install_own_packages() -> None:
     The function writes a .pth file, and the command `nightrank`. An editable install would list only the
     present packages, and would not find a package that is added later.
     """
-    (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
+    (site_packages(VENV) / _OWN_PATH).write_text(f"{ROOT}\n")
     command = VENV / "bin/nightrank"
     command.write_text(f"#!{VENV}/bin/python\nimport sys\n\n{_COMMAND}\n")
     command.chmod(0o755)
@@ -117,7 +148,7 @@ def install_horovod() -> None:
 def install(root: Path) -> None:
     """Makes .venv from the beginning."""
     with step("checking this machine"):
-        preflight.check_machine(root, needed_bytes=0 if VENV.exists() else ENVIRONMENT_BYTES)
+        preflight.check_machine(root, 0 if (VENV / "bin").exists() else ENVIRONMENT_BYTES, VENV.resolve())
         preflight.python_headers()
     with step("installing the installer (.bootstrap)"):
         install_bootstrap()
@@ -143,11 +174,21 @@ def archive_classes(root: Path) -> None:
 
 
 def main() -> int:
-    """Makes .venv unless it is up to date, and returns the exit code."""
-    wanted = fingerprint(ROOT)
+    """Makes .venv unless it is up to date, and returns the exit code.
+
+    The environment of another checkout is used if it was made from the same files, and never changed.
+    """
+    owner = other_owner(VENV, ROOT)
+    wanted = fingerprint(ROOT, owner)
     if is_current(wanted):
         return 0
     try:
+        if owner is not None:
+            raise SetupError(
+                f"{VENV} is a symbolic link to the environment of {owner}, which was made from other "
+                f"lock files or scripts of setup/: run `make setup` in {owner} if its files are the same, "
+                "or remove the link"
+            )
         with locked(LOCK):
             if is_current(wanted):  # another process may have made it while this one waited
                 return 0

@@ -12,9 +12,15 @@ from pathlib import Path
 from setup.console import SetupError, cache_folder, capture, say
 
 
-def check_machine(root: Path, needed_bytes: int) -> None:
-    """Raises one SetupError that lists all unmet requirements, so that the user can correct all at once."""
-    problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes)]
+def check_machine(root: Path, needed_bytes: int, environment: Path) -> None:
+    """Raises one SetupError that lists all unmet requirements, so that the user can correct all at once.
+
+    Args:
+        root: the checkout.
+        needed_bytes: the size of the environment.
+        environment: the folder of the environment, which need not exist.
+    """
+    problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes, environment)]
     if problems:
         raise SetupError(
             "this machine does not meet the requirements:\n"
@@ -46,16 +52,17 @@ def _tool_problems() -> list[str]:
     return problems
 
 
-def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
+def _folder_problems(root: Path, needed_bytes: int, environment: Path) -> list[str]:
     problems = []
     if any(character.isspace() for character in str(root)):
         problems.append(
             f"the path of the checkout contains white space, and then Spark's scripts fail: {str(root)!r}"
         )
-    free_bytes = shutil.disk_usage(root).free
+    disk = next(folder for folder in (environment, *environment.parents) if folder.exists())
+    free_bytes = shutil.disk_usage(disk).free
     if free_bytes < needed_bytes:
         free, needed = (f"{size / 1024**3:.1f} GiB" for size in (free_bytes, needed_bytes))
-        problems.append(f"the disk of {root} has only {free} free, but {needed} are needed")
+        problems.append(f"the disk of {disk} has only {free} free, but {needed} are needed")
     return problems
 
 

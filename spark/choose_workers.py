@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
-from spark.properties import read_properties
+from spark.properties import launch_settings, local_cores
 from spark.workers import Workers
 from storage.run_context import RunContext
 
@@ -84,36 +81,3 @@ def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     if "PYSPARK_GATEWAY_PORT" in os.environ or "spark.plugins" in known:
         return None
     return local_cores(known.get("spark.master", _DEFAULT_MASTER))
-
-
-def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties with which a Spark session of this process would start, before a JVM runs.
-
-    They are in `spark-defaults.conf` or in the file of the option `--properties-file`, and in the options
-    `--master` and `--conf` of PYSPARK_SUBMIT_ARGS.
-    """
-    words = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
-    options = list(pairwise(words))
-    named = [value for option, value in options if option == "--properties-file"]
-    folder = environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME', '')}/conf"
-    file = Path(named[-1]) if named else Path(folder) / "spark-defaults.conf"
-    settings = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
-    if file.is_file():
-        settings |= read_properties(file)
-    for option, value in options:
-        if option == "--conf" and "=" in value:
-            name, _, text = value.partition("=")
-            settings[name] = text
-        elif option == "--master":
-            settings["spark.master"] = value
-    return settings
-
-
-def local_cores(master: str) -> int | None:
-    """Returns how many tasks Spark runs at the same time on a `local` master; None for any other master."""
-    if master == "local":
-        return 1
-    if not master.startswith("local[") or not master.endswith("]"):
-        return None
-    cores = master[len("local[") : -1].split(",")[0]
-    return len(os.sched_getaffinity(0)) if cores == "*" else int(cores)

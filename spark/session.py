@@ -15,6 +15,8 @@ from conf.errors import ConfigError
 from conf.garbage import collect_often
 from spark.accelerator import accelerator_settings
 from spark.event_logs import event_log_settings
+from spark.profile import require_java, require_worker_python
+from spark.properties import launch_settings
 
 # Correct results need these settings, so no profile can change them.
 _REQUIRED = {
@@ -24,6 +26,8 @@ _REQUIRED = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
+# Spark's progress bars are redrawn with carriage returns, which fill a log file.
+_WITHOUT_BARS = {"spark.ui.showConsoleProgress": "false"}
 _KEPT_CLASSES = ("functions", "PythonUtils", "SparkSession")
 
 _DAEMON = "spark.python.daemon.module"
@@ -43,15 +47,20 @@ def build_session(
 
     Raises:
         ConfigError: the RAPIDS accelerator is enabled, and its jar is missing or does not fit this version of
-            Spark; or the profile names the Python daemon of an earlier release.
+            Spark; or the profile names the Python daemon of an earlier release; or Java or the interpreter of
+            Python workers is missing on this machine.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        require_java()
     builder = SparkSession.builder.appName(app_name)
     configured = _configured(settings or {})
+    require_worker_python(configured("spark.master"))
     _require_known_daemon(configured)
     accelerated = accelerator_settings(configured, spark_version)
     logged = {} if event_logs is None else event_log_settings(configured, event_logs)
-    for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
+    plain = {} if sys.stderr.isatty() else _WITHOUT_BARS
+    for key, value in {**(settings or {}), **plain, **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     collect_often()
@@ -80,11 +89,12 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Returns a function that reads a Spark setting from `settings`, or else from spark-submit's options."""
+    """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
     # If this process starts the JVM, the settings must be known before that.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
-        return settings.get
+        started_with = {**launch_settings(os.environ), **settings}
+        return started_with.get
     submitted = SparkConf(_jvm=SparkContext._jvm)
     return lambda key: settings.get(key, submitted.get(key))

@@ -69,9 +69,10 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
 
 def _is_local(submission: Submission) -> bool:
     """Returns whether the profile says that Spark runs in one process on this machine."""
-    profile = Path(submission.profile)
-    master = read_properties(profile).get("spark.master", "") if profile.is_file() else ""
-    return _LOCAL_MASTER.fullmatch(master) is not None
+    return (
+        _LOCAL_MASTER.fullmatch(read_properties(Path(submission.properties)).get("spark.master", ""))
+        is not None
+    )
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Application:
 
     def prepare(self, *, train: bool) -> None:
         """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
-        self.submission.require_profile()
+        self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()
 
@@ -93,12 +94,12 @@ class Application:
         """Starts the child process unless it is running, and returns it."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
-            self._child, self._used = _Child.start(self.submission.profile, self._modules), False
+            self._child, self._used = _Child.start(self.submission.properties, self._modules), False
         return self._child
 
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""
-        self.submission.require_profile()
+        self.submission.require_profile(submits=False)
         start = time.monotonic()
         exit_code = None
         try:

@@ -18,6 +18,7 @@ from jobs.chain.submit import (
     environment,
     exit_code_of,
 )
+from spark.profile import require_java
 from storage.job_summary import JobSummary
 
 _POLL_S = 0.2
@@ -31,7 +32,8 @@ class SparkSubmits:
 
     def prepare(self, *, train: bool) -> None:
         """Checks the profile. No process is started before its stage."""
-        self.submission.require_profile()
+        self.submission.require_profile(submits=True)
+        require_java()
 
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
         """Runs a stage and waits for its end. See `Launcher`."""

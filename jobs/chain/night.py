@@ -34,5 +34,5 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
     # Before the lake is read, reject a lake that cannot store logs.
     log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)
-    check_sinks(config, arguments.profile)
+    check_sinks(config, launcher.submission.properties)
     return summarize(plan, run_chain(plan, StageRunner(launcher, interruptions, StageProgress())))

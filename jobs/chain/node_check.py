@@ -30,7 +30,7 @@ def check_node(submission: Submission) -> None:
             f"--check-node: {_ROOT} has no folder setup/doctor",
             "run the job from a checkout, from the archive of `make dist` or in the image",
         )
-    arguments = ["--profile", submission.profile, "--config", submission.config]
+    arguments = ["--profile", submission.properties, "--config", submission.config]
     for override in submission.overrides:
         arguments += ["--set", override]
     # So that the module is found from any current folder.

@@ -15,14 +15,16 @@ from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
 from conf.errors import ConfigError, InfrastructureError, NightrankError, meaning_of
+from spark.profile import find_profile, require_files, require_java
+from spark.properties import read_properties
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
-DEFAULT_PROFILE = "conf/spark/local.conf"
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
 # Lines that Spark itself logs; they may follow an error of our jobs.
 _SPARK_LINE = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
+_FRAME = re.compile(r"^\s+at [\w.$/<>]+\(|^\s+\.{3} \d+ (more|elided)")
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 
@@ -72,11 +74,13 @@ class Submission:
         """Returns the spark-submit command line of a stage.
 
         Raises:
-            ConfigError: the properties file does not exist, or this interpreter has no pyspark.
+            ConfigError: the properties file does not exist or names a file that does not exist, JAVA_HOME has
+                no Java, or this interpreter has no pyspark.
         """
-        self.require_profile()
+        self.require_profile(submits=True)
+        require_java()
         job = str(JOBS / f"{stage.job}.py")
-        return [str(spark_submit()), "--properties-file", self.profile, job, *self.arguments(stage)]
+        return [str(spark_submit()), "--properties-file", self.properties, job, *self.arguments(stage)]
 
     def arguments(self, stage: Stage) -> list[str]:
         """Returns the arguments of a stage's job."""
@@ -85,12 +89,18 @@ class Submission:
             words += ["--set", override]
         return [*words, *(["--future"] if self.future else [])]
 
-    def require_profile(self) -> None:
-        """Raises ConfigError if the properties file does not exist."""
-        if not Path(self.profile).is_file():
-            raise ConfigError(
-                f"the Spark profile {self.profile} does not exist", "pass a file of conf/spark/ as --profile"
-            )
+    @property
+    def properties(self) -> str:
+        """Returns the path of the properties file. Raises ConfigError if there is none."""
+        return find_profile(self.profile)
+
+    def require_profile(self, *, submits: bool) -> None:
+        """Raises ConfigError if the properties file, or a file that it names, does not exist.
+
+        Args:
+            submits: whether spark-submit will start the stages.
+        """
+        require_files(read_properties(Path(self.properties)), self.properties, submits=submits)
 
 
 @dataclass(frozen=True)
@@ -222,9 +232,14 @@ def error_excerpt(log: Path) -> list[str]:
     """Returns the lines of a failed stage's log that explain the failure.
 
     These lines are the error that the job logged, and the remedy. If the job logged no error, the last lines
-    of the log are returned.
+    of the log are returned, without the frames of Java's stack traces.
     """
-    lines = [line for line in log_tail(log) if line.strip() and not _SPARK_LINE.match(line)]
+    left_out = (_SPARK_LINE, _FRAME)
+    lines = [
+        line
+        for line in log_tail(log)
+        if line.strip() and not any(pattern.match(line) for pattern in left_out)
+    ]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]
     if not starts:
         return lines[-5:]

@@ -53,8 +53,7 @@ def check_sinks(config: Config, profile: str) -> None:
     Raises:
         ConfigError: a user, a password or a driver is missing.
     """
-    settings = read_properties(Path(profile)) if Path(profile).is_file() else {}
-    if settings.get("spark.submit.deployMode") == "cluster":
+    if read_properties(Path(profile)).get("spark.submit.deployMode") == "cluster":
         return
     check_access(config.deliver)
 

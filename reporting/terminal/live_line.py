@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from shutil import get_terminal_size
 from typing import TextIO
 
 
 class LiveLine:
-    """A line that each call of draw() replaces. If the stream is not a terminal, nothing is drawn."""
+    """A line that each call of draw() replaces.
+
+    If the stream is not a terminal, or one without control sequences (TERM=dumb), nothing is drawn.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._drawn = False
-        self.is_terminal = stream.isatty()
+        self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def draw(self, text: str) -> None:
-        """Replaces the text of the line."""
+        """Replaces the text of the line. A terminal would break a longer line, and could not erase it."""
         if self.is_terminal:
+            text = text[: get_terminal_size().columns - 1]
             self._write(f"\r\x1b[K{text}")
             self._drawn = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -52,7 +53,9 @@ class TrainingBar:
         self._last = (name, step)
         if self._bar.is_terminal:
             done = _WIDTH * step // int(entry["steps"])
-            self._bar.draw(f"  [{'#' * done}{'.' * (_WIDTH - done)}]  {text}")
+            line = f"  [{'#' * done}{'.' * (_WIDTH - done)}]  {text}"
+            # On a narrow terminal, the figures are more useful than the bar.
+            self._bar.draw(line if len(line) < get_terminal_size().columns else f"  {text}")
         else:
             log.info(text)
 

@@ -10,10 +10,12 @@ from functools import partial
 
 from conf.errors import ConfigError
 from conf.load import load_config
+from conf.program import program_name
 from setup.doctor import gpus, lake, resources, software
 from setup.doctor.findings import Check, findings_of, shown
 from setup.doctor.profile import Profile, read_profile
 
+_DEFAULT_PROFILE = "local"
 _FINE, _TO_CORRECT, _WRONG_ARGUMENTS = 0, 1, 2
 
 
@@ -21,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Checks this node, prints the findings, and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        profile = read_profile(options.profile, options.master)
+        profile = read_profile(options.profile or [_DEFAULT_PROFILE], options.master)
         path = options.lake
         if options.config is not None and path is None:
             path = load_config(options.config, options.set).lake
@@ -57,15 +59,15 @@ def checks_of(profile: Profile, path: str | None) -> list[tuple[str, Check]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m setup.doctor",
+        prog=program_name("python -m setup.doctor"),
         description="Checks whether this node can run the jobs of a Spark profile. Run it on the "
         "driver's machine and on a node of each kind.",
         epilog="Exit codes: 0 the node can run the jobs, 1 something must be corrected, 2 wrong arguments.",
     )
     parser.add_argument(
-        "--profile", action="append", required=True, metavar="NAME",
+        "--profile", action="append", metavar="NAME",
         help="a properties file, or the name of one in conf/spark, such as etl-gpu; may be given several "
-        "times, in the order in which the files are appended",
+        f"times, in the order in which the files are appended (default: {_DEFAULT_PROFILE})",
     )  # fmt: skip
     parser.add_argument("--master", metavar="URL", help="the master of the jobs, if not that of the profile")
     parser.add_argument("--lake", metavar="PATH", help="also check this lake: path or URI")

@@ -114,6 +114,38 @@ def test_a_bad_date(config: Path, date: str, remedy: str) -> None:
     _assert_refused(_build(config, run_date=date), 2, f"--run-date '{date}'", remedy)
 
 
+@pytest.mark.parametrize("link", ["none", "project", "script"])
+def test_a_run_starts_from_any_folder_and_through_links(config: Path, link: str, tmp_path: Path) -> None:
+    """The configuration is relative to the working directory, and the Spark profile is the project's."""
+    script = ROOT / "jobs/nightly.py"
+    if link == "project":
+        (tmp_path / "project").symlink_to(ROOT)
+        script = tmp_path / "project/jobs/nightly.py"
+    if link == "script":
+        (tmp_path / "start.py").symlink_to(script)
+        script = Path("start.py")
+    words = ["--config", config.name, "--run-date", "never"]
+    ended = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    _assert_refused(ended, 2, "--run-date 'never'", "write it as YYYY-MM-DD")
+
+
+@pytest.mark.parametrize("job", ["nightly", "build_features", "demo"])
+def test_a_profile_of_a_cluster_on_another_machine(config: Path, job: str, tmp_path: Path) -> None:
+    """spark-submit would end with a Java stack trace."""
+    profile = tmp_path / "cluster.conf"
+    profile.write_text("spark.master=local[2]\nspark.pyspark.python=/absent/environment/bin/python\n")
+    words = [] if job == "demo" else ["--config", config, "--run-date", RUN_DATE]
+    ended = _run(job, *words, "--profile", profile)
+    named = f"{profile} has spark.pyspark.python=/absent/environment/bin/python, which does not exist"
+    _assert_refused(ended, 2, named, "docs/clusters.md")
+
+
+def test_a_profile_by_a_wrong_name(config: Path) -> None:
+    _assert_refused(_build(config, "--profile", "lokal"), 2, "profile lokal does not exist", "local, on-")
+
+
 def test_a_missing_argument(config: Path) -> None:
     ended = _run("build_features", "--config", config)
     assert ended.returncode == 2

@@ -499,6 +499,10 @@ def test_error_excerpt_of_a_long_failure_are_its_first_line_its_cause_and_its_re
     ]
     log.write_text("one\ntwo\n\nthree\n")
     assert submit.error_excerpt(log) == ["one", "two", "three"]
+    frames = "\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)\n" * 6
+    cause = "Caused by: java.io.IOException: error=2, No such file or directory"
+    log.write_text(f'Exception in thread "main" a.IOException: x\n{frames}{cause}\n{frames}\t... 9 more\n')
+    assert submit.error_excerpt(log) == ['Exception in thread "main" a.IOException: x', cause]
 
 
 def _alive(pid: int) -> bool:

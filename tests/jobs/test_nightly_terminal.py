@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
+from reporting.terminal.live_line import LiveLine
 from reporting.terminal.stage_progress import StageProgress
 
 
@@ -28,8 +31,22 @@ def test_plain_output_has_one_line_a_stage_and_no_control_characters() -> None:
     assert lines == ["  train_model              done       1.4 s  30 steps", ""]
 
 
-def test_terminal_shows_each_second_once_and_clears_the_clock() -> None:
+def test_terminal_shows_each_second_once_and_clears_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     erased, *drawn = _run_a_stage(Terminal())[0].split("\r\x1b[K")
     assert erased == ""
     assert [line.split()[1:3] for line in drawn[:2]] == [["running", "0.0"], ["running", "1.0"]]
     assert drawn[2:] == ["  train_model              done       1.4 s  30 steps"]
+
+
+def test_a_long_line_is_cut_so_that_it_can_be_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    LiveLine(stream).draw("x" * 200)
+    assert stream.getvalue() == "\r\x1b[K" + "x" * 59
+
+
+def test_a_terminal_without_control_sequences_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert _run_a_stage(Terminal()) == ["  train_model              done       1.4 s  30 steps", ""]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jobs import runner
 from jobs.chain.submit import Stage, Submission, environment
 from spark.error_log import root_cause, without_frames
 from storage.job_summary import JobSummary
@@ -188,6 +189,19 @@ def test_a_typed_error_of_a_worker_has_no_stack_in_front(config: Path) -> None:
 )
 def test_the_cause_is_one_line(text: str, cause: str) -> None:
     assert root_cause(ValueError(text)) == cause
+
+
+def test_a_missing_interpreter_of_a_node_is_named() -> None:
+    python = "/opt/nightrank/environment/bin/python"
+    text = (
+        "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+        f': org.apache.spark.SparkException: Lost task 0.0: java.io.IOException: Cannot run program "{python}": '
+        "error=2, No such file or directory\n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1)"
+    )
+    advice = runner._advice(ValueError(text))
+    assert advice.startswith(f"a node does not have {python}: install the packed environment there")
+    assert "docs/clusters.md" in advice
+    assert "full disk" in runner._advice(ValueError("No space left on device"))
 
 
 def test_a_message_keeps_its_own_lines() -> None:

@@ -49,12 +49,19 @@ def test_a_job_runs_from_another_folder(world: World, tmp_path: Path) -> None:
 def test_the_demo_and_a_run_find_their_default_files(tmp_path: Path) -> None:
     done = run("demo", "--nights", "0", cwd=tmp_path)
     assert done.returncode == 2
-    assert "No such file" not in done.stderr
-    for job, words in command._DEFAULTS.items():
-        text = job_pages.help_text(ROOT / f"jobs/{job}.py")
-        for option, path in zip(words[::2], words[1::2], strict=True):
-            assert option in text
-            assert Path(path.format(home=ROOT)).is_file()
+    assert "--nights 0 is less than 1" in done.stderr
+    config = shutil.copy(ROOT / "conf/datasets/generated.yaml", tmp_path / "g.yaml")
+    model = f"model={json.dumps({'architecture': 'dlrm'})}"
+    done = run("run", "--config", str(config), "--run-date", "never", "--set", model, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'never' is not a date" in done.stderr
+
+
+def test_usage_names_the_command(tmp_path: Path) -> None:
+    for words in (["run"], ["build_features"], ["migrate"], ["doctor", "--profiles"], ["demo", "--night"]):
+        done = run(*words, "--unknown-option", cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"nightrank {words[0]}: error: " in done.stderr
 
 
 def test_wrong_words_end_with_usage(tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_wrong_words_end_with_usage(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "usage: nightrank" in done.stderr
     named = run("dema", cwd=tmp_path).stderr
-    assert "there is no command 'dema'" in named
+    assert "there is no command 'dema': did you mean 'demo'?" in named
     assert "'demo'" in named
 
 

@@ -18,6 +18,12 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def entry(step: int, **other: Any) -> dict[str, Any]:
     figures = {"loss": 0.51, "rows_per_s": 2_000, "loader_wait_share": 0.034}
     return {"training": "dlrm", "step": step, "steps": 1_200, "batch_rows": 1_000, **figures, **other}
@@ -35,6 +41,15 @@ def test_a_terminal_shows_a_bar_that_is_drawn_over() -> None:
     assert second.startswith(f"  [{'#' * 24}]  dlrm  1,200/1,200  loss 0.50000")
     assert second.endswith("0:00 left\n")
     assert third.endswith("5:00 left\n")
+
+
+def test_a_narrow_terminal_shows_the_figures_without_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    with TrainingBar(terminal) as bar:
+        bar.show(entry(300))
+    (line,) = terminal.getvalue().rstrip("\n").split("\r\x1b[K")[1:]
+    assert line == "  dlrm    300/1,200  loss 0.51000  2,000 rows/s  3% waiting  7:30 left"
 
 
 def test_a_lost_rank_is_seen_in_the_steps() -> None:

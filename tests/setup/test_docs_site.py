@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,32 @@ def test_the_site_is_built_from_this_repository(tmp_path: Path) -> None:
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {"index.html", "ARCHITECTURE.html", "docs/operations.html", "docs/configuration.html"} <= pages
     assert len([page for page in pages if page.startswith("docs/decisions/0")]) >= 49
+    assert_search_works_offline(site)
+
+
+def assert_search_works_offline(site: Path) -> None:
+    """A page that is opened as a file may read scripts beside it, but nothing else and no other host."""
+    index = json.loads((site / "search/search_index.js").read_text().removeprefix("var __index = "))
+    assert {"docs/operations.html", "ARCHITECTURE.html"} <= {entry["location"] for entry in index["docs"]}
+    for page in (site / "index.html", site / "docs/decisions/index.html"):
+        loaded = _Loaded()
+        loaded.feed(page.read_text())
+        assert any(path.endswith("iframe-worker.js") for path in loaded.paths)
+        assert len(loaded.paths) >= 4
+        for path in loaded.paths:
+            assert (page.parent / path).is_file(), path
+
+
+class _Loaded(HTMLParser):
+    """The paths of scripts, style sheets and pictures that a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in ("script", "img") and (source := values.get("src")):
+            self.paths.append(source)
+        if tag == "link" and values.get("rel") == "stylesheet" and (sheet := values.get("href")):
+            self.paths.append(sheet)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from setup import install, java_home
+from setup.console import SetupError
 
 pytestmark = pytest.mark.processes
 
@@ -54,6 +55,78 @@ def test_a_moved_environment_is_made_anew(tmp_path: Path) -> None:
     environment.rename(moved)
     install.make_venv(moved, "--without-pip")
     assert not (moved / "kept").exists()
+
+
+def test_an_environment_behind_a_link_is_made_and_kept(tmp_path: Path) -> None:
+    link, disk = tmp_path / ".venv", tmp_path / "disk/environment"
+    link.symlink_to(disk)
+    install.make_venv(link, "--without-pip")
+    assert (disk / "bin/python").exists()
+    (disk / "kept").touch()
+    install.make_venv(link, "--without-pip")
+    assert (disk / "kept").exists()
+    disk.rename(tmp_path / "moved")
+    link.unlink()
+    link.symlink_to(tmp_path / "moved")
+    install.make_venv(link, "--without-pip")
+    assert link.is_symlink()
+    assert not (tmp_path / "moved/kept").exists()
+
+
+def test_a_link_to_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/one.jpg").touch()
+    (tmp_path / ".venv").symlink_to(tmp_path / "photos")
+    with pytest.raises(SetupError, match=r"photos, which contains other files"):
+        install.make_venv(tmp_path / ".venv", "--without-pip")
+    assert (tmp_path / "photos/one.jpg").exists()
+
+
+@pytest.fixture
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout whose .venv is a link to the environment of another checkout. Returns the other one."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for root in (mine, other):
+        (root / "requirements").mkdir(parents=True)
+        (root / "requirements/runtime.txt").write_text("locked")
+    packages = install.site_packages(other / ".venv")
+    packages.mkdir(parents=True)
+    (packages / "nightrank.pth").write_text(f"{other}\n")
+    (other / ".venv/setup.stamp").write_text(install.fingerprint(other))
+    (mine / ".venv").symlink_to(other / ".venv")
+    monkeypatch.setattr(install, "ROOT", mine)
+    monkeypatch.setattr(install, "VENV", mine / ".venv")
+    monkeypatch.setattr(install, "STAMP", mine / ".venv/setup.stamp")
+    monkeypatch.setattr(install, "LOCK", mine / ".setup.lock")
+    monkeypatch.setattr(install, "install", lambda root: pytest.fail("the environment was changed"))
+    return other
+
+
+def test_the_environment_of_another_checkout_is_used_if_its_files_are_the_same(linked: Path) -> None:
+    assert install.main() == 0
+
+
+def test_the_environment_of_another_checkout_is_never_changed(
+    linked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (install.ROOT / "requirements/runtime.txt").write_text("other versions")
+    assert install.main() != 0
+    assert f"a symbolic link to the environment of {linked}" in capsys.readouterr().err
+    assert (linked / ".venv/setup.stamp").exists()
+
+
+def test_a_checkout_with_a_linked_environment_imports_its_own_packages(tmp_path: Path) -> None:
+    (tmp_path / "setup").mkdir()
+    for name in ("env.sh", "java_home.py", "__init__.py"):
+        (tmp_path / "setup" / name).write_text((ROOT / "setup" / name).read_text())
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/__init__.py").touch()
+    (tmp_path / ".venv").symlink_to(install.VENV)
+    show = "python -c \"import conf, os; print(conf.__file__); print(os.environ['NIGHTRANK_HOME'])\""
+    script = f". {tmp_path}/setup/env.sh && cd / && {show}"
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NIGHTRANK_HOME")}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=kept)
+    assert done.stdout.split() == [str(tmp_path / "conf/__init__.py"), str(tmp_path)]
 
 
 def test_locked_packages_have_hashes_and_no_address() -> None:

@@ -10,7 +10,7 @@ from setup.console import SetupError
 
 
 def test_a_fit_machine_passes(tmp_path: Path) -> None:
-    preflight.check_machine(tmp_path, needed_bytes=1)
+    preflight.check_machine(tmp_path, 1, tmp_path / "absent/.venv")
 
 
 def test_everything_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_everything_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     with pytest.raises(SetupError) as caught:
-        preflight.check_machine(root, needed_bytes=1024**6)
+        preflight.check_machine(root, 1024**6, root / ".venv")
     message = str(caught.value)
     for part in (
         "3.11 is needed",

@@ -1,0 +1,162 @@
+"""The Spark profile of a process: the file of Spark's properties with which its session starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from conf.errors import ConfigError
+from spark.properties import launch_settings, local_cores, properties_file
+
+DEFAULT_PROFILE = "conf/spark/local.conf"
+
+# The checkout; in an environment without a checkout, the folder of packages, which then contains conf/.
+_ROOT = Path(__file__).resolve().parents[1]
+_PROFILES = _ROOT / "conf/spark"
+_WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
+_CLASS_PATH = "spark.driver.extraClassPath"
+# Lists of files that spark-submit copies from this machine.
+_COPIED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
+_COPIED_TO_YARN = ("spark.yarn.dist.files", "spark.yarn.dist.jars", "spark.yarn.dist.archives")
+_OTHER_FILES = (
+    "spark.kubernetes.driver.podTemplateFile",
+    "spark.kubernetes.executor.podTemplateFile",
+    "spark.driver.resource.gpu.discoveryScript",
+)
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def use_profile(name: str | None) -> None:
+    """Chooses the profile of the Spark session of this process, before a JVM runs.
+
+    Does nothing if spark-submit has started this process. Without a name, the profile is
+    conf/spark/local.conf, unless the environment already says where Spark runs: PYSPARK_SUBMIT_ARGS, MASTER
+    or spark-defaults.conf.
+
+    Args:
+        name: the option --profile; None if it was not given.
+
+    Raises:
+        ConfigError: the profile does not exist or names a file that does not exist, or the option was given
+            although spark-submit has started the process.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        if name is not None:
+            raise ConfigError(
+                f"--profile {name}: spark-submit has started this job with its own properties",
+                "pass the file to spark-submit as --properties-file, or start the job with python",
+            )
+        return
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    is_chosen = arguments or os.environ.get("MASTER") or properties_file(os.environ).is_file()
+    if name is not None or not is_chosen:
+        path = find_profile(name or DEFAULT_PROFILE)
+        # Later options of spark-submit replace earlier ones.
+        words = ["--properties-file", path, *(shlex.split(arguments) or ["pyspark-shell"])]
+        if name is not None and "--properties-file" in words[2:]:
+            raise ConfigError(
+                f"--profile {name}: PYSPARK_SUBMIT_ARGS={arguments} already names a properties file",
+                "unset PYSPARK_SUBMIT_ARGS, or leave out --profile",
+            )
+        os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(words)
+    settings = launch_settings(os.environ)
+    require_files(settings, str(properties_file(os.environ)), submits=False)
+    if python := settings.get(_WORKER_PYTHON):
+        os.environ["PYSPARK_PYTHON"] = python  # without spark-submit, PySpark reads only the variable
+
+
+def find_profile(name: str) -> str:
+    """Returns the path of a profile.
+
+    Args:
+        name: a path, a path relative to the project, or the name of a file in conf/spark without its ending.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if Path(name).is_file():
+        return name
+    for path in (_ROOT / name, _PROFILES / f"{name}.conf"):
+        if path.is_file():
+            return str(path)
+    known = ", ".join(sorted(file.stem for file in _PROFILES.glob("*.conf")))
+    raise ConfigError(
+        f"the Spark profile {name} does not exist",
+        f"pass the path of a properties file as --profile, or one of these names: {known}",
+    )
+
+
+def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
+    """Raises ConfigError for the first file that the driver needs and that does not exist on this machine.
+
+    Args:
+        settings: the settings of the profile.
+        profile: the path of the profile, for the message.
+        submits: whether spark-submit will start the driver's Python.
+    """
+    for key, path in _files_of(settings, submits):
+        _require(f"the Spark profile {profile} has {key}={path}", path)
+
+
+def require_java() -> None:
+    """Raises ConfigError if JAVA_HOME names a folder without Java. Call this before a JVM is started."""
+    if home := os.environ.get("JAVA_HOME"):
+        _require(f"JAVA_HOME={home}: Spark starts {home}/bin/java", f"{home}/bin/java")
+
+
+def require_worker_python(master: str | None) -> None:
+    """Raises ConfigError if Spark's Python workers run on this machine and their interpreter does not exist.
+
+    Args:
+        master: the master of the session; None for Spark's default, this machine.
+    """
+    python = os.environ.get("PYSPARK_PYTHON")
+    if python and local_cores(master or "local[*]") is not None:
+        _require(f"PYSPARK_PYTHON or the Spark profile's {_WORKER_PYTHON} is {python}", python)
+
+
+def _require(what: str, path: str) -> None:
+    if problem := _problem_of(path):
+        raise ConfigError(
+            f"{what}, {problem}",
+            "install the file on this machine, such as the packed environment or a jar "
+            "(docs/clusters.md#what-every-node-needs), or correct the setting",
+        )
+
+
+def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str, str]]:
+    """Returns the settings with the local files that they name, except those that only executors need."""
+    python_key = _DRIVER_PYTHON if settings.get(_DRIVER_PYTHON) else _WORKER_PYTHON
+    if submits and (python := settings.get(python_key)):
+        yield python_key, python
+    elif local_cores(settings.get("spark.master", "local[*]")) and (python := settings.get(_WORKER_PYTHON)):
+        yield _WORKER_PYTHON, python
+    for entry in settings.get(_CLASS_PATH, "").split(":"):
+        if entry.strip().endswith(".jar"):  # Java accepts missing folders, such as those of other nodes
+            yield _CLASS_PATH, entry.strip()
+    is_yarn = settings.get("spark.master", "").startswith("yarn")
+    for key in (*_COPIED, *(_COPIED_TO_YARN if is_yarn else ()), *_OTHER_FILES):
+        for entry in settings.get(key, "").split(","):
+            path = re.sub(r"^file:(?://(?=/))?", "", entry.strip()).partition("#")[0]
+            if path and not _SCHEME.match(path):
+                yield key, path
+
+
+def _problem_of(path: str) -> str | None:
+    """Returns why a file cannot be used; None if it can be, or if Spark first unpacks it (`./…`)."""
+    if path.startswith("./"):
+        return None
+    if "/" not in path:
+        return None if shutil.which(path) or Path(path).exists() else "which is not on PATH"
+    file = Path(path)
+    if any(character in path for character in "*?[{"):
+        return None if any(file.parent.glob(file.name)) or "{" in path else "which matches no file"
+    if file.exists():
+        return None
+    if file.is_symlink():
+        return f"which is a link to {os.readlink(file)}, and that does not exist"
+    return "which does not exist on this machine"
