@@ -25,6 +25,7 @@ from conf.types import Config
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.number_text import integers
 from etl.raw.row_rules import time_rule
+from etl.raw.value_text import id_texts
 from spark.rows import Rows
 from spark.workers import Workers
 from storage import file_io
@@ -195,11 +196,13 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
     def text(name: str | None) -> pa.Array:
         if name is None:
             return pa.nulls(batch.num_rows, pa.string())
-        column = batch.column(name)
-        if pa.types.is_nested(column.type):
-            raise ValueError(f"column {name} has the type {column.type}; it must contain texts or integers")
-        values = column.cast(pa.string())
-        return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+        return id_texts(name, batch.column(name))
+
+    def times() -> pa.Array:
+        column = batch.column(settings.time) if settings.time else None
+        if column is None or event_time is None or not pa.types.is_timestamp(column.type):
+            return _times(integers(text(settings.time)), event_time)
+        return _times_of_timestamps(column)
 
     position = integers(text(settings.position))
     columns = [
@@ -208,10 +211,16 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
         pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
         text(settings.variant),
         text(settings.model_version),
-        _times(integers(text(settings.time)), event_time),
+        times(),
         pa.nulls(batch.num_rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
+
+
+def _times_of_timestamps(values: pa.Array) -> pa.Array:
+    """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
+    unit = EventTime(column="time", unit=values.type.unit)
+    return time_rule(unit).in_arrow(values.cast(pa.int64()))
 
 
 def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:

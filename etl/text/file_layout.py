@@ -24,7 +24,8 @@ class FileLayout:
 
     Attributes:
         columns: the raw columns of the configuration.
-        positions: for each column, the index of its field in a line.
+        positions: for each column, the index of its field in a line; None for an optional column that the
+            files do not have.
         width: number of fields in a line.
         separator: one ASCII character.
         header: whether each file begins with a line of column names.
@@ -39,7 +40,7 @@ class FileLayout:
     """
 
     columns: tuple[Column, ...]
-    positions: tuple[int, ...]
+    positions: tuple[int | None, ...]
     width: int
     separator: str
     header: bool
@@ -78,7 +79,8 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
         DataError: the header of a csv file lacks a column, or differs from the headers of the other files.
     """
     log = config.log
-    positions, width = list(range(len(log.columns))), len(log.columns)
+    positions: list[int | None] = list(range(len(log.columns)))
+    width = len(log.columns)
     if log.format == "csv":
         positions, width = positions_in(common_header(paths, log), log, paths)
     filters = tuple(

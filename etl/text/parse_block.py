@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.types import Column
 from etl.native.scan import scan
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.erased_rows import ERASED, has_erased_field
@@ -83,8 +84,13 @@ def parse_block(
         header: whether the first line is a header and not a row.
         erased: users whose rows are rejected with the reason ERASED; None if there are none.
     """
-    parsed = [column for column in layout.columns if column.type != "string" or column.name in wanted]
-    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
+    places = {
+        column: place
+        for column, place in zip(layout.columns, layout.positions, strict=True)
+        if column.type != "string" or column.name in wanted
+    }
+    position = {column.name: place for column, place in places.items() if place is not None}
+    parsed = [column for column in places if column.name in position]
     scanned = scan(
         block,
         layout.separator,
@@ -106,6 +112,8 @@ def parse_block(
             codes = np.flatnonzero(malformed.is_valid().to_numpy(zero_copy_only=False))
             reasons.add(_rows_with(encoded, codes), malformed.drop_null()[0].as_py())
         columns[column.name] = _without_null_values(encoded.indices, distinct)
+    absent = [column for column in places if column.name not in position]
+    columns |= {column.name: _nulls_of(column, len(scanned.row_lines)) for column in absent}
     columns |= _derived_columns(columns, layout, reasons)
     _apply_filters(columns, layout, reasons)
     if erased is not None:
@@ -154,6 +162,12 @@ def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]
         bytes(block[start : int(ends[line])]).decode("utf-8", errors="replace")
         for start, line in zip(starts, lines, strict=True)
     ]
+
+
+def _nulls_of(column: Column, rows: int) -> pa.DictionaryArray:
+    """Returns the values of an optional column that the files do not have."""
+    values, _ = typed_column(pa.array([], pa.string()), column)
+    return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), values)
 
 
 def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
