@@ -154,6 +154,15 @@ class RawTable(Strict):
         """Returns the names of the columns."""
         return [column.name for column in self.columns]
 
+    def require_present(self, where: str, names: Sequence[str]) -> None:
+        """Raises ValueError if a column that the key `where` names is optional."""
+        for column in self.columns:
+            if column.name in names and column.optional:
+                raise ValueError(
+                    f"{where} names the column {column.name!r}, without which no row can be used: remove "
+                    "`optional` from this column"
+                )
+
     def require_types(self, where: str, names: Sequence[str], types: Sequence[str]) -> None:
         """Raises ValueError if a column that the key `where` names has another type than `types`."""
         for column in self.columns:

@@ -25,7 +25,7 @@ from conf.types import Config
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.number_text import integers
 from etl.raw.row_rules import time_rule
-from etl.raw.value_text import id_texts
+from etl.raw.value_text import EXACT_BELOW, id_texts, not_exact, whole_number_texts
 from spark.rows import Rows
 from spark.workers import Workers
 from storage import file_io
@@ -183,7 +183,7 @@ def _text(value: Any) -> str | None:
 
     A float without a fraction, such as 1.0, is an integer, as in Parquet.
     """
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_BELOW["double"]:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -198,26 +198,30 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
             return pa.nulls(batch.num_rows, pa.string())
         return id_texts(name, batch.column(name))
 
-    def times() -> pa.Array:
-        column = batch.column(settings.time) if settings.time else None
-        if column is None or event_time is None or not pa.types.is_timestamp(column.type):
-            return _times(integers(text(settings.time)), event_time)
-        return _times_of_timestamps(column)
+    def whole(name: str | None) -> pa.Array:
+        """Returns int64 values; null for a value that is not an integer."""
+        column = batch.column(name) if name else None
+        if column is None or not pa.types.is_floating(column.type):
+            return integers(text(name))
+        return whole_number_texts(pc.if_else(not_exact(column), None, column)).cast(pa.int64())
 
-    position = integers(text(settings.position))
+    position = whole(settings.position)
+    time = batch.column(settings.time) if settings.time else None
+    is_timestamp = time is not None and pa.types.is_timestamp(time.type)
+    times = _of_timestamps(time) if is_timestamp else _times(whole(settings.time), event_time)
     columns = [
         text(settings.user),
         text(settings.item),
         pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
         text(settings.variant),
         text(settings.model_version),
-        times(),
+        times,
         pa.nulls(batch.num_rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
 
 
-def _times_of_timestamps(values: pa.Array) -> pa.Array:
+def _of_timestamps(values: pa.Array) -> pa.Array:
     """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
     unit = EventTime(column="time", unit=values.type.unit)
     return time_rule(unit).in_arrow(values.cast(pa.int64()))
