@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import DataError
+from conf.errors import EXIT_DATA, DataError
+from jobs.runner import _log_failure
 from spark.error_log import _FIRST_LINES, data_error_in
 
 # As the accelerator logs it: an empty first line, and lines about all parts of a plan.
@@ -155,3 +157,16 @@ def test_exceptions_of_the_system_are_none(spark: SparkSession, tmp_path: Path, 
 
 def test_an_error_of_python_is_none() -> None:
     assert data_error_in(OSError("org.apache.parquet.SomeException")) is None
+
+
+def test_a_job_with_damaged_data_ends_with_the_exit_code_of_data(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Py4JError) as caught:
+        _cut(spark, tmp_path)
+    context: Any = SimpleNamespace(name="build_features")
+    sessions: Any = SimpleNamespace(keep_stacks=lambda *_: None)
+    error, exit_code = _log_failure(context, caught.value, sessions)
+    assert (type(error), exit_code) == (DataError, EXIT_DATA)
+    assert f"build_features failed: {tmp_path}/a file.parquet cannot be read" in caplog.text
+    assert "disk" not in caplog.text
