@@ -94,6 +94,12 @@ class Column(Strict):
         description="Name of the column in the CSV header or Parquet schema of the raw files, if it differs "
         "from `name`. Null: the name is the same.",
     )
+    optional: bool = Field(
+        default=False,
+        description="Whether files may lack the column. True: its values are null for the rows of a file "
+        "without it. False: such a file is an error. With `csv`, all files that are read together must have "
+        "the same header. Not for `tsv`, whose columns have no names.",
+    )
 
     @property
     def source_name(self) -> str:
@@ -145,6 +151,12 @@ class RawTable(Strict):
 
     @model_validator(mode="after")
     def _unique(self) -> RawTable:
+        optional = [column.name for column in self.columns if column.optional]
+        if optional and self.format == "tsv":
+            raise ValueError(
+                f"columns {optional} are optional, but the columns of tsv files have no names: remove "
+                "`optional`, or use the format csv or parquet"
+            )
         names = [column.name for column in self.columns]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -170,6 +182,15 @@ class RawTable(Strict):
         if self.separator is not None:
             return self.separator
         return "," if self.format == "csv" else "\t"
+
+    def require_present(self, where: str, names: Sequence[str]) -> None:
+        """Raises ValueError if a column that the key `where` names is optional."""
+        for column in self.columns:
+            if column.name in names and column.optional:
+                raise ValueError(
+                    f"{where} names the column {column.name!r}, without which no row can be used: remove "
+                    "`optional` from this column"
+                )
 
     def require_types(
         self, where: str, names: Sequence[str], types: Sequence[str], otherwise: str = ""
@@ -213,9 +234,11 @@ class EventTime(Strict):
     """The column with the time of an event: an integer, counted from 1970-01-01 00:00 UTC."""
 
     column: str = Field(description="Column of the log with the time.")
-    unit: Literal["s", "ms", "us"] = Field(
+    unit: Literal["s", "ms", "us", "ns"] = Field(
         default="s",
-        description="Unit of the integer. `s`: seconds. `ms`: milliseconds. `us`: microseconds.",
+        description="Unit of the integer. `s`: seconds. `ms`: milliseconds. `us`: microseconds. `ns`: "
+        "nanoseconds, which are rounded down to microseconds. A Parquet timestamp has its own unit, so its "
+        "time is right with any `unit`; without a time zone it is in UTC.",
     )
 
 

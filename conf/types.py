@@ -222,13 +222,16 @@ class Config(Strict):
             reject_repeated("features.columns", group.columns)
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
         reject_unknown("log.label", [self.log.label.column], set(self.log.names))
+        self.log.require_present("log.label", [self.log.label.column])
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
             otherwise = f" if its values are whole numbers; otherwise {TIME_AS_NUMBER}"
             self.log.require_types("log.event_time", [self.log.event_time.column], ("int",), otherwise)
+            self.log.require_present("log.event_time", [self.log.event_time.column])
         if self.keys:
             reject_unknown("keys", self.keys.columns, set(self.log.names))
             self.log.require_types("keys", self.keys.columns, ("int", "string"))
+            self.log.require_present("keys", self.keys.columns)
         elif (
             any((self.users, self.items, self.negatives, self.history, self.deliver.sinks))
             or self.split.by == "leave_last_out"
@@ -239,6 +242,7 @@ class Config(Strict):
             )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
+                table.require_present("keys", [getattr(self.keys, side)])
                 self._check_attributes(side, table, getattr(self.keys, side))
         if self.split.by == "day" and not self.log.by_day:
             raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")

@@ -31,7 +31,7 @@ from jobs.process_end import end_job
 from jobs.sessions import OwnSession
 from jobs.standard_output import separate_output
 from reporting.monitoring.run_observer import Observer
-from spark.error_log import root_cause, without_frames
+from spark.error_log import data_error_in, root_cause, without_frames
 from spark.hadoop_files import hdfs
 from spark.profile import DEFAULT_PROFILE, use_profile
 from storage import file_io
@@ -187,6 +187,10 @@ def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) ->
     if raised is not None:
         log.error("%s failed in a Spark worker: %s%s", context.name, without_frames(str(raised)), where)
         return raised, raised.exit_code
+    data_error = data_error_in(error)
+    if data_error is not None:
+        log.error("%s failed: %s%s", context.name, data_error, where)
+        return data_error, data_error.exit_code
     log.error(
         "%s failed in Spark or the system around it: %s\n  what to do: %s%s",
         context.name,

@@ -22,11 +22,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    NumberFormatException,
+    PySparkException,
+    PythonException,
+    SparkUpgradeException,
+)
 
-from conf.errors import NightrankError
+from conf.errors import DataError, NightrankError
 from storage import file_io
 
 log = logging.getLogger("nightrank")
@@ -45,6 +55,35 @@ _FRAMES = re.compile(r"^\s+(?:at [\w.$/<>]+[(].*|[.]{3} \d+ (?:more|elided).*)\n
 _CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
 _CALLED = re.compile(r"^An error occurred while calling .*\n: ")
+
+_DATA_ERRORS = (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    NumberFormatException,
+    SparkUpgradeException,
+)
+# Causes by which Spark says that data or its types are wrong. A retry with the same files fails again.
+_OF_DATA = re.compile(
+    r"org\.apache\.parquet\.[\w.]*Exception|\.AnalysisException|SchemaColumnConvertNotSupportedException"
+    r"|\[(?:CANNOT_READ_FILE_FOOTER|FAILED_READ_FILE)|Encountered error while reading file"
+    r"|Parquet column cannot be converted|is not a Parquet file"
+    r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
+)
+# Causes outside the data, which also occur while a file is read.
+_OF_SYSTEM = re.compile(
+    r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
+    r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"
+    r"|Connect(?:ion)?(?:Exception| refused| reset| timed out| closed)|ConnectTimeout|SocketTimeout"
+    r"|SocketException|UnknownHostException|NoRouteToHost|SSLException|ClosedChannelException|InterruptedException"
+    r"|TimeoutException|SdkClientException|AWS\w*Exception|S3\w*Exception|BlockMissingException"
+)
+_FILE = re.compile(
+    r"reading file (\S+?)\. Details|converted in file (\S+?)\. Column|footer for file: (.+?)\. Please"
+    r"|(?:^|\s)(\w+:/.+?) is not a Parquet file|Path does not exist: (.+?)\.?$",
+    re.MULTILINE,
+)
+_CAUSES = re.compile(r"^(?:: |Caused by: )(.+)$", re.MULTILINE)
 
 
 class SparkLog:
@@ -192,3 +231,32 @@ def root_cause(error: BaseException) -> str:
         return str(caused[-1])
     first = text.splitlines()[0] if text else ""
     return f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def data_error_in(error: BaseException) -> DataError | None:
+    """Returns the error of data or configuration that an exception of Spark stands for.
+
+    Spark cannot read a damaged Parquet file or a column of another type, for example. Returns None for other
+    exceptions, such as a full disk, a lost executor or a refused connection, which a retry may repair.
+    """
+    if not isinstance(error, PySparkException | Py4JError) or isinstance(error, PythonException):
+        return None
+    text = f"{error}\n{getattr(error, 'stackTrace', '')}"
+    causes = _CAUSES.findall(text) or [text]
+    if any(_OF_SYSTEM.search(cause) for cause in causes):
+        return None
+    if not isinstance(error, _DATA_ERRORS) and not any(_OF_DATA.search(cause) for cause in causes):
+        return None
+    found = _FILE.search(text)
+    if found is None:
+        return DataError(
+            f"Spark cannot compute the rows: {root_cause(error)}",
+            "check that the columns and types in the configuration fit the raw files, and deliver files that "
+            "do; if both are right, report this error",
+        )
+    name = next(group for group in found.groups() if group)
+    path = re.sub(r"^file:/+", "/", unquote(name))
+    return DataError(
+        f"{path} cannot be read: {root_cause(error)}",
+        "if it is a raw file, deliver it again; if the lake has it, run the job that writes its table again",
+    )

@@ -22,14 +22,15 @@ _SPARK_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "string": T.String
 
 
 def parse_lines(
-    lines: DataFrame, table: RawTable, positions: Sequence[int], width: int, line: str, reason: str
+    lines: DataFrame, table: RawTable, positions: Sequence[int | None], width: int, line: str, reason: str
 ) -> DataFrame:
     """Adds the table's typed columns to a frame of lines, and a reason for each line that cannot be parsed.
 
     Args:
         lines: frame with at least the columns that `line` and `reason` name.
         table: the table's types and separator.
-        positions: positions[i] is the index of the field that contains the table's column i.
+        positions: positions[i] is the index of the field that contains the table's column i; None if no field
+            does, so that each value of the column is null.
         width: number of fields that a line must have.
         line: name of the column that contains the line.
         reason: name of the column with the reason to reject the line. The reason is null if the line is
@@ -41,7 +42,7 @@ def parse_lines(
 
 
 def _parser(
-    table: RawTable, positions: tuple[int, ...], width: int, line: str, reason: str
+    table: RawTable, positions: tuple[int | None, ...], width: int, line: str, reason: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     quoted = table.format == "csv"
 
@@ -53,7 +54,8 @@ def _parser(
             reasons = pc.coalesce(batch.column(reason_index), unsplit)
             columns = []
             for column, position in zip(table.columns, positions, strict=True):
-                values, malformed = typed_column(fields[position], column, table.null_values)
+                field = pa.nulls(len(text), pa.string()) if position is None else fields[position]
+                values, malformed = typed_column(field, column, table.null_values)
                 columns.append(values)
                 if malformed is not None:
                     reasons = pc.coalesce(reasons, malformed)

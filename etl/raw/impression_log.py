@@ -25,6 +25,7 @@ from conf.types import Config
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.number_text import integers
 from etl.raw.row_rules import time_rule
+from etl.raw.value_text import EXACT_BELOW, id_texts, not_exact, whole_number_texts
 from spark.rows import Rows
 from spark.workers import Workers
 from storage import file_io
@@ -182,7 +183,7 @@ def _text(value: Any) -> str | None:
 
     A float without a fraction, such as 1.0, is an integer, as in Parquet.
     """
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_BELOW["double"]:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -195,23 +196,35 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
     def text(name: str | None) -> pa.Array:
         if name is None:
             return pa.nulls(batch.num_rows, pa.string())
-        column = batch.column(name)
-        if pa.types.is_nested(column.type):
-            raise ValueError(f"column {name} has the type {column.type}; it must contain texts or integers")
-        values = column.cast(pa.string())
-        return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+        return id_texts(name, batch.column(name))
 
-    position = integers(text(settings.position))
+    def whole(name: str | None) -> pa.Array:
+        """Returns int64 values; null for a value that is not an integer."""
+        column = batch.column(name) if name else None
+        if column is None or not pa.types.is_floating(column.type):
+            return integers(text(name))
+        return whole_number_texts(pc.if_else(not_exact(column), None, column)).cast(pa.int64())
+
+    position = whole(settings.position)
+    time = batch.column(settings.time) if settings.time else None
+    is_timestamp = time is not None and pa.types.is_timestamp(time.type)
+    times = _of_timestamps(time) if is_timestamp else _times(whole(settings.time), event_time)
     columns = [
         text(settings.user),
         text(settings.item),
         pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
         text(settings.variant),
         text(settings.model_version),
-        _times(integers(text(settings.time)), event_time),
+        times,
         pa.nulls(batch.num_rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
+
+
+def _of_timestamps(values: pa.Array) -> pa.Array:
+    """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
+    unit = EventTime(column="time", unit=values.type.unit)
+    return time_rule(unit).in_arrow(values.cast(pa.int64()))
 
 
 def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from conf.dates import days_since_epoch
 from conf.types import Config, EventTime
+from etl.raw.row_rules import NANOSECONDS
 
 _US_OF_DAY = 86_400_000_000
-_US_OF_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 # The fact of a quarantine manifest. Manifests of earlier releases lack it.
 MISDATED = "misdated"
 
@@ -85,5 +85,6 @@ def describe(event_time: EventTime, time: int) -> str:
         event_time: column and unit of the time.
         time: µs since 1970-01-01 UTC.
     """
+    value = time * 1000 // NANOSECONDS[event_time.unit]
     day = np.datetime_as_string(np.datetime64(time, "us"), unit="D")
-    return f"{event_time.column}={time // _US_OF_UNIT[event_time.unit]} was read as {day}"
+    return f"{event_time.column}={value} was read as {day}"

@@ -1,4 +1,4 @@
-"""Parses raw lines and Parquet rows to typed columns with the `sql` engine.
+"""Parses raw lines to typed columns with the `sql` engine.
 
 Fields are first read as text. So a malformed field only rejects its row and does not stop the job.
 """
@@ -20,16 +20,15 @@ from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
 from etl.raw.compressed import first_bytes
 from etl.raw.number_text import integer_of, number_of
-from etl.raw.row_ids import lines_in_blocks, number_lines, paths_by_spark_name
+from etl.raw.row_ids import lines_in_blocks, number_lines
 from etl.raw.value_text import literal_pattern
-from storage.feature_spec import FLOAT32_MAX
 
 _LONGEST_HEADER_BYTES = 1 << 20
 _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
 
 # Columns that this module adds to the table's columns. The underscore prevents equal names.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
-_SOURCE = ("row_id", FILE, LINE_NUMBER, LINE)
+SOURCE_COLUMNS = ("row_id", FILE, LINE_NUMBER, LINE)
 # Columns of `read_text_blocks` that identify a line: `file`, `block` and `index` of etl.raw.row_ids.
 SOURCE, START, INDEX = "_source", "_start", "_index"
 
@@ -66,7 +65,7 @@ def read_text_rows(
         lines = lines.where(F.col(LINE_NUMBER) > 1)
     if engine == "arrow":
         return parse_lines(lines, table, positions, width, LINE, REASON)
-    return _typed(_with_fields(lines, table, positions, width), table, _SOURCE)
+    return _typed(_with_fields(lines, table, positions, width), table, SOURCE_COLUMNS)
 
 
 def read_text_blocks(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
@@ -91,8 +90,11 @@ def read_text_blocks(spark: SparkSession, table: RawTable, paths: Sequence[str])
     return _typed(_with_fields(lines, table, positions, width), table, (SOURCE, START, INDEX, LINE))
 
 
-def _fields_of(table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
-    """Returns the index of the field of each column of the table, and the number of fields of a line."""
+def _fields_of(table: RawTable, paths: Sequence[str]) -> tuple[list[int | None], int]:
+    """Returns the index of the field of each column of the table, and the number of fields of a line.
+
+    The index is None for an optional column that the files do not have.
+    """
     if table.format == "csv":
         return positions_in(common_header(paths, table), table, paths)
     if table.format == "tsv":
@@ -104,7 +106,7 @@ def _not_utf8() -> Column:
     return F.when(~F.col("is_utf8"), F.lit("not_utf8")).alias(REASON)
 
 
-def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
+def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int | None], width: int) -> DataFrame:
     """Adds `_fields`: the table's fields as strings, or null for a line that does not have `width` fields.
 
     A csv line that violates the rule for double quotes (etl/raw/quotes.py) gets the reason `quote`.
@@ -116,7 +118,10 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
     broken = F.when(quotes.is_broken(line, table.field_separator), F.lit(quotes.REASON))
     plain = ~F.contains(line, F.lit('"'))
     all_fields = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.field_separator))
-    table_fields = F.array(*(F.col("_all_fields")[position] for position in positions))
+    absent = F.lit(None).cast("string")
+    table_fields = F.array(
+        *(absent if position is None else F.col("_all_fields")[position] for position in positions)
+    )
     return (
         lines.withColumn(REASON, F.coalesce(REASON, broken))
         .withColumn("_all_fields", F.when(F.col(REASON).isNull(), all_fields))
@@ -125,20 +130,29 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
     )
 
 
-def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
+def positions_in(
+    header: Sequence[str], table: RawTable, paths: Sequence[str]
+) -> tuple[list[int | None], int]:
     """Returns the index of each table column in the header, and the number of fields of the header.
 
+    The index is None for an optional column that is not in the header.
+
     Raises:
-        DataError: the header lacks a column, or contains a column more than once.
+        DataError: the header lacks a column that is not optional, or contains a column more than once.
     """
-    missing = [column.source_name for column in table.columns if column.source_name not in header]
+    missing = [
+        column.source_name
+        for column in table.columns
+        if column.source_name not in header and not column.optional
+    ]
     if missing:
         line = table.field_separator.join(header)
         raise DataError(
             f"{paths[0]} has no columns {missing}; its header is {header}",
             _separator_remedy(line, table)
             or "correct the column names in the configuration (`source`, or `name` if `source` is not set), "
-            "or the header of the file",
+            "or the header of the file; or set `optional: true` for a column that files may lack, so that "
+            "its values are null",
         )
     repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
     if repeated:
@@ -146,7 +160,8 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
             f"{paths[0]} has more than one column named {repeated[0]!r}; its header is {header}",
             "deliver the file with a different name for each column",
         )
-    return [header.index(column.source_name) for column in table.columns], len(header)
+    names = [column.source_name for column in table.columns]
+    return [header.index(name) if name in header else None for name in names], len(header)
 
 
 def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
@@ -242,10 +257,10 @@ def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFra
             assert_never(column.type)
         columns[column.name] = value
         reasons.append(F.when(raw.isNotNull() & value.isNull(), F.lit(f"{kind}:{column.name}")))
-    return _evaluated_once(fields, columns, reasons, source)
+    return evaluated_once(fields, columns, reasons, source)
 
 
-def _evaluated_once(
+def evaluated_once(
     rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column], source: Sequence[str]
 ) -> DataFrame:
     """Returns the columns `source` of `rows`, the typed `columns`, and `_reason`.
@@ -261,73 +276,11 @@ def _evaluated_once(
     return rows.select(*source, F.explode(F.array(cell)).alias("_cell")).select(*source, "_cell.*")
 
 
-def _empty_to_null(text: Column) -> Column:
+def empty_to_null(text: Column) -> Column:
+    """Returns a text, or null for an empty text."""
     return F.when(text != "", text)
 
 
 def _without_nulls(text: Column, null_values: Sequence[str]) -> Column:
     """Returns a text, or null if it is one of `null_values`, which include the empty text."""
-    return F.when(~text.isin(*null_values), text) if len(null_values) > 1 else _empty_to_null(text)
-
-
-def _literal_name(column: str) -> str:
-    """Returns a column's name in backticks: Spark treats a dot in an unquoted name as access to a field."""
-    return "`" + column.replace("`", "``") + "`"
-
-
-def read_parquet_rows(
-    spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
-) -> DataFrame:
-    """Reads Parquet files. Returns a frame with the same columns as that of `read_text_rows`.
-
-    `_line` is the row as JSON.
-
-    Args:
-        spark: the session.
-        table: names and types of the columns.
-        paths: paths of the files.
-        first_rows: row_id of each file's first row.
-
-    Raises:
-        DataError: a column is missing.
-    """
-    raw = spark.read.parquet(*paths)
-    missing = [column.source_name for column in table.columns if column.source_name not in raw.columns]
-    if missing:
-        raise DataError(
-            f"{paths[0]} has no columns {missing}; its columns are {raw.columns}",
-            "correct the column names in the configuration (`source`, or `name` if `source` is not set)",
-        )
-    columns: dict[str, Column] = {}
-    reasons: list[Column] = [F.lit(None).cast("string")]
-    kinds = {"int": ("bigint", "integer"), "float": ("double", "number"), "string": ("string", "")}
-    for column in table.columns:
-        value = F.col("_raw").getField(column.source_name)
-        spark_type, reason = kinds[column.type]
-        columns[column.name] = value.cast(spark_type)
-        if reason:
-            number = value.cast("double")
-            same = (columns[column.name].cast("double") == number) & (F.abs(number) <= FLOAT32_MAX)
-            fits = F.coalesce(same, F.lit(False))
-            reasons.append(F.when(value.isNotNull() & ~fits, F.lit(f"{reason}:{column.name}")))
-        else:
-            columns[column.name] = _empty_to_null(columns[column.name])
-    wrapped = raw.select(
-        F.struct(*(F.col(_literal_name(name)) for name in raw.columns)).alias("_raw"),
-        F.col("_metadata.file_path").alias("_name"),
-        F.col("_metadata.row_index").alias("_index"),
-    )
-    spark_names = [row["_name"] for row in wrapped.select("_name").distinct().collect()]
-    first_of = dict(zip(paths, first_rows, strict=True))
-    starts = spark.createDataFrame(
-        [(name, path, first_of[path]) for name, path in paths_by_spark_name(paths, spark_names).items()],
-        f"_name string, {FILE} string, _first long",
-    )
-    numbered = wrapped.join(F.broadcast(starts), "_name").withColumns(
-        {
-            "row_id": F.col("_first") + F.col("_index"),
-            LINE_NUMBER: F.col("_index") + 1,
-            LINE: F.to_json("_raw"),
-        }
-    )
-    return _evaluated_once(numbered, columns, reasons, _SOURCE)
+    return F.when(~text.isin(*null_values), text) if len(null_values) > 1 else empty_to_null(text)

@@ -22,7 +22,8 @@ from etl.raw.number_text import number_of, numbers
 from etl.raw.value_text import text_array
 from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
 
-_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+# Length of the units of `log.event_time.unit`.
+NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _LARGEST = 2**63 - 1
 
 
@@ -133,8 +134,9 @@ def _key(output: str, column: str, is_text: bool) -> RowRule:
 
 
 def time_rule(event_time: EventTime) -> RowRule:
-    """Returns the rule of the event time: µs since 1970-01-01 in 64 bits."""
-    column, scale = event_time.column, _MICROSECONDS[event_time.unit]
+    """Returns the rule of the event time: µs since 1970-01-01 in 64 bits. Nanoseconds are rounded down."""
+    column, length = event_time.column, NANOSECONDS[event_time.unit]
+    scale, parts = max(1, length // 1000), max(1, 1000 // length)
     last = _LARGEST // scale  # a larger product would overflow 64 bits
 
     def beyond(values: pa.Array) -> pa.Array:
@@ -145,7 +147,7 @@ def time_rule(event_time: EventTime) -> RowRule:
         instants = pc.if_else(
             beyond(values), pa.scalar(None, pa.int64()), values.cast(pa.int64(), safe=False)
         )
-        return pc.multiply(instants, scale)
+        return pc.multiply(floor_divide_array(instants, parts), scale)
 
     return RowRule(
         EVENT_TIME,
@@ -158,6 +160,22 @@ def time_rule(event_time: EventTime) -> RowRule:
                 beyond,
             ),
         ),
-        lambda raw: raw.cast("bigint") * scale,
+        lambda raw: floor_divide(raw.cast("bigint"), parts) * scale,
         microseconds,
     )
+
+
+def floor_divide(value: Column, divisor: int) -> Column:
+    """Returns the quotient of integers, rounded down, so that times before 1970 stay in order."""
+    if divisor == 1:
+        return value
+    quotient = F.call_function("div", value, F.lit(divisor))
+    return quotient - (value < quotient * divisor).cast("bigint")
+
+
+def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
+    """Does the same as `floor_divide` for an array of int64."""
+    if divisor == 1:
+        return values
+    quotients = pc.divide(values, pa.scalar(divisor, pa.int64()))
+    return pc.subtract(quotients, pc.less(values, pc.multiply(quotients, divisor)).cast(pa.int64()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -19,6 +19,7 @@ from etl.raw import key_rule
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.files import RawFiles
+from etl.raw.parquet_rows import read_footers
 from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from storage import file_io
@@ -40,18 +41,21 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
         id_column: the column with ids of users or items; None if there is none.
 
     Raises:
-        DataError: a file lacks a column, or a row cannot be parsed. The message names file, line and value.
+        DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message names file,
+            line and value.
+        ConfigError: a column has a Parquet type that its declared type cannot hold.
     """
-    positions, width = list(range(len(table.columns))), len(table.columns)
-    if table.format == "csv":
-        positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
-    for path in raw.paths:
-        if table.format == "parquet":
-            first = _first_bad_row(path, table)
-        else:
-            first = _first_bad_line(path, table, positions, width, id_column)
-        if first is not None:
-            raise unusable(table, section, first)
+    if table.format == "parquet":
+        found = (_first_bad_row(file.path, table) for file in read_footers(table, raw.paths))
+    else:
+        positions: list[int | None] = list(range(len(table.columns)))
+        width = len(table.columns)
+        if table.format == "csv":
+            positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
+        found = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
+    first = next(filter(None, found), None)
+    if first is not None:
+        raise unusable(table, section, first)
 
 
 def unusable(table: RawTable, section: str, first: RejectedLine, count: int | None = None) -> DataError:
@@ -71,7 +75,7 @@ def unusable(table: RawTable, section: str, first: RejectedLine, count: int | No
 
 
 def _first_bad_line(
-    path: str, table: RawTable, positions: list[int], width: int, id_column: str | None
+    path: str, table: RawTable, positions: Sequence[int | None], width: int, id_column: str | None
 ) -> RejectedLine | None:
     skipped = 1 if table.format == "csv" else 0
     lines = list(islice(_lines(path), skipped, skipped + _ROWS))
@@ -82,6 +86,8 @@ def _first_bad_line(
         pc.if_else(pa.array(is_utf8, pa.bool_()), pa.scalar(None, pa.string()), "not_utf8"), unsplit
     )
     for column, position in zip(table.columns, positions, strict=True):
+        if position is None:  # an optional column that the file does not have
+            continue
         values, malformed = typed_column(fields[position], column, table.null_values)
         if malformed is not None:
             reasons = pc.coalesce(reasons, malformed)
@@ -104,25 +110,17 @@ def _lines(path: str) -> Iterator[bytes]:
 
 
 def _first_bad_row(path: str, table: RawTable) -> RejectedLine | None:
-    """Returns the first row of a Parquet file with a text or a fraction in a column of numbers.
-
-    Raises:
-        DataError: the file lacks a column.
-    """
+    """Returns the first row of a Parquet file with a text or a fraction in a column of numbers."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         parquet = pq.ParquetFile(source)
         schema = parquet.schema_arrow
-        missing = [column.source_name for column in table.columns if column.source_name not in schema.names]
-        if missing:
-            raise DataError(
-                f"{path} has no columns {missing}; its columns are {schema.names}",
-                "correct the column names in the configuration (`source`, or `name` if `source` is not set)",
-            )
         checked = [
             column
             for column in table.columns
-            if column.type != "string" and _may_be_malformed(schema.field(column.source_name).type, column)
+            if column.type != "string"
+            and column.source_name in schema.names
+            and _may_be_malformed(schema.field(column.source_name).type, column)
         ]
         large = not parquet.num_row_groups or parquet.metadata.row_group(0).total_byte_size > _GROUP_BYTES
         if not checked or large:

@@ -18,6 +18,14 @@ from conf.lazy_pyspark import F
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+# Floats below these bounds hold each integer. From there on, an integer may have been rounded. The keys are
+# the names of the types in Spark and, with halffloat, in Arrow.
+EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
+WHOLE_RULE = (
+    "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
+    "may have been rounded"
+)
+
 # Separator and null in joined texts. No field of a log contains these two bytes.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
@@ -41,6 +49,62 @@ def text_column(value: Column) -> Column:
 def text_array(values: pa.Array) -> pa.Array:
     """Returns an array with the texts of n values, shape (n,)."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
+
+
+def nan_to_null(values: pa.Array) -> pa.Array:
+    """Returns an array of floats with null instead of NaN."""
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+
+
+def not_exact(values: pa.Array) -> pa.Array:
+    """Returns which floats or decimals are not certainly the integer that was meant: n booleans.
+
+    These are fractions, infinity, and floats that may have been rounded. Nulls and NaN are not.
+    """
+    kind = values.type
+    if pa.types.is_decimal(kind):
+        return pc.fill_null(pc.not_equal(values, pc.trunc(values)), False)
+    numbers = nan_to_null(values.cast(pa.float64()))
+    limit = EXACT_BELOW[str(kind)]
+    wrong = pc.or_(pc.not_equal(numbers, pc.trunc(numbers)), pc.greater_equal(pc.abs(numbers), limit))
+    return pc.fill_null(wrong, False)
+
+
+def whole_number_texts(values: pa.Array) -> pa.Array:
+    """Returns the texts of whole numbers: integers, and floats or decimals of which `not_exact` is false.
+
+    NaN becomes null.
+    """
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return nan_to_null(values.cast(pa.float64())).cast(pa.int64()).cast(pa.string())
+    if pa.types.is_decimal(kind):
+        texts = [None if value is None else str(int(value)) for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+    return values.cast(pa.string())
+
+
+def id_texts(name: str, values: pa.Array) -> pa.Array:
+    """Returns the texts of ids, which are texts or whole numbers. NaN and an empty text become null.
+
+    Raises:
+        ValueError: the column `name` has another type, or a value that is not a whole number.
+    """
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return id_texts(name, values.dictionary_decode())
+    if pa.types.is_null(kind):
+        return values.cast(pa.string())
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        wrong = values.filter(not_exact(values))
+        if len(wrong):
+            raise ValueError(f"column {name}: {wrong[0].as_py()!r} is not an id: {WHOLE_RULE}")
+        return whole_number_texts(values)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not (is_text or pa.types.is_integer(kind)):
+        raise ValueError(f"column {name} has the type {kind}; it must contain texts or integers")
+    texts = values.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def joined_column(values: Sequence[Column]) -> Column:

@@ -7,23 +7,22 @@ from functools import reduce
 from operator import or_
 from typing import assert_never
 
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.types import Config, RawTable
+from conf.types import Config, EventTime, RawTable
 from etl.ops.base import Type
 from etl.ops.choose_engine import choose_engine
 from etl.raw.erased_rows import ERASED, erased_of_day, is_erased, line_has_erased_field
 from etl.raw.files import RawFiles, require_raw
-from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
+from etl.raw.parquet_rows import EXACT_TIME, read_parquet_rows
+from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_text_rows
 from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import Check, RowRule, bad_key, row_rules
 from etl.raw.table_heads import unusable
 from etl.workflow.feature_plan import plan
-from storage import file_io
-from storage.feature_spec import ROW_ID
+from storage.feature_spec import EVENT_TIME, ROW_ID
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
@@ -41,7 +40,12 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         user_key, item_key, group_key: strings. Each column exists only if the section `keys` sets it.
         event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
-    return derive_columns(config, add_reasons(config, _rows(spark, config, config.log, raw), raw.dt))
+    read = _rows(spark, config, config.log, raw, config.log.event_time)
+    rows = derive_columns(config, add_reasons(config, read, raw.dt))
+    if EXACT_TIME not in rows.columns:
+        return rows
+    # The raw column is rounded down to `log.event_time.unit`. A Parquet timestamp may be more exact.
+    return rows.withColumn(EVENT_TIME, F.coalesce(EXACT_TIME, EVENT_TIME)).drop(EXACT_TIME)
 
 
 def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
@@ -169,16 +173,16 @@ def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> tuple[str, str]:
     return first["places"][0][FILE], f"the first value that is null or occurs twice is {values}, in {lines}"
 
 
-def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:
+def _rows(
+    spark: SparkSession,
+    config: Config,
+    table: RawTable,
+    raw: RawFiles,
+    event_time: EventTime | None = None,
+) -> DataFrame:
     """Returns the rows of a raw table in any format, with the columns that etl.raw.parse returns."""
     if table.format == "parquet":
-        first, first_rows = 0, []
-        for path in raw.paths:
-            files, inner = file_io.filesystem(path)
-            with files.open_input_file(inner) as source:
-                first_rows.append(first)
-                first += pq.read_metadata(source).num_rows
-        return read_parquet_rows(spark, table, raw.paths, first_rows)
+        return read_parquet_rows(spark, table, raw.paths, event_time)
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
     assert_never(table.format)

@@ -24,7 +24,8 @@ class FileLayout:
 
     Attributes:
         columns: the raw columns of the configuration.
-        positions: for each column, the index of its field in a line.
+        positions: for each column, the index of its field in a line; None for an optional column that the
+            files do not have.
         width: number of fields in a line.
         separator: one ASCII character.
         null_values: the texts of a field that stand for null.
@@ -40,7 +41,7 @@ class FileLayout:
     """
 
     columns: tuple[Column, ...]
-    positions: tuple[int, ...]
+    positions: tuple[int | None, ...]
     width: int
     separator: str
     null_values: tuple[str, ...]
@@ -80,7 +81,8 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
         DataError: the header of a csv file lacks a column, or differs from the headers of the other files.
     """
     log = config.log
-    positions, width = list(range(len(log.columns))), len(log.columns)
+    positions: list[int | None] = list(range(len(log.columns)))
+    width = len(log.columns)
     if log.format == "csv":
         positions, width = positions_in(common_header(paths, log), log, paths)
     filters = tuple(

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.types import Column
 from etl.native.scan import scan
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.erased_rows import ERASED, has_erased_field
@@ -83,8 +84,13 @@ def parse_block(
         header: whether the first line is a header and not a row.
         erased: users whose rows are rejected with the reason ERASED; None if there are none.
     """
-    parsed = [column for column in layout.columns if column.type != "string" or column.name in wanted]
-    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
+    places = {
+        column: place
+        for column, place in zip(layout.columns, layout.positions, strict=True)
+        if column.type != "string" or column.name in wanted
+    }
+    position = {column.name: place for column, place in places.items() if place is not None}
+    parsed = [column for column in places if column.name in position]
     scanned = scan(
         block,
         layout.separator,
@@ -110,6 +116,9 @@ def parse_block(
         of_values = scanned.counts[position[column.name]]
         is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
         counts[column.name] = of_values[is_value] if distinct.null_count else of_values
+    for column in places:
+        if column.name not in position:
+            columns[column.name] = _nulls_of(column, len(scanned.row_lines))
     columns |= _derived_columns(columns, layout, reasons)
     _apply_filters(columns, layout, reasons)
     if erased is not None:
@@ -157,6 +166,12 @@ def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]
         bytes(block[start : int(ends[line])]).decode("utf-8", errors="replace")
         for start, line in zip(starts, lines, strict=True)
     ]
+
+
+def _nulls_of(column: Column, rows: int) -> pa.DictionaryArray:
+    """Returns the values of an optional column that the files do not have."""
+    values, _ = typed_column(pa.array([], pa.string()), column, [""])
+    return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), values)
 
 
 def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:

@@ -2,12 +2,14 @@
 
 The parser makes int64, float64 and strings of the fields of a line, and null of an empty field. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, texts may be
-dictionary-encoded. A value whose meaning is not clear is an error, because the model would get another value
-than in training.
+dictionary-encoded. The rule is that of Parquet logs (etl/raw/parquet_rows.py): a whole number that was
+certainly not rounded is an integer, or the integer's text. Any other value whose meaning is not clear is an
+error, because the model would get another value than in training.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +19,12 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from etl.ops.base import LISTS, Type
+from etl.raw.value_text import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
 _NULL_TEXT = pa.scalar(None, pa.string())
-_NULL_FLOAT = pa.scalar(None, pa.float64())
+_BOUNDS = {"double": "2⁵³", "float": "2²⁴", "halffloat": "2¹¹"}
 _LONGEST_SHOWN = 60
 
 
@@ -50,7 +53,8 @@ def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]
 def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Type]) -> dict[str, Type]:
     """Returns the type of some columns of a caller's table: the declared type, or that of its values.
 
-    Integers are int, other numbers float, texts and categories of texts string, lists ints or strings.
+    Integers and booleans are int, other numbers float, texts and categories of texts string, lists ints or
+    strings.
 
     Raises:
         DataError: columns are missing, or a column has no declared type and its values have none of these.
@@ -73,6 +77,8 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
     single = kind.value_type if is_list else kind
     if pa.types.is_integer(single):
         return "ints" if is_list else "int"
+    if pa.types.is_boolean(kind):
+        return "int"
     if pa.types.is_string(single) or pa.types.is_large_string(single):
         return "strings" if is_list else "string"
     if not is_list and (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -93,7 +99,7 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
 def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
     """Converts one raw row to arrays of one value, one array for each column that the chains read.
 
-    A column that is not in `raw` becomes null.
+    A column that is not in `raw` becomes null, and so does NaN.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -102,10 +108,14 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
     for chain in chains:
         for name, kind in zip(chain.inputs, chain.types, strict=True):
             value = raw.get(name)
+            if isinstance(value, float) and math.isnan(value):
+                value = None
+            if isinstance(value, float) and kind in ("int", "string"):
+                value = _whole(name, value, kind)
             if kind == "string" and value is not None:
                 value = str(value)
-            # Arrow would truncate a fraction, and split a text into a list of characters.
-            if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
+            # Arrow would split a text into a list of characters.
+            if kind in LISTS and isinstance(value, str):
                 raise ValueError(f"{name}={value!r} is not of type {kind}")
             try:
                 arrays[name] = pa.array([value], _ARROW_TYPES[kind])
@@ -116,6 +126,13 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
             ):  # the parser rejects such numbers in a log
                 raise ValueError(f"{name}={value!r} is outside the range of float32")
     return arrays
+
+
+def _whole(name: str, value: float, kind: Type) -> int:
+    """Returns a float as an integer. Raises ValueError if it is not certainly the integer that was meant."""
+    if not value.is_integer() or abs(value) >= EXACT_BELOW["double"]:
+        raise ValueError(f"{name}={value!r} is not of type {kind}")
+    return int(value)
 
 
 def as_number(values: pa.Array) -> float | int | list[int] | None:
@@ -137,19 +154,10 @@ def _converted(name: str, column: pa.ChunkedArray, kind: Type) -> pa.Array:
 
 def _to_int(name: str, values: pa.Array) -> pa.Array:
     kind = values.type
-    if pa.types.is_floating(kind):
-        numbers = _without_nan(values)
-        fraction = pc.fill_null(pc.not_equal(numbers, pc.trunc(numbers)), False)
-        _require(name, values, fraction, "is not an integer", "correct the value; the type is int")
-        whole = pc.greater_equal(pc.abs(numbers), 2.0**53)
-        _require(
-            name,
-            values,
-            pc.fill_null(whole, False),
-            "is a float of 2⁵³ or more, which may have been rounded",
-            "pass integers, such as pandas' Int64",
-        )
-        return numbers.cast(pa.int64())
+    if pa.types.is_boolean(kind):
+        return values.cast(pa.int64())
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values, kind = _integers(name, values, "int"), pa.int64()
     if not pa.types.is_integer(kind):
         raise _wrong_type(name, kind, "integers")
     if kind == pa.uint64():
@@ -163,11 +171,34 @@ def _to_int(name: str, values: pa.Array) -> pa.Array:
     return values.cast(pa.int64())
 
 
+def _integers(name: str, values: pa.Array, kind: str) -> pa.Array:
+    """Returns floats or decimals as integers (int64), with null for NaN.
+
+    Raises:
+        DataError: a value is not certainly the integer that was meant.
+    """
+    is_decimal = pa.types.is_decimal(values.type)
+    numbers = values if is_decimal else nan_to_null(values.cast(pa.float64()))
+    remedy = "correct the value, or pass integers, such as pandas' Int64"
+    fraction = pc.fill_null(pc.not_equal(numbers, pc.trunc(numbers)), False)
+    _require(name, values, fraction, f"is not an integer; the type is {kind}", remedy)
+    rounded = f"is a float of {_BOUNDS.get(str(values.type))} or more, which may have been rounded"
+    _require(name, values, not_exact(values), rounded, remedy)
+    if not is_decimal:
+        return numbers.cast(pa.int64())
+    integers = [None if value is None else int(value) for value in values.to_pylist()]
+    beyond = [value is not None and not -(2**63) <= value < 2**63 for value in integers]
+    _require(name, values, pa.array(beyond, pa.bool_()), "is beyond 64 bits", "correct it")
+    return pa.array(integers, pa.int64())
+
+
 def _to_float(name: str, values: pa.Array) -> pa.Array:
     kind = values.type
+    if pa.types.is_boolean(kind):
+        return values.cast(pa.int64()).cast(pa.float64())
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise _wrong_type(name, kind, "numbers")
-    numbers = _without_nan(values)
+    numbers = nan_to_null(values.cast(pa.float64(), safe=False))
     beyond = pc.fill_null(pc.greater(pc.abs(numbers), FLOAT32_MAX), False)
     _require(name, values, beyond, "is outside the range of float32", "correct the value")
     return numbers
@@ -176,10 +207,10 @@ def _to_float(name: str, values: pa.Array) -> pa.Array:
 def _to_text(name: str, values: pa.Array) -> pa.Array:
     kind = values.type
     if pa.types.is_floating(kind):
-        raise DataError(
-            f"column {name} has the type {kind}, but the workflow reads texts: 17 and 17.0 differ",
-            "convert the column to texts, or to nullable integers (pandas' Int64)",
-        )
+        return _integers(name, values, "string").cast(pa.string())
+    if pa.types.is_decimal(kind):
+        _require(name, values, not_exact(values), "is not an integer; the type is string", "pass texts")
+        return whole_number_texts(values)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
         raise _wrong_type(name, kind, "texts or integers")
     texts = values.cast(pa.string())
@@ -199,11 +230,6 @@ def _to_texts(name: str, values: pa.Array) -> pa.Array:
         "lists of texts",
     )
     return values.cast(pa.list_(pa.string()))
-
-
-def _without_nan(values: pa.Array) -> pa.Array:
-    numbers = values.cast(pa.float64(), safe=False)
-    return pc.if_else(pc.is_nan(numbers), _NULL_FLOAT, numbers)
 
 
 def _require(name: str, values: pa.Array, wrong: pa.Array, problem: str, remedy: str) -> None:

@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from conf.counted import counted
 from conf.errors import ConfigError, DataError
+from etl.raw.value_text import id_texts, nan_to_null
 from scoring.rules.request import AttributeTable
 from storage import file_io
 from storage.manifest import digest_of
@@ -146,12 +147,14 @@ def _columns(table: AttributeTable, path: str) -> pa.Table:
         raise DataError(
             f"{path} cannot be read as {table.format}: {error}", "correct the file or its `format`"
         ) from error
-    return pa.table(
-        {
-            "key": rows.column(table.key).cast(pa.string()),
-            "value": rows.column(table.column).cast(pa.string()),
-        }
-    )
+    try:
+        keys = id_texts(table.key, rows.column(table.key).combine_chunks())
+    except ValueError as error:
+        raise DataError(f"{path}: {error}", "store the keys as texts or integers") from error
+    values = rows.column(table.column)
+    if pa.types.is_floating(values.type):
+        values = nan_to_null(values)
+    return pa.table({"key": keys, "value": values.cast(pa.string())})
 
 
 def _require_columns(table: AttributeTable, names: list[str]) -> None:

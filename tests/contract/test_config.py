@@ -504,3 +504,18 @@ def test_features_named_like_our_columns_are_refused(tmp_path: Path, name: str) 
     config = load_config(_write(tmp_path, {**SMALL, "features": [{**SMALL["features"][0], "ops": ops}]}))
     with pytest.raises(ConfigError, match=rf"features would add columns named \['{re.escape(name)}'\]"):
         plan(config)
+
+
+@pytest.mark.parametrize("where, column", [("log.label", "label"), ("keys", "C1"), ("log.event_time", "I1")])
+def test_columns_without_which_no_row_is_used_are_not_optional(
+    tmp_path: Path, where: str, column: str
+) -> None:
+    columns = [
+        {"name": name, "type": kind, "optional": name == column}
+        for name, kind in (("label", "int"), ("I1", "int"), ("C1", "string"), ("C2", "string"))
+    ]
+    log = {**SMALL["log"], "format": "csv", "columns": columns, "event_time": {"column": "I1"}}
+    features = [{"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]}]
+    changes = {**SMALL, "log": log, "keys": {"user": "C1", "item": "C2"}, "features": features}
+    with pytest.raises(ConfigError, match=f"{where} names the column '{column}', without which no row"):
+        load_config(_write(tmp_path, changes))

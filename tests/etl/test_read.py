@@ -21,6 +21,8 @@ from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.files import require_raw
 from etl.spark.read_log import bad_rows, good_rows, read_log
+from etl.text.file_layout import file_layout
+from etl.text.parse_block import parse_block, plain
 from tests.etl import cases, raw_oracle
 
 DAY = "2026-01-01"
@@ -112,6 +114,72 @@ def test_csv_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"a\.csv has no columns \['Clicked or not'\]") as caught:
         _read(spark, config)
     assert "(`source`, or `name`" in caught.value.remedy
+
+
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
+def test_csv_without_optional_columns_has_nulls(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    columns = [
+        {**column, "optional": column["name"] in ("price", "n", "where")}
+        for column in [
+            *SMALL["log"]["columns"],
+            {"name": "n", "type": "int"},
+            {"name": "where", "type": "string"},
+        ]
+    ]
+    log = {**SMALL["log"], "columns": columns}
+    config = cases.write_config(tmp_path, SMALL, {"log": log, "workflow": {"engine": engine}})
+    (tmp_path / "raw").mkdir()
+    for name in "ab":
+        lines = ["where,what,when,Clicked or not,who", "x,i,1000,3,7", "y,i,1000,3", "z,i,noon,3,7"]
+        (tmp_path / f"raw/{name}.csv").write_text("\n".join(lines) + "\n")
+    read, paths = _read(spark, config)
+    rows = read.orderBy("row_id").collect()
+    assert [row["_reason"] for row in rows] == [None, "field_count", "integer:when"] * 2
+    assert [(row["where"], row["price"], row["n"]) for row in good_rows(read).collect()] == [
+        ("x", None, None)
+    ] * 2
+    if engine == "sql":
+        return
+    # The scan pass, which reads text without Spark.
+    parsed = parse_block(
+        paths[0].read_bytes(), file_layout(config, tuple(map(str, paths))), config.log.names, header=True
+    )
+    assert {name: plain(parsed.columns[name]).to_pylist() for name in config.log.names} == {
+        "clicked": [3.0],
+        "when": [1000],
+        "who": [7],
+        "what": ["i"],
+        "price": [None],
+        "n": [None],
+        "where": ["x"],
+    }
+    assert parsed.rejected == ((2, "field_count"), (3, "integer:when"))
+
+
+def test_csv_without_an_optional_column_in_one_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    columns = [{**column, "optional": column["name"] == "price"} for column in SMALL["log"]["columns"]]
+    config = cases.write_config(tmp_path, SMALL, {"log": {**SMALL["log"], "columns": columns}})
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.csv").write_text(",".join(HEADER) + "\n")
+    (tmp_path / "raw/b.csv").write_text(",".join(HEADER[1:]) + "\n")
+    with pytest.raises(DataError, match=r"b\.csv has the header"):
+        _read(spark, config)
+
+
+def test_row_ids_count_headers_of_csv_and_rows_of_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    names = [column.get("source", column["name"]) for column in SMALL["log"]["columns"]]
+    ids = {}
+    for form in ("csv", "parquet"):
+        folder = tmp_path / form
+        (folder / "raw").mkdir(parents=True)
+        for name in "ab":
+            rows = pd.DataFrame([(3.0, 1, 7, "i", 0.5), (1.0, 2, 8, "i", 0.5)], columns=names)
+            path = folder / f"raw/{name}.{form}"
+            rows.to_csv(path, index=False) if form == "csv" else rows.to_parquet(path)
+        read, _ = _read(spark, cases.write_config(folder, SMALL, {"log": {**SMALL["log"], "format": form}}))
+        found = read.orderBy("row_id").select("row_id", "_line_number").collect()
+        ids[form] = [tuple(row) for row in found]
+    assert ids == {"csv": [(1, 2), (2, 3), (4, 2), (5, 3)], "parquet": [(0, 1), (1, 2), (2, 1), (3, 2)]}
 
 
 def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from conf.raw_types import EventTime, Label
 from conf.types import Keys
 from etl.raw.number_text import integer_of, integers, number_of, numbers
-from etl.raw.row_rules import RowRule, row_rules
+from etl.raw.row_rules import RowRule, row_rules, time_rule
 
 SPARK_TYPES = {"int": LongType(), "float": DoubleType(), "string": StringType()}
 ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
@@ -64,7 +64,7 @@ def in_spark(spark: SparkSession, kind: str, columns: Sequence[Any]) -> list[lis
 
 @pytest.mark.parametrize("kind", ["int", "float", "string"])
 @pytest.mark.parametrize("threshold", [None, 3.5])
-@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
 def test_both_forms_of_every_rule_agree(
     spark: SparkSession, kind: str, threshold: float | None, unit: str
 ) -> None:
@@ -103,3 +103,12 @@ def test_both_forms_convert_texts_to_the_same_numbers(spark: SparkSession) -> No
     assert numbers(texts).to_pylist() == of_numbers
     assert 7 in of_integers
     assert None in of_integers[1:]
+
+
+def test_nanoseconds_are_rounded_down(spark: SparkSession) -> None:
+    rule = time_rule(EventTime(column="x", unit="ns"))
+    values = [1_767_225_600_123_456_789, 999, 0, -1, -1000, -1001, 2**63 - 1, None]
+    expected = [None if value is None else value // 1000 for value in values]
+    assert rule.in_arrow(pa.array(values)).to_pylist() == expected
+    frame = spark.createDataFrame([(value,) for value in values], "x long").coalesce(1)
+    assert [row[0] for row in frame.select(rule.in_spark(F.col("x"))).collect()] == expected

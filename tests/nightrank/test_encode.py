@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nightrank
+from etl.ops.base import Type
 from etl.workflow.raw_values import raw_values
 from tests.nightrank.conftest import RUN_DATE, World
 
@@ -119,10 +122,12 @@ def test_some_features_need_only_their_columns(world: World) -> None:
         ("I1", [1.0, 2.0**60], "column I1, row 1: 1.152921504606847e\\+18 is a float of 2⁵³ or more"),
         ("I1", [1.0, np.inf], "column I1, row 1: inf is"),
         ("I1", ["1", "2"], "column I1 has the type string, but the workflow reads integers"),
-        ("I1", [True, False], "column I1 has the type bool"),
         ("I1", [1, "2"], "column I1 has values of different types"),
         ("I1", np.array([1, 2**63], np.uint64), "column I1, row 1: 9223372036854775808 is 2⁶³ or more"),
-        ("C1", [1.0, 2.0], "column C1 has the type double, but the workflow reads texts"),
+        ("I1", np.array([1, 2**24], np.float32), "column I1, row 1: 16777216.0 is a float of 2²⁴ or more"),
+        ("C1", [1.0, 2.5], "column C1, row 1: 2.5 is not an integer; the type is string"),
+        ("C1", [1.0, -(2.0**53)], "column C1, row 1: -9007199254740992.0 is a float of 2⁵³ or more"),
+        ("C1", [True, False], "column C1 has the type bool"),
         ("C1", [["a"], ["b"]], "column C1 has the type list<item: string>"),
     ],
 )
@@ -158,8 +163,7 @@ def test_integers_of_pandas_keep_their_values(values: list[int | None], kind: st
     table = pa.table({"x": pa.Array.from_pandas(series)})
     assert raw_values(table, {"x": "int"})["x"].to_pylist() == values
     as_text = [None if value is None else str(value) for value in values]
-    if kind != "float64":
-        assert raw_values(table, {"x": "string"})["x"].to_pylist() == as_text
+    assert raw_values(table, {"x": "string"})["x"].to_pylist() == as_text
     as_float = raw_values(table, {"x": "float"})["x"].to_pylist()
     assert as_float == [None if value is None else float(value) for value in values]
 
@@ -185,3 +189,27 @@ def test_numbers_and_lists_have_one_form() -> None:
         raw_values(pa.table({"x": [1e39]}), {"x": "float"})
     with pytest.raises(nightrank.DataError, match="column x has the type list<item: string>"):
         raw_values(pa.table({"x": [["a"]]}), {"x": "ints"})
+
+
+@pytest.mark.parametrize("kind", ["int", "float", "string"])
+def test_a_column_without_any_value_is_null(kind: Type) -> None:
+    """pandas gives such a column the type float64."""
+    frame = pd.read_csv(io.StringIO("x,y\n,1\n,2\n"))
+    table = pa.table({"x": pa.Array.from_pandas(frame["x"]), "nan": pa.array([np.nan] * 2)})
+    assert raw_values(table, {"x": kind, "nan": kind}) == {
+        name: pa.nulls(2, {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}[kind])
+        for name in ("x", "nan")
+    }
+
+
+def test_decimals_and_booleans_are_numbers() -> None:
+    table = pa.table({"d": [Decimal("17.00"), None], "wide": [Decimal(10) ** 20, None], "b": [True, False]})
+    converted = raw_values(table, {"d": "int", "wide": "string", "b": "int"})
+    assert {name: array.to_pylist() for name, array in converted.items()} == {
+        "d": [17, None],
+        "wide": ["1" + "0" * 20, None],
+        "b": [1, 0],
+    }
+    assert raw_values(table, {"d": "string", "b": "float"})["d"].to_pylist() == ["17", None]
+    with pytest.raises(nightrank.DataError, match=r"column wide, row 0: .* is beyond 64 bits"):
+        raw_values(table, {"wide": "int"})

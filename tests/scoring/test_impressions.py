@@ -22,7 +22,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import config_digest
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
-from conf.types import Config
+from conf.types import Config, EventTime
 from etl.raw.impression_log import _read_file
 from jobs.chain.stage_remarks import remark
 from jobs.checks.config_checks import check_config
@@ -263,17 +263,55 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_path(
 def test_values_of_other_types_are_integers_or_errors(tmp_path: Path) -> None:
     path = tmp_path / "log"
     settings = Impressions(path=f"{path}{{date}}", format="jsonl", user="u", item="i", position="p")
-    path.write_text('{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n')
+    path.write_text(
+        '{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n{"u": 9007199254740992.0}\n'
+    )
     rows = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
     assert [(row["user_key"], row["item_key"], row["position"]) for row in rows] == [
         ("7", "x", 2),
         (None, None, None),
+        (None, None, None),
     ]
-    pq.write_table(pa.table({"u": [["a"]], "i": ["x"], "p": [1]}), path)
-    (row,) = pa.Table.from_batches(
-        _read_file((str(path),), settings.model_copy(update={"format": "parquet"}), None, 0)
-    ).to_pylist()
-    assert "column u has the type list<element: string>; it must contain texts or integers" in row["error"]
+
+
+@pytest.mark.parametrize(
+    "users, error",
+    [
+        ([["a"]], "column u has the type list<element: string>; it must contain texts or integers"),
+        ([1.5], "column u: 1.5 is not an id"),
+        ([2.0**53], "column u: 9007199254740992.0 is not an id"),
+    ],
+)
+def test_parquet_impressions_without_ids_are_errors(tmp_path: Path, users: list[Any], error: str) -> None:
+    path = tmp_path / "log"
+    settings = Impressions(path=f"{path}{{date}}", format="parquet", user="u", item="i", position="p")
+    pq.write_table(pa.table({"u": users, "i": ["x"], "p": [1]}), path)
+    (row,) = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
+    assert error in row["error"]
+
+
+def test_parquet_impressions_have_ids_of_floats_and_exact_timestamps(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    settings = Impressions(
+        path=f"{path}{{date}}",
+        format="parquet",
+        user="u",
+        item="i",
+        position="p",
+        time="t",
+        row_column="shown",
+    )
+    times = pa.array([1_500, -1, None], pa.timestamp("ns", "UTC"))
+    columns = {"u": [1_000_001.0, None, float("nan")], "i": ["x"] * 3, "p": [1.0, 2.5, 3.0], "t": times}
+    pq.write_table(pa.table(columns), path)
+    event_time = EventTime(column="at", unit="s")
+    rows = pa.Table.from_batches(_read_file((str(path),), settings, event_time, 0)).to_pylist()
+    assert [row["error"] for row in rows] == [None] * 3
+    assert [(row["user_key"], row["position"], row["event_time"]) for row in rows] == [
+        ("1000001", 1, 1),
+        (None, None, -1),
+        (None, 3, None),
+    ]
 
 
 def test_a_day_without_a_log_is_a_warning(config: Config, caplog: pytest.LogCaptureFixture) -> None:

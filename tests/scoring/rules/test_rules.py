@@ -233,6 +233,17 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
+def test_keys_of_attributes_are_whole_numbers(tmp_path: Path) -> None:
+    table = replace(TABLE, path=str(tmp_path / "rows.parquet"), format="parquet")
+    nan = float("nan")
+    rows = {"sku": [7.0, 1_000_001.0, nan, 9.0], "colour": [1.5, 2.0, 3.0, nan]}
+    pq.write_table(pa.table(rows), table.path)
+    assert read_attribute(table).to_pydict() == {"key": ["7", "1000001"], "value": ["1.5", "2"]}
+    pq.write_table(pa.table({**rows, "sku": [7.5, 1.0, 2.0, 3.0]}), table.path)
+    with pytest.raises(DataError, match=r"rows\.parquet: column sku: 7\.5 is not an id"):
+        read_attribute(table)
+
+
 @pytest.mark.parametrize(
     "text, table, kind, message",
     [

@@ -1,0 +1,490 @@
+"""Reads Parquet files of raw tables to typed columns, by one rule of values for files of every writer.
+
+The footers of the files are read first, with Arrow. They say which Parquet type each listed column has in
+each file, and whether the file is whole. Files with the same types form a group, and Spark reads the listed
+columns of each group with these types. Then each column is converted to its declared type. So the files of a
+day may have different types, and columns that are not listed may have any type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import Column as RawColumn
+from conf.raw_types import EventTime, RawTable
+from etl.raw.number_text import integer_of, number_of
+from etl.raw.parse import FILE, LINE, LINE_NUMBER, SOURCE_COLUMNS, empty_to_null, evaluated_once
+from etl.raw.row_ids import paths_by_spark_name
+from etl.raw.row_rules import NANOSECONDS, floor_divide
+from etl.raw.value_text import EXACT_BELOW, WHOLE_RULE
+from storage import file_io
+from storage.feature_spec import FLOAT32_MAX
+
+# The time in µs, if the column of `log.event_time` is a Parquet timestamp. Null in files where it is not.
+EXACT_TIME = "_exact_time"
+
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_SMALLEST_BYTES = 12  # magic, length of the footer, magic
+_UNREADABLE_CODECS = ("BROTLI", "LZO")  # Spark has no reader for them
+_UNREADABLE_ENCODINGS = ("BYTE_STREAM_SPLIT",)
+_MOST_DIGITS = 38  # of a decimal in Spark
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+# The types with which Spark reads columns without a logical type, and integers.
+_PLAIN = {
+    "BOOLEAN": "boolean",
+    "INT32": "int",
+    "INT64": "bigint",
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "BYTE_ARRAY": "binary",
+}
+_UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
+_KINDS = {"int": "integer", "float": "number"}
+_SHOWN = 60  # maximum number of characters of a value in an error message
+_HEAD_BYTES = 16
+_NO_COLUMN = "_no_column"  # is read, as null, from files that have none of the listed columns
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """How a listed column is stored in a file.
+
+    Attributes:
+        spark: the type with which Spark reads it; None if each value is null without reading.
+        unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for others.
+    """
+
+    spark: str | None
+    unit: str = ""
+
+
+_ABSENT = _Stored(None)
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """What the footer of a file says about the listed columns of a table.
+
+    Attributes:
+        path: the path of the file.
+        rows: number of rows.
+        stored: for each column of the table, how it is stored.
+    """
+
+    path: str
+    rows: int
+    stored: tuple[_Stored, ...]
+
+
+def read_parquet_rows(
+    spark: SparkSession, table: RawTable, paths: Sequence[str], event_time: EventTime | None = None
+) -> DataFrame:
+    """Reads Parquet files. Returns a frame with the columns of etl.raw.parse.read_text_rows.
+
+    `row_id` counts the rows of all files from 0, and `_line_number` those of a file from 1. `_line` has the
+    listed columns of the row as JSON. Empty files (0 bytes) are ignored. If a file stores the time as a
+    timestamp, the frame also has the column `_exact_time`.
+
+    Args:
+        spark: the session.
+        table: names and types of the columns.
+        paths: paths of the files, in the order of their rows.
+        event_time: the section `log.event_time`; None for a table without times.
+
+    Raises:
+        DataError: a file is damaged, lacks a column, or has a value that has no text without a risk.
+        ConfigError: a column has a Parquet type that its declared type cannot hold.
+    """
+    files = read_footers(table, paths, event_time)
+    first_rows: dict[str, int] = {}
+    groups: dict[tuple[_Stored, ...], list[str]] = {}
+    total = 0
+    for file in files:
+        first_rows[file.path] = total
+        total += file.rows
+        groups.setdefault(file.stored, []).append(file.path)
+    has_exact = any(stored.unit for file in files for stored in file.stored)
+    parts = [
+        _Group(spark, table, stored, tuple(group), event_time if has_exact else None).rows(first_rows)
+        for stored, group in groups.items()
+    ]
+    return reduce(DataFrame.unionByName, parts)
+
+
+def read_footers(
+    table: RawTable, paths: Sequence[str], event_time: EventTime | None = None
+) -> list[ParquetFile]:
+    """Reads the footers of Parquet files, except those of empty files, and checks the listed columns.
+
+    Raises:
+        DataError, ConfigError: see `read_parquet_rows`.
+    """
+    files = []
+    for path in paths:
+        footer = _footer(path)
+        if footer is not None:
+            stored = _stored_columns(path, footer, table, event_time)
+            files.append(ParquetFile(path, footer.num_rows, stored))
+    if not files:
+        raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+    return files
+
+
+def _footer(path: str) -> pq.FileMetaData | None:
+    """Returns the footer of a file; None if the file is empty."""
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        size = source.size()
+        if size == 0:
+            return None
+        head = source.read_at(min(size, _HEAD_BYTES), 0)
+        tail = source.read_at(len(_MAGIC), max(0, size - len(_MAGIC)))
+        if head.startswith(_ENCRYPTED) or tail == _ENCRYPTED:
+            raise DataError(f"{path} is an encrypted Parquet file", "deliver the file without encryption")
+        if not head.startswith(_MAGIC):
+            raise DataError(
+                f"{path} is not a Parquet file; it begins with {head!r}",
+                "deliver Parquet files, or correct `path` and `format` of this table in the configuration",
+            )
+        if tail != _MAGIC or size < _SMALLEST_BYTES:
+            raise DataError(f"{path} is cut off: its Parquet footer is missing", "deliver the file again")
+        try:
+            return pq.read_metadata(source)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: the Parquet footer is damaged: {error}", "deliver the file again"
+            ) from error
+
+
+def _stored_columns(
+    path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
+) -> tuple[_Stored, ...]:
+    """Returns how a file stores each column of a table."""
+    leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
+    present = list(dict.fromkeys(_top_name(leaf) for leaf in leaves))
+    missing = [
+        column.source_name
+        for column in table.columns
+        if not column.optional and not _parts_of(column.source_name, leaves)
+    ]
+    if missing:
+        raise DataError(
+            f"{path} has no columns {missing}; its columns are {present}",
+            "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
+            "set `optional: true` for a column that files may lack, so that its values are null there",
+        )
+    is_time = event_time.column if event_time else None
+    stored = []
+    for column in table.columns:
+        parts = _parts_of(column.source_name, leaves)
+        if not parts:
+            stored.append(_ABSENT)
+            continue
+        _require_one_name(path, column.source_name, leaves)
+        if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
+            raise _refused(path, column, "list, map or struct", "store one value in each row")
+        index, leaf = parts[0]
+        found = _stored(path, column, leaf, column.name == is_time)
+        if found.spark is not None:
+            _require_readable(path, column, footer, index)
+        stored.append(found)
+    return tuple(stored)
+
+
+def _top_name(leaf: Any) -> str:
+    """Returns the name of the column of the table to which a leaf of the Parquet schema belongs."""
+    return str(leaf.path if leaf.path == leaf.name else leaf.path.split(".", 1)[0])
+
+
+def _parts_of(name: str, leaves: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Returns the leaves of a column, with their indices: one for a plain column, several for a struct."""
+    plain = [(index, leaf) for index, leaf in enumerate(leaves) if leaf.path == leaf.name == name]
+    return plain or [
+        (index, leaf)
+        for index, leaf in enumerate(leaves)
+        if leaf.path != leaf.name and leaf.path.startswith(f"{name}.")
+    ]
+
+
+def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
+    """Raises DataError if a file has two columns whose names differ at most in case: Spark reads neither."""
+    plain = [leaf.name for leaf in leaves if leaf.path == leaf.name]
+    nested = {_top_name(leaf) for leaf in leaves if leaf.path != leaf.name}
+    same = [other for other in (*plain, *nested) if other.lower() == name.lower()]
+    if len(same) > 1:
+        raise DataError(
+            f"{path} has the columns {sorted(same)}, whose names differ at most in upper and lower case",
+            "deliver the file with names that differ in more than case",
+        )
+
+
+def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
+    """Returns how a plain column is stored. Raises an error if its declared type cannot hold its values."""
+    logical, physical = leaf.logical_type, leaf.physical_type
+    kind = logical.type
+    if str(logical) == "Null":
+        return _ABSENT
+    if kind == "TIMESTAMP" or physical == "INT96":
+        return _stored_time(path, column, leaf, is_time)
+    if kind in ("STRING", "ENUM", "JSON"):
+        return _Stored("string")
+    if kind == "DECIMAL":
+        if leaf.precision > _MOST_DIGITS:
+            raise _refused(path, column, f"decimal of {leaf.precision} digits", "store it as text")
+        return _Stored(f"decimal({leaf.precision},{leaf.scale})")
+    if physical == "BOOLEAN" and column.type == "string":
+        remedy = "declare the column with `type: int`, which reads 0 and 1"
+        raise _refused(path, column, "boolean", remedy, ConfigError)
+    read_as = _UNSIGNED.get(leaf.converted_type) or _PLAIN.get(physical)
+    if kind in ("NONE", "INT") and read_as is not None:
+        return _Stored(read_as)
+    shown = physical if kind == "NONE" else f"{physical} ({logical})"
+    raise _refused(path, column, shown, "store it as integers, floats or text, or remove it from `columns`")
+
+
+def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
+    """Returns how a timestamp is stored. Raises ConfigError if its column is not that of the event time."""
+    if not is_time:
+        remedy = (
+            "only the column of log.event_time may store timestamps: remove the column from `columns`, or "
+            "store numbers or texts in it"
+        )
+        shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
+        raise _refused(path, column, f"timestamp ({shown})", remedy, ConfigError)
+    if leaf.physical_type == "INT96":
+        return _Stored("timestamp", "int96")
+    return _Stored("bigint", next(short for name, short in _UNITS.items() if name in str(leaf.logical_type)))
+
+
+def _refused(
+    path: str, column: RawColumn, parquet: str, remedy: str, error: type[ConfigError | DataError] = DataError
+) -> ConfigError | DataError:
+    return error(
+        f"{path}: the column {column.source_name!r} has the Parquet type {parquet}, which cannot be read as "
+        f"`type: {column.type}`",
+        remedy,
+    )
+
+
+def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, index: int) -> None:
+    """Raises DataError if Spark cannot decompress or decode a column."""
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(index)
+        encodings = [name for name in chunk.encodings if name in _UNREADABLE_ENCODINGS]
+        if chunk.compression in _UNREADABLE_CODECS or encodings:
+            problem = f"encoded with {encodings[0]}" if encodings else f"compressed with {chunk.compression}"
+            remedy = "the default encodings" if encodings else "the compression zstd or snappy"
+            raise DataError(
+                f"{path}: the column {column.source_name!r} is {problem}, which Spark cannot read",
+                f"write the file with {remedy}, and deliver it again",
+            )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Files in which each listed column is stored in the same way.
+
+    Attributes:
+        spark, table: the session, and the table.
+        stored: for each column of the table, how it is stored.
+        paths: paths of the files.
+        event_time: the section `log.event_time` if a file of the day stores the time as a timestamp.
+    """
+
+    spark: SparkSession
+    table: RawTable
+    stored: tuple[_Stored, ...]
+    paths: tuple[str, ...]
+    event_time: EventTime | None
+
+    def rows(self, first_rows: Mapping[str, int]) -> DataFrame:
+        """Returns the rows of the files, typed, with their `row_id`."""
+        raw = self._raw()
+        self._require_exact_texts(raw)
+        starts = self.spark.createDataFrame(
+            [(name, path, first_rows[path]) for name, path in self._spark_names(raw).items()],
+            f"_name string, {FILE} string, _first long",
+        )
+        numbered = raw.join(F.broadcast(starts), "_name").withColumns(
+            {
+                "row_id": F.col("_first") + F.col("_index"),
+                LINE_NUMBER: F.col("_index") + 1,
+                LINE: F.to_json("_raw"),
+            }
+        )
+        columns: dict[str, Column] = {}
+        reasons: list[Column] = [F.lit(None).cast("string")]
+        for column, stored in zip(self.table.columns, self.stored, strict=True):
+            columns[column.name], rejected = self._typed(column, stored)
+            if rejected is not None:
+                reasons.append(F.when(rejected, F.lit(f"{_KINDS[column.type]}:{column.name}")))
+        if self.event_time is not None:
+            columns[EXACT_TIME] = self._exact_time(self.event_time)
+        return evaluated_once(numbered, columns, reasons, SOURCE_COLUMNS)
+
+    def _raw(self) -> DataFrame:
+        """Returns a frame with the listed columns as the struct `_raw`, and `_name` and `_index` of a row.
+
+        `_name` is Spark's name of the file, and `_index` the position of the row in it.
+        """
+        types = {
+            column.source_name: stored.spark
+            for column, stored in zip(self.table.columns, self.stored, strict=True)
+            if stored.spark is not None
+        }
+        types = types or {_NO_COLUMN: "string"}
+        schema = ", ".join(f"{_quoted(name)} {kind}" for name, kind in types.items())
+        # Writers may store a checksum with each page. Without it, a damaged page may decode to other values.
+        reader = self.spark.read.option("parquet.page.verify-checksum.enabled", "true")
+        return (
+            reader.schema(schema)
+            .parquet(*self.paths)
+            .select(
+                F.struct(*(F.col(_quoted(name)) for name in types)).alias("_raw"),
+                F.col("_metadata.file_path").alias("_name"),
+                F.col("_metadata.row_index").alias("_index"),
+            )
+        )
+
+    def _spark_names(self, raw: DataFrame) -> dict[str, str]:
+        """Returns a mapping from Spark's name of each file that has rows to its path."""
+        names = [row["_name"] for row in raw.select("_name").distinct().collect()]
+        return paths_by_spark_name(self.paths, names)
+
+    def _require_exact_texts(self, raw: DataFrame) -> None:
+        """Raises DataError if a value of a `string` column has no text that is certainly right.
+
+        Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column is
+        in doubt.
+        """
+        checks = {
+            column: is_inexact
+            for column, stored in zip(self.table.columns, self.stored, strict=True)
+            if (is_inexact := _has_no_text(column, stored, _field(column))) is not None
+        }
+        if not checks:
+            return
+        place = ("_name", "_index")
+        found = raw.agg(
+            *(
+                F.min(F.when(check, F.struct(*place, _field(column).alias("value")))).alias(f"first{number}")
+                for number, (column, check) in enumerate(checks.items())
+            ),
+            *(
+                F.count(F.when(check, 1)).alias(f"count{number}")
+                for number, check in enumerate(checks.values())
+            ),
+        ).first()
+        for number, column in enumerate(checks):
+            first = found[f"first{number}"] if found else None
+            if first is None or found is None:
+                continue
+            path = paths_by_spark_name(self.paths, [first["_name"]])[first["_name"]]
+            raise _no_text(path, column, first["_index"] + 1, first["value"], found[f"count{number}"])
+
+    def _typed(self, column: RawColumn, stored: _Stored) -> tuple[Column, Column | None]:
+        """Returns the value of a column in its declared type, and the condition that it is malformed."""
+        spark_type = {"int": "bigint", "float": "double", "string": "string"}[column.type]
+        if stored.spark is None:
+            return F.lit(None).cast(spark_type), None
+        value = _field(column)
+        if stored.unit and self.event_time is not None:
+            return _in_unit(value, stored.unit, self.event_time.unit), None
+        if stored.spark in ("string", "binary"):
+            return _of_texts(F.decode(value, "UTF-8") if stored.spark == "binary" else value, column.type)
+        if stored.spark in EXACT_BELOW:
+            value = F.when(~F.isnan(value), value)
+        if column.type == "string":
+            return _text_of(value, stored.spark), None
+        typed = value.cast(spark_type)
+        if stored.spark in ("boolean", "int", "bigint"):
+            return typed, None
+        if column.type == "float":
+            fits = F.abs(typed) <= FLOAT32_MAX
+        elif stored.spark in EXACT_BELOW:
+            fits = (typed.cast("double") == value) & (F.abs(value) < EXACT_BELOW[stored.spark])
+        else:
+            fits = typed == value
+        return F.when(fits, typed), value.isNotNull() & ~F.coalesce(fits, F.lit(False))
+
+    def _exact_time(self, event_time: EventTime) -> Column:
+        """Returns the time in µs; null in files whose times are not timestamps."""
+        for column, stored in zip(self.table.columns, self.stored, strict=True):
+            if column.name == event_time.column and stored.unit:
+                return _in_unit(_field(column), stored.unit, "us")
+        return F.lit(None).cast("bigint")
+
+
+@cache
+def _quoted(name: str) -> str:
+    """Returns a column's name in backticks: Spark treats a dot in an unquoted name as access to a field."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _field(column: RawColumn) -> Column:
+    return F.col("_raw").getField(column.source_name)
+
+
+def _of_texts(value: Column, kind: str) -> tuple[Column, Column | None]:
+    """Returns the values of texts in the type `kind`, and the condition that a text is malformed."""
+    text = empty_to_null(value)
+    if kind == "string":
+        return text, None
+    number = integer_of(text) if kind == "int" else number_of(text)
+    return number, text.isNotNull() & number.isNull()
+
+
+def _has_no_text(column: RawColumn, stored: _Stored, value: Column) -> Column | None:
+    """Returns the condition that a value has no certain text; None if each value of the column has one."""
+    kind = stored.spark or ""
+    if kind == "binary":
+        return F.decode(value, "UTF-8").cast("binary") != value
+    if column.type != "string":
+        return None
+    if kind in EXACT_BELOW:
+        is_whole = value.cast("bigint").cast("double") == value.cast("double")
+        return value.isNotNull() & ~F.isnan(value) & ~(is_whole & (F.abs(value) < EXACT_BELOW[kind]))
+    if kind.startswith("decimal") and not kind.endswith(",0)"):
+        return F.floor(value) != value
+    return None
+
+
+def _no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
+    shown = repr(bytes(value)) if isinstance(value, bytearray) else str(value)
+    what = "is not UTF-8" if isinstance(value, bytearray) else f"has no text: {WHOLE_RULE}"
+    more = f" ({count} values of the column)" if count > 1 else ""
+    return DataError(
+        f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
+        "store the column as texts in UTF-8, or as integers, and deliver the file again"
+        + ("" if isinstance(value, bytearray) else "; or declare the column with `type: float`"),
+    )
+
+
+def _text_of(value: Column, kind: str) -> Column:
+    """Returns the text of a whole number."""
+    if kind in EXACT_BELOW:
+        return value.cast("bigint").cast("string")
+    return (F.floor(value) if kind.startswith("decimal") else value).cast("string")
+
+
+def _in_unit(value: Column, stored: str, wanted: str) -> Column:
+    """Converts a timestamp to an integer of the unit `wanted`, rounded down. A value beyond 64 bits is null.
+
+    Timestamps without a time zone are in UTC.
+    """
+    if stored == "int96":
+        value, stored = F.unix_micros(value), "us"
+    if NANOSECONDS[stored] <= NANOSECONDS[wanted]:
+        return floor_divide(value, NANOSECONDS[wanted] // NANOSECONDS[stored])
+    scale = NANOSECONDS[stored] // NANOSECONDS[wanted]
+    last = (2**63 - 1) // scale
+    return F.when(value.between(-last, last), value * scale)
