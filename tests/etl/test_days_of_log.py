@@ -182,7 +182,15 @@ def built_with(workers: SparkSession | Workers, folder: Path, config: Config, mi
     return cases.run_build(workers, config, RUN_DATE)
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "spark parquet", "spark sql"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "csv",
+        "tsv",
+        pytest.param("spark parquet", marks=pytest.mark.spark),
+        pytest.param("spark sql", marks=pytest.mark.spark),
+    ],
+)
 def test_rows_with_times_of_other_days_are_counted(
     request: pytest.FixtureRequest,
     local: Workers,

@@ -230,7 +230,7 @@ def replace_test_day(config: Config, reference: ReferenceScores, kind: str) -> N
         ("process", "only clicks"),
         ("process", "one row"),
         ("process", "no row"),
-        ("spark", "no row"),
+        pytest.param("spark", "no row", marks=pytest.mark.spark),
     ],
 )
 def test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists(

@@ -153,7 +153,10 @@ def test_warnings_alone_end_nothing() -> None:
     require_no_stop(COMPARED, findings, "")
 
 
-@pytest.mark.parametrize("check", [name[:-5] for name in Quality.model_fields if name.endswith("_warn")])
+TWO_LEVELS = [name[:-5] for name in Quality.model_fields if f"{name[:-5]}_stop" in Quality.model_fields]
+
+
+@pytest.mark.parametrize("check", TWO_LEVELS)
 def test_every_check_has_two_levels_in_order(check: str) -> None:
     assert getattr(Quality(), f"{check}_stop") is None
     with pytest.raises(ValidationError, match=rf"{check}_warn=0\.2 must not be above {check}_stop=0\.1"):
@@ -162,6 +165,15 @@ def test_every_check_has_two_levels_in_order(check: str) -> None:
     Quality(**{f"{check}_warn": None, f"{check}_stop": 0.1})
     with pytest.raises(ValidationError):
         Quality(**{f"{check}_warn": -0.1})
+
+
+def test_the_limits_of_misdated_rows_are_in_order() -> None:
+    Quality(misdated_share_warn=0.2, max_misdated_share=0.2)
+    Quality(misdated_share_warn=None, max_misdated_share=0.1)
+    with pytest.raises(
+        ValidationError, match=r"misdated_share_warn=0\.2 must not be above max_misdated_share=0\.1"
+    ):
+        Quality(misdated_share_warn=0.2, max_misdated_share=0.1)
 
 
 def test_facts_are_read_as_they_were_written() -> None:
