@@ -174,9 +174,9 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
                 check_heads(table, raw, section, key)
                 checked.add((section, raw.paths))
     for name, external in external_tables(config).items():
-        found = None if "{date}" in external.path else find_raw(config, external, days[-1].dt)
-        if found is not None:  # only a fit reads the table, and needs it
-            check_heads(external, found, name, None)
+        latest = None if "{date}" in external.path else find_raw(config, external, days[-1].dt)
+        if latest is not None:  # only a fit reads the table, and needs it
+            check_heads(external, latest, name, None)
 
 
 def quarantine_days(

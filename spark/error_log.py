@@ -247,14 +247,14 @@ def data_error_in(error: BaseException) -> DataError | None:
         return None
     if not isinstance(error, _DATA_ERRORS) and not any(_OF_DATA.search(cause) for cause in causes):
         return None
-    found = _FILE.search(text)
-    if found is None:
+    named = _FILE.search(text)
+    if named is None:
         return DataError(
             f"Spark cannot compute the rows: {root_cause(error)}",
             "check that the columns and types in the configuration fit the raw files, and deliver files that "
             "do; if both are right, report this error",
         )
-    name = next(group for group in found.groups() if group)
+    name = next(group for group in named.groups() if group)
     path = re.sub(r"^file:/+", "/", unquote(name))
     return DataError(
         f"{path} cannot be read: {root_cause(error)}",

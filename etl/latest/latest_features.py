@@ -148,8 +148,8 @@ def publish_latest(
 
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
     """Returns the numbers of users and of items without a row, from the result of `publish_latest`."""
-    found = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
-    return [missing for missing in found if missing is not None]
+    of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
+    return [missing for missing in of_tables if missing is not None]
 
 
 def _side(

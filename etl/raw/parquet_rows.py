@@ -193,10 +193,10 @@ def _stored_columns(
         if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
             raise _refused(path, column, "list, map or struct", "store one value in each row")
         index, leaf = parts[0]
-        found = _stored(path, column, leaf, column.name == is_time)
-        if found.spark is not None:
+        of_file = _stored(path, column, leaf, column.name == is_time)
+        if of_file.spark is not None:
             _require_readable(path, column, footer, index)
-        stored.append(found)
+        stored.append(of_file)
     return tuple(stored)
 
 
@@ -374,7 +374,7 @@ class _Group:
         if not checks:
             return
         place = ("_name", "_index")
-        found = raw.agg(
+        counts = raw.agg(
             *(
                 F.min(F.when(check, F.struct(*place, _field(column).alias("value")))).alias(f"first{number}")
                 for number, (column, check) in enumerate(checks.items())
@@ -385,11 +385,11 @@ class _Group:
             ),
         ).first()
         for number, column in enumerate(checks):
-            first = found[f"first{number}"] if found else None
-            if first is None or found is None:
+            first = counts[f"first{number}"] if counts else None
+            if first is None or counts is None:
                 continue
             path = paths_by_spark_name(self.paths, [first["_name"]])[first["_name"]]
-            raise _no_text(path, column, first["_index"] + 1, first["value"], found[f"count{number}"])
+            raise _no_text(path, column, first["_index"] + 1, first["value"], counts[f"count{number}"])
 
     def _typed(self, column: RawColumn, stored: _Stored) -> tuple[Column, Column | None]:
         """Returns the value of a column in its declared type, and the condition that it is malformed."""

@@ -46,14 +46,14 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
         ConfigError: a column has a Parquet type that its declared type cannot hold.
     """
     if table.format == "parquet":
-        found = (_first_bad_row(file.path, table) for file in read_footers(table, raw.paths))
+        rejected = (_first_bad_row(file.path, table) for file in read_footers(table, raw.paths))
     else:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
             positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
-        found = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
-    first = next(filter(None, found), None)
+        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
+    first = next(filter(None, rejected), None)
     if first is not None:
         raise unusable(table, section, first)
 

@@ -249,8 +249,8 @@ def _missing(lake: Lake, run_date: str) -> tuple[MissingRows, ...]:
     facts = (
         published_facts(table.partition(run_date)) for table in (lake.users(version), lake.items(version))
     )
-    found = (MissingRows.from_facts(of_table) for of_table in facts if of_table is not None)
-    return tuple(missing for missing in found if missing is not None)
+    of_tables = (MissingRows.from_facts(of_table) for of_table in facts if of_table is not None)
+    return tuple(missing for missing in of_tables if missing is not None)
 
 
 def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[MissingRows]) -> DataQuality | None:
