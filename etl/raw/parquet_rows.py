@@ -51,6 +51,10 @@ _UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
 _KINDS = {"int": "integer", "float": "number"}
 _SHOWN = 60  # maximum number of characters of a value in an error message
 _HEAD_BYTES = 16
+_ONE_VALUE = (
+    "store one value in each row; for a list, for example one text such as 'a,b', which the operator "
+    "split_list divides (docs/operators/lists.md)"
+)
 _NO_COLUMN = "_no_column"  # is read, as null, from files that have none of the listed columns
 
 
@@ -191,7 +195,7 @@ def _stored_columns(
             continue
         _require_one_name(path, column.source_name, leaves)
         if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
-            raise _refused(path, column, "list, map or struct", "store one value in each row")
+            raise _refused(path, column, "list, map or struct", _ONE_VALUE)
         index, leaf = parts[0]
         of_file = _stored(path, column, leaf, column.name == is_time)
         if of_file.spark is not None:
