@@ -469,7 +469,7 @@ def _no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> 
     return DataError(
         f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
         "store the column as texts in UTF-8, or as integers, and deliver the file again"
-        + ("" if isinstance(value, bytearray) else "; or declare the column with `type: float`"),
+        + ("" if isinstance(value, bytearray) else "; if its values are no ids, you can also declare it with `type: float`"),
     )
 
 
