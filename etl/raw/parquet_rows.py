@@ -466,10 +466,12 @@ def _no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> 
     shown = repr(bytes(value)) if isinstance(value, bytearray) else str(value)
     what = "is not UTF-8" if isinstance(value, bytearray) else f"has no text: {WHOLE_RULE}"
     more = f" ({count} values of the column)" if count > 1 else ""
+    remedy = "store the column as texts in UTF-8, or as integers, and deliver the file again"
+    if not isinstance(value, bytearray):
+        remedy += "; if its values are no ids, you can also declare it with `type: float`"
     return DataError(
         f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
-        "store the column as texts in UTF-8, or as integers, and deliver the file again"
-        + ("" if isinstance(value, bytearray) else "; if its values are no ids, you can also declare it with `type: float`"),
+        remedy,
     )
 
 
