@@ -192,9 +192,9 @@ def _text(record: Record, what: str) -> str:
     lines += [
         f"  {one.table:<44}  {one.partition:<12}  {one.rows:>8,}  {one.change}" for one in record.tables
     ]
-    lines += [
-        f"  sink {sink['name']}: {counted(sink['rows'], 'row')} {sink['remark']}" for sink in record.sinks
-    ]
+    for sink in record.sinks:
+        rows = "" if sink["rows"] is None else f"{counted(sink['rows'], 'row')} "
+        lines.append(f"  sink {sink['name']}: {rows}{sink['remark']}")
     for name, values in record.remains.items():
         lines += [f"  remains, {name}: {_shown(value)}" for value in values]
     return "\n".join([*lines, *(f"  {note}" for note in record.notes)])

@@ -94,7 +94,7 @@ def test_a_bad_value_is_shown_with_the_file_in_which_it_is(
     with pytest.raises(DataError) as caught:
         read_attributes(spark, config, config.users, "who", "users", DAY)
     place = "line 3" if form == "csv" else "row 2"
-    assert f"raw/b.{form}: 1 rows do not parse; the first is {place}: age has the value 'n/a'" in str(
+    assert f"raw/b.{form}: 1 row does not parse; the first is {place}: age has the value 'n/a'" in str(
         caught.value
     )
     assert ('add "n/a" to users.null_values' in caught.value.remedy) == (form == "csv")
