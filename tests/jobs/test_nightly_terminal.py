@@ -41,6 +41,7 @@ def test_terminal_shows_each_second_once_and_clears_the_clock(monkeypatch: pytes
 
 
 def test_a_long_line_is_cut_so_that_it_can_be_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     stream = Terminal()
     LiveLine(stream).draw("x" * 200)
