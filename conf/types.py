@@ -262,6 +262,17 @@ class Config(Strict):
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
 
+    @property
+    def drawn_columns(self) -> frozenset[str]:
+        """Returns the columns that drawn items change in validation and test rows, but not in train rows.
+
+        With `negatives.train: false`, only the former have drawn items. So these columns differ from those of
+        the train rows, whatever users do.
+        """
+        if self.negatives is None or self.negatives.train or self.keys is None:
+            return frozenset()
+        return frozenset({self.keys.item, *(self.items.names if self.items else ())})
+
     def _check_reserved(self) -> None:
         """Raises ValueError if a raw column has the name of an internal column of feature tables."""
         event_time = self.log.event_time.column if self.log.event_time else None

@@ -7,7 +7,7 @@ A figure has up to two limits: above `quality.<name>_warn` it causes a warning, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Literal
@@ -65,14 +65,24 @@ class Figure:
 
 
 def check_limits(
-    quality: Quality, split: SplitConfig, compared: Comparison, draws: bool = False
+    quality: Quality,
+    split: SplitConfig,
+    compared: Comparison,
+    draws: bool = False,
+    drawn_columns: Collection[str] = (),
 ) -> list[Finding]:
     """Returns a finding for each figure above a limit, sorted by level ("stop" first) and check.
 
-    A figure above both of its limits has the level "stop". `draws` says whether the section `negatives` adds
-    rows.
+    A figure above both of its limits has the level "stop".
+
+    Args:
+        quality, split: the sections of the configuration.
+        compared: the figures.
+        draws: whether the section `negatives` adds rows.
+        drawn_columns: columns that these rows change (Config.drawn_columns). Their figures have no limit.
     """
-    figures = [*_row_figures(split, compared, draws), *_all_column_figures(quality, compared)]
+    exempt = {*quality.exempt, *drawn_columns}
+    figures = [*_row_figures(split, compared, draws), *_all_column_figures(exempt, compared)]
     return above_limits(quality, figures)
 
 
@@ -130,7 +140,9 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
     )
 
 
-def unchecked(split: SplitConfig, compared: Comparison, draws: bool) -> list[str]:
+def unchecked(
+    split: SplitConfig, compared: Comparison, draws: bool, drawn_columns: Collection[str] = ()
+) -> list[str]:
     """Returns, as texts, the figures that have no limit for this log, each with the reason.
 
     The arguments are those of `check_limits`.
@@ -140,6 +152,10 @@ def unchecked(split: SplitConfig, compared: Comparison, draws: bool) -> list[str
         texts.append("the number of rows, because the log is one partition")
     if why := _why_no_click_rate(split, compared, draws):
         texts.append(f"the click rate, because {why}")
+    if names := [column.name for column in compared.columns if column.name in drawn_columns]:
+        texts.append(
+            f"{', '.join(names)}, because only the test rows have drawn items (negatives.train: false)"
+        )
     return texts
 
 
@@ -172,9 +188,9 @@ def _row_figures(split: SplitConfig, compared: Comparison, draws: bool) -> Itera
         yield Figure("click_rate_change", None, rates.change, message)
 
 
-def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[Figure]:
+def _all_column_figures(exempt: Collection[str], compared: Comparison) -> Iterator[Figure]:
     for column in compared.columns:
-        if column.name not in quality.exempt:
+        if column.name not in exempt:
             yield from _column_figures(column)
 
 

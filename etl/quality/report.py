@@ -94,7 +94,8 @@ def report_quality(
         compared = Comparison.from_facts(known.facts)
     else:
         compared = _compare(workers, config, profiles, counted, new_values)
-    findings = check_limits(config.quality, config.split, compared, config.negatives is not None)
+    draws, drawn_columns = config.negatives is not None, config.drawn_columns
+    findings = check_limits(config.quality, config.split, compared, draws, drawn_columns)
     facts: dict[str, Any] = {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
     if known is None or dict(known.inputs) != inputs or known.facts != json.loads(json.dumps(facts)):
         publish_facts(partition, inputs=inputs, facts=facts)

@@ -290,11 +290,12 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """Returns the highest PSI of a column, and its name. Columns in quality.exempt do not count."""
+    """Returns the highest PSI of a column, and its name. Columns without a limit do not count."""
+    exempt = {*config.quality.exempt, *config.drawn_columns}
     indexes = [
         (column["psi"], column["name"])
         for column in quality.get("columns", [])
-        if column.get("psi") is not None and column["name"] not in config.quality.exempt
+        if column.get("psi") is not None and column["name"] not in exempt
     ]
     return max(indexes) if indexes else (None, None)
 

@@ -264,8 +264,9 @@ def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[Missin
     compared = Comparison.from_facts(facts)
     findings = [Finding.from_facts(finding) for finding in facts["findings"]]
     findings += check_missing_rows(config.quality, missing)
+    draws, drawn_columns = config.negatives is not None, config.drawn_columns
     return DataQuality(
-        compared, tuple(findings), tuple(unchecked(config.split, compared, config.negatives is not None))
+        compared, tuple(findings), tuple(unchecked(config.split, compared, draws, drawn_columns))
     )
 
 

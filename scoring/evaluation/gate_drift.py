@@ -32,7 +32,7 @@ def drift_checks(
     for the facts of the evaluation.
     """
     report = data_report(context)
-    exempt = set(context.config.quality.exempt)
+    exempt = {*context.config.quality.exempt, *context.config.drawn_columns}
     scores = score_drift(challenger, champion) if champion else None
     columns = _largest_first(_column_psi(report, exempt)) if report else []
     oov_shares = _largest_first(

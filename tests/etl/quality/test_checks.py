@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from conf.errors import EXIT_DATA, DataError
+from conf.load import load_config
 from conf.types import Quality, SplitConfig
 from etl.quality.checks import Finding, check_limits, require_no_stop, unchecked
 from etl.quality.missing_rows import MissingRows, check_missing_rows, require_rows
@@ -165,6 +166,22 @@ def test_every_check_has_two_levels_in_order(check: str) -> None:
     Quality(**{f"{check}_warn": None, f"{check}_stop": 0.1})
     with pytest.raises(ValidationError):
         Quality(**{f"{check}_warn": -0.1})
+
+
+def test_columns_of_items_are_not_compared_if_only_test_rows_have_drawn_items() -> None:
+    user, item = replace(COLUMN, name="user", psi=2.0), replace(COLUMN, name="item", psi=2.0)
+    drifted = replace(COMPARED, columns=(user, item))
+    findings = check_limits(Quality(), BY_DAY, drifted, draws=True)
+    assert [finding.column for finding in findings] == ["item", "user"]
+    config = load_config("conf/datasets/movielens.yaml")
+    assert config.drawn_columns == {"item_id", "release_year", "genres"}
+    findings = check_limits(Quality(), BY_DAY, drifted, draws=True, drawn_columns={"item", "brand"})
+    assert [finding.column for finding in findings] == ["user"]
+    *_, why = unchecked(BY_DAY, drifted, draws=True, drawn_columns={"item", "brand"})
+    assert why == "item, because only the test rows have drawn items (negatives.train: false)"
+    assert config.negatives is not None
+    everywhere = config.negatives.model_copy(update={"train": True})
+    assert config.model_copy(update={"negatives": everywhere}).drawn_columns == set()
 
 
 def test_the_limits_of_misdated_rows_are_in_order() -> None:
