@@ -8,13 +8,13 @@ from functools import partial
 import pyarrow as pa
 
 from conf.types import Config
-from etl.raw.file_splits import FileSplit, read_blocks, split_files
+from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import FileLayout, layout_of_days
-from etl.text.parse_block import parse_block, plain
-from etl.text.scan_pass import columns_to_parse, starts_file
+from etl.text.parse_block import plain, read_split
+from etl.text.scan_pass import columns_to_parse
 from etl.text.two_passes import text_passes_apply
 from spark.rows import Rows
 from spark.workers import Workers
@@ -31,7 +31,8 @@ def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> 
     """
     if not text_passes_apply(workers, config):
         return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
-    layout, splits = layout_of_days(config, [raw]), tuple(split_files(raw.paths))
+    layout = layout_of_days(config, [raw])
+    splits = tuple(layout.reader.splits())
     return workers.run(len(splits), partial(_clicks_of, splits, layout, columns_to_parse(layout, ())), _KEYS)
 
 
@@ -39,10 +40,6 @@ def _clicks_of(
     splits: tuple[FileSplit, ...], layout: FileLayout, columns: Sequence[str], index: int
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: parses one file split."""
-    lines = 0
-    for block in read_blocks(splits[index]):
-        header = layout.header and starts_file(splits[index], lines)
-        parsed = parse_block(block, layout, columns, header, layout.erased.get(splits[index].path))
-        lines += parsed.lines
+    for parsed in read_split(splits[index], layout, columns):
         values = [plain(parsed.columns[field.name]).cast(field.type) for field in _KEYS]
         yield pa.RecordBatch.from_arrays(values, schema=_KEYS)

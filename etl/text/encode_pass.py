@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.ops.tables import LocalTables
-from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, parse_block, unify
-from etl.text.scan_pass import columns_to_parse, starts_file
+from etl.text.parse_block import ParsedBlock, read_split, unify
+from etl.text.scan_pass import columns_to_parse
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
 from spark.workers import Workers
 from storage import file_io
@@ -137,9 +137,7 @@ def _parsed_blocks(
         yield task.first_row, saved
         return
     lines = 0
-    for block in read_blocks(task.file_split):
-        header = layout.header and starts_file(task.file_split, lines)
-        parsed = parse_block(block, layout, needed, header, layout.erased.get(task.file_split.path))
+    for parsed in read_split(task.file_split, layout, needed):
         yield task.first_row + lines, parsed
         lines += parsed.lines
 

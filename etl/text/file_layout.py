@@ -1,10 +1,11 @@
-"""FileLayout: the part of the configuration that workers need to convert the lines of a log to rows."""
+"""FileLayout: the part of the configuration that workers need to read the rows of a log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from conf.raw_types import RawTable
 from conf.types import Column, Config, EventTime, Keys, Label
 from etl.ops.base import Type
 from etl.ops.dropna import Dropna
@@ -13,24 +14,18 @@ from etl.ops.filter import Filter
 from etl.ops.formula import Formula, parse
 from etl.raw.erased_rows import erased_of_day
 from etl.raw.files import RawFiles
-from etl.raw.parse import common_header, positions_in
+from etl.readers.base import TableReader
+from etl.readers.discovery import open_table
 from etl.workflow.feature_plan import plan
 from storage.erased_users import ErasedUsers
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Layout and rules of a log's text files.
+    """The reader and the rules of a log.
 
     Attributes:
-        columns: the raw columns of the configuration.
-        positions: for each column, the index of its field in a line; None for an optional column that the
-            files do not have.
-        width: number of fields in a line.
-        separator: one ASCII character.
-        null_values: the texts of a field that stand for null.
-        header: whether each file begins with a line of column names.
-        quoted: whether fields may be enclosed in double quotes.
+        reader: reads the files.
         label: column and threshold of the label.
         keys: columns of user, item and group.
         event_time: column and unit of the time.
@@ -40,18 +35,22 @@ class FileLayout:
             users are missing.
     """
 
-    columns: tuple[Column, ...]
-    positions: tuple[int | None, ...]
-    width: int
-    separator: str
-    null_values: tuple[str, ...]
-    header: bool
-    quoted: bool
+    reader: TableReader
     label: Label
     keys: Keys | None
     event_time: EventTime | None
     filters: tuple[tuple[str, tuple[str, ...], str | None], ...]
     erased: Mapping[str, ErasedUsers] = field(default_factory=dict)
+
+    @property
+    def table(self) -> RawTable:
+        """Returns the columns and the format of the files."""
+        return self.reader.table
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Returns the raw columns of the configuration."""
+        return tuple(self.table.columns)
 
     @property
     def types(self) -> Mapping[str, Type]:
@@ -64,7 +63,7 @@ class FileLayout:
 
 
 def layout_of_days(config: Config, days: Sequence[RawFiles]) -> FileLayout:
-    """Returns the layout of the text files of some days, without the rows of erased users.
+    """Returns the layout of the files of some days, without the rows of erased users.
 
     Raises:
         DataError: see `file_layout`.
@@ -75,16 +74,12 @@ def layout_of_days(config: Config, days: Sequence[RawFiles]) -> FileLayout:
 
 
 def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
-    """Returns the layout of a log's text files.
+    """Returns the layout of a log's files.
 
     Raises:
-        DataError: the header of a csv file lacks a column, or differs from the headers of the other files.
+        DataError, ConfigError: see etl.readers.base.TableReader.open.
     """
     log = config.log
-    positions: list[int | None] = list(range(len(log.columns)))
-    width = len(log.columns)
-    if log.format == "csv":
-        positions, width = positions_in(common_header(paths, log), log, paths)
     filters = tuple(
         (
             operator.reason,
@@ -93,16 +88,5 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
         )
         for operator in plan(config).filters
     )
-    return FileLayout(
-        columns=tuple(log.columns),
-        positions=tuple(positions),
-        width=width,
-        separator=log.field_separator,
-        null_values=tuple(log.null_values),
-        header=log.format == "csv",
-        quoted=log.format == "csv",
-        label=log.label,
-        keys=config.keys,
-        event_time=log.event_time,
-        filters=filters,
-    )
+    reader = open_table(log, paths, log.event_time)
+    return FileLayout(reader, log.label, config.keys, log.event_time, filters)

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.quality.counts import LABEL_CELLS
-from etl.raw.file_splits import FileSplit, read_blocks
+from etl.raw.file_splits import FileSplit
 from etl.raw.misdated import MISDATED, NO_ROWS, Misdated, count_misdated
 from etl.raw.value_text import text_array
 from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, parse_block, texts_of_lines, unify
+from etl.text.parse_block import ParsedBlock, read_split, unify
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
@@ -141,10 +141,8 @@ def scan_file_split(
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
     counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
-    for block in read_blocks(task.file_split):
-        header = layout.header and starts_file(task.file_split, lines)
-        parsed = parse_block(block, layout, needed, header, layout.erased.get(task.file_split.path))
-        yield from _rejected_lines(index, lines, block, parsed)
+    for parsed in read_split(task.file_split, layout, needed):
+        yield from _rejected_lines(index, lines, parsed)
         # A compressed file may have several blocks; only a split of one block is saved.
         if task.scratch and task.file_split.end is not None:
             parsed_splits.save(task.scratch, parsed)
@@ -170,11 +168,6 @@ def scan_file_split(
     )
 
 
-def starts_file(file_split: FileSplit, lines_before: int) -> bool:
-    """Returns whether the next block of a split starts its file, so that its first line may be a header."""
-    return file_split.start == 0 and lines_before == 0
-
-
 def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
     """Returns the raw columns to parse: `features`, and the columns of label, keys and filters."""
     names = {*features, layout.label.column}
@@ -185,9 +178,7 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
     return tuple(column.name for column in layout.columns if column.name in names)
 
 
-def _rejected_lines(
-    index: int, lines_before: int, block: bytes | memoryview, parsed: ParsedBlock
-) -> Iterator[pa.RecordBatch]:
+def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:
     if parsed.rejected:
         lines, reasons = zip(*parsed.rejected, strict=True)
         yield pa.RecordBatch.from_arrays(
@@ -196,7 +187,7 @@ def _rejected_lines(
                 pa.nulls(len(lines), pa.string()),
                 pa.array(np.asarray(lines, np.int64) + lines_before),
                 pa.array(reasons, pa.string()),
-                pa.array(texts_of_lines(block, lines), pa.string()),
+                pa.array(parsed.texts(lines), pa.string()),
             ],
             schema=SCAN_SCHEMA,
         )

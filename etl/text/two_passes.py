@@ -19,7 +19,7 @@ from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
 from etl.quality.counts import Column
 from etl.quality.new_values import Values
-from etl.raw.file_splits import FileSplit, split_files
+from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
@@ -216,10 +216,12 @@ class TextPasses:
         tasks: list[ScanTask] = []
         splits_of_day: dict[str, dict[int, FileSplit]] = {}
         attempts: dict[str, str] = {}
+        layout = self._layout(days)
+        split_of = _by_path(layout.reader.splits())
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
             attempts[raw.dt] = new_attempt(partition)
-            file_splits = split_files(raw.paths)
+            file_splits = [part for path in raw.paths for part in split_of.get(path, ())]
             splits_of_day[raw.dt] = dict(enumerate(file_splits, start=len(tasks)))
             buckets = buckets_for(sum(file_split.bytes for file_split in file_splits), BUCKET_BYTES)
             for index, file_split in enumerate(file_splits):
@@ -227,7 +229,7 @@ class TextPasses:
                 scratch = self._scratch[file_split] = f"{run_id}-{len(tasks)}"
                 bounds = bounds_of_day(self._config, raw.dt)
                 tasks.append(ScanTask(file_split, path, buckets, scratch, bounds))
-        scanned = scan_splits(self._workers, tasks, self._layout(days), self._counted_columns())
+        scanned = scan_splits(self._workers, tasks, layout, self._counted_columns())
         try:
             summaries = collect_summaries(scanned)
             scanned_days = [ScannedDay(raw, splits_of_day[raw.dt], summaries) for raw in days]
@@ -241,3 +243,11 @@ class TextPasses:
                 publish_counts(self._config, partition, day, attempts[day.raw.dt], self._inputs(day.raw)[1])
         finally:
             release(scanned)
+
+
+def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:
+    """Returns the file splits of each file, in order."""
+    by_path: dict[str, list[FileSplit]] = {}
+    for part in file_splits:
+        by_path.setdefault(part.path, []).append(part)
+    return by_path

@@ -16,13 +16,13 @@ from etl.raw.parse import LINE_NUMBER, REASON
 from etl.spark.quarantine import quarantine_day
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import layout_of_days
-from etl.text.parse_block import parse_block
 from etl.text.scan_pass import columns_to_parse
 from storage.erased_users import ErasedList, add_erased, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
 from storage.paths import Lake
 from tests.etl import cases
 from tests.etl.text.test_two_passes import GROUPS
+from tests.etl.text_blocks import parse_text
 
 DAY, NEXT_DAY = "2026-01-01", "2026-01-02"
 USER, LONGER = "user 3", "user 33"
@@ -74,7 +74,7 @@ def _reasons_of_text(config: Config, day: str, lines: int) -> list[str | None]:
     [file_split] = split_files(raw.paths)
     [block] = read_blocks(file_split)
     names = columns_to_parse(layout, [])
-    parsed = parse_block(block, layout, names, False, layout.erased.get(file_split.path))
+    parsed = parse_text(block, layout, names, False, layout.erased.get(file_split.path))
     reasons = dict(parsed.rejected)
     assert set(reasons).isdisjoint(parsed.row_lines.tolist())
     return [reasons.get(line) for line in range(lines)]

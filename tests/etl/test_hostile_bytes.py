@@ -20,13 +20,13 @@ from pyspark.sql import Row, SparkSession
 from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
-from etl.raw.file_splits import read_blocks, split_files
+from etl.raw.file_splits import split_files
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_log
 from etl.spark.typed_rows import read_day
 from etl.text.file_layout import file_layout
-from etl.text.parse_block import parse_block, plain
-from etl.text.scan_pass import columns_to_parse, starts_file
+from etl.text.parse_block import plain, read_split
+from etl.text.scan_pass import columns_to_parse
 from storage.paths import Lake
 from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile
@@ -144,9 +144,7 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
     for path in paths:
         before = 0
         for file_split in split_files([str(path)], split_bytes):
-            for block in read_blocks(file_split):
-                header = layout.header and starts_file(file_split, before)
-                parsed = parse_block(block, layout, columns_to_parse(layout, NAMES), header)
+            for parsed in read_split(file_split, layout, columns_to_parse(layout, NAMES)):
                 columns = [
                     plain(parsed.columns[name]).to_pylist() for name in (*NAMES, "user_key", "item_key")
                 ]

@@ -22,8 +22,9 @@ from conf.types import Config
 from etl.raw.files import require_raw
 from etl.spark.read_log import bad_rows, good_rows, read_log
 from etl.text.file_layout import file_layout
-from etl.text.parse_block import parse_block, plain
+from etl.text.parse_block import plain
 from tests.etl import cases, raw_oracle
+from tests.etl.text_blocks import parse_text
 
 DAY = "2026-01-01"
 
@@ -141,7 +142,7 @@ def test_csv_without_optional_columns_has_nulls(spark: SparkSession, tmp_path: P
     if engine == "sql":
         return
     # The scan pass, which reads text without Spark.
-    parsed = parse_block(
+    parsed = parse_text(
         paths[0].read_bytes(), file_layout(config, tuple(map(str, paths))), config.log.names, header=True
     )
     assert {name: plain(parsed.columns[name]).to_pylist() for name in config.log.names} == {

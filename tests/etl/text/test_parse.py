@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.text.file_layout import FileLayout, file_layout
-from etl.text.parse_block import parse_block, plain, unify
+from etl.text.parse_block import plain, unify
 from etl.text.scan_pass import _ValueCounter, columns_to_parse
 from tests.etl import cases, raw_oracle
+from tests.etl.text_blocks import parse_text
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tupl
     """(good rows by column, (line from 1, reason) of the others)."""
     layout = _layout(config)
     names = [column.name for column in config.log.columns]
-    parsed = parse_block(block, layout, columns_to_parse(layout, names), header=False)
+    parsed = parse_text(block, layout, columns_to_parse(layout, names), header=False)
     columns = {name: plain(array).to_pylist() for name, array in parsed.columns.items()}
     good = [
         {"line_number": int(line) + 1, **{name: values[row] for name, values in columns.items()}}
@@ -109,7 +110,7 @@ def test_blocks_of_one_file_split_are_unified(config: Config, blocks: list[list[
     # Every block has a malformed integer, which must not be in a dictionary of numbers.
     common = ["1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9", "0\tx\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"]
     parsed = [
-        parse_block(
+        parse_text(
             "".join(line + "\n" for line in [*common, *("\t".join(row) for row in rows)]).encode(),
             layout,
             columns_to_parse(layout, names),
@@ -137,7 +138,7 @@ def test_null_values_are_null_in_every_column_and_are_counted(config: Config) ->
     other = config.model_copy(update={"log": log})
     lines = [f"1\t{text}\t2\t3\t4\t5\t{text}\tu\ti\t{text}\tb\tc\t9\n" for text in (*nulls, "", "7", "7.0")]
     layout, names = _layout(other), [column.name for column in config.log.columns]
-    parsed = parse_block("".join(lines).encode(), layout, names, header=False)
+    parsed = parse_text("".join(lines).encode(), layout, names, header=False)
     assert not parsed.rejected
     known: dict[str, list[Any]] = {"I1": [7, 7], "X": [7.0, 7.0], "C1": ["7", "7.0"]}
     for name, values in known.items():
@@ -147,7 +148,7 @@ def test_null_values_are_null_in_every_column_and_are_counted(config: Config) ->
         distinct, counts = counter.result()
         assert pc.sum(pc.if_else(pc.is_null(distinct), counts, 0)).as_py() == 4, name
         assert counts.sum() == len(lines), name
-    refused = parse_block(lines[0].encode(), _layout(config), names, header=False)
+    refused = parse_text(lines[0].encode(), _layout(config), names, header=False)
     assert refused.rejected == ((0, "integer:I1"),)
 
 

@@ -1,0 +1,177 @@
+"""Reads text: `tsv` without a header, and `csv` with a header line and quotes by RFC 4180.
+
+The compiled scanner (etl/native/scan.py) finds the fields. This module checks types, once per distinct value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from conf.raw_types import Column, EventTime, RawTable
+from etl.native.scan import scan
+from etl.raw.arrow_parse import split_fields, typed_column
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
+from etl.raw.parse import common_header, positions_in
+from etl.readers.base import RawBlock, TableReader
+
+
+@dataclass(frozen=True)
+class TextReader(TableReader):
+    """Reads `tsv` and `csv`.
+
+    Attributes:
+        positions: for each column of the table, the index of its field in a line; None for an optional column
+            that the files do not have.
+        width: number of fields in a line.
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ("tsv", "csv")
+    positions: tuple[int | None, ...]
+    width: int
+
+    @classmethod
+    def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TextReader:
+        """Reads the header lines of csv files.
+
+        Raises:
+            DataError: the header of a csv file lacks a column, or differs from those of the others.
+        """
+        positions: list[int | None] = list(range(len(table.columns)))
+        width = len(table.columns)
+        if table.format == "csv":
+            positions, width = positions_in(common_header(paths, table), table, paths)
+        return cls(table, paths, tuple(positions), width)
+
+    def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
+        """Returns ranges of bytes of the files. A compressed file is one split."""
+        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES)
+
+    def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
+        """Yields the rows of the lines that begin in the range of bytes."""
+        is_first = file_split.start == 0  # the first line of a csv file is its header
+        for block in read_blocks(file_split):
+            yield self.parse(block, wanted, header=is_first and self.table.format == "csv")
+            is_first = False
+
+    def parse(self, block: bytes | memoryview, wanted: Collection[str], header: bool) -> RawBlock:
+        """Parses a block of whole lines.
+
+        Args:
+            block: lines that end with LF. The last line may lack the LF.
+            wanted: the string columns to return. Other columns are always parsed, to check their values.
+            header: whether the first line is a header and not a row. It counts as a line, but is neither a
+                row nor rejected.
+        """
+        table = self.table
+        quoted, separator = table.format == "csv", table.field_separator
+        places = {
+            column: place
+            for column, place in zip(table.columns, self.positions, strict=True)
+            if column.type != "string" or column.name in wanted
+        }
+        position = {column.name: place for column, place in places.items() if place is not None}
+        parsed = [column for column in places if column.name in position]
+        scanned = scan(
+            block,
+            separator,
+            self.width,
+            [position[column.name] for column in parsed],
+            quoted,
+            lambda lines: split_fields(lines, separator, self.width, quoted=True),
+        )
+        malformed = dict(scanned.unsplit)
+        columns: dict[str, pa.Array] = {}
+        counts: dict[str, np.ndarray] = {}
+        for column in parsed:
+            encoded = scanned.columns[position[column.name]]
+            of_values = scanned.counts[position[column.name]]
+            if column.type == "string" and len(table.null_values) == 1:  # the scanner knows empty fields
+                columns[column.name], counts[column.name] = encoded, of_values
+                continue
+            distinct, reasons = typed_column(encoded.dictionary, column, table.null_values)
+            if reasons is not None:
+                codes = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
+                reason = reasons.drop_null()[0].as_py()
+                for row in rows_with(encoded, codes).tolist():
+                    malformed.setdefault(row, reason)
+            columns[column.name] = _without_null_values(encoded.indices, distinct)
+            is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
+            counts[column.name] = of_values[is_value] if distinct.null_count else of_values
+        for column in places:
+            if column.name not in position:
+                columns[column.name] = _nulls_of(column, len(scanned.row_lines))
+        block_ = RawBlock(
+            len(block),
+            scanned.lines,
+            scanned.row_lines,
+            columns,
+            counts,
+            scanned.broken,
+            malformed,
+            partial(texts_of_lines, block),
+        )
+        return without_first_line(block_) if header else block_
+
+
+def without_first_line(block: RawBlock) -> RawBlock:
+    """Returns the block without the row, or the rejection, of its first line. The line still counts."""
+    rows = np.flatnonzero(block.row_lines >= 1)
+    first = len(block.row_lines) - len(rows)
+    return RawBlock(
+        block.bytes,
+        block.lines,
+        block.row_lines[rows],
+        {name: array.slice(first) for name, array in block.columns.items()},
+        {},  # the scanner has counted the header
+        {line: reason for line, reason in block.broken.items() if line >= 1},
+        {row - first: reason for row, reason in block.malformed.items() if row >= first},
+        block.texts,
+    )
+
+
+def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:
+    """Returns the texts of the lines of a block with these indices, without their line ends."""
+    if not lines:
+        return []
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    ends = ends if block[-1] == ord("\n") else np.append(ends, len(block))
+    starts = [int(ends[line - 1]) + 1 if line else 0 for line in lines]
+    return [
+        bytes(block[start : int(ends[line])]).decode("utf-8", errors="replace")
+        for start, line in zip(starts, lines, strict=True)
+    ]
+
+
+def rows_with(encoded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
+    """Returns the indices of the rows whose dictionary code is one of `codes`."""
+    marked = np.zeros(len(encoded.dictionary) + 1, bool)
+    marked[codes] = True
+    return np.flatnonzero(
+        marked[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)]
+    )
+
+
+def _nulls_of(column: Column, rows: int) -> pa.DictionaryArray:
+    """Returns the values of an optional column that the files do not have."""
+    values, _ = typed_column(pa.array([], pa.string()), column, [""])
+    return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), values)
+
+
+def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
+    """Returns a dictionary array of these values, without nulls in the dictionary.
+
+    Rows whose value is null become null themselves, because Arrow cannot unify dictionaries with nulls.
+    """
+    if not values.null_count:
+        return pa.DictionaryArray.from_arrays(indices, values)
+    valid = np.append(values.is_valid().to_numpy(zero_copy_only=False), False)
+    new_codes = np.cumsum(valid, dtype=np.int32) - 1
+    codes = indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    new_indices = pa.array(new_codes[codes].astype(np.int32), mask=~valid[codes])
+    return pa.DictionaryArray.from_arrays(new_indices, values.drop_null())

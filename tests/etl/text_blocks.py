@@ -1,0 +1,22 @@
+"""Parses blocks of text in a test, as the two passes do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etl.readers.text import TextReader
+from etl.text.file_layout import FileLayout
+from etl.text.parse_block import ParsedBlock, parse_block
+from storage.erased_users import ErasedUsers
+
+
+def parse_text(
+    block: bytes | memoryview,
+    layout: FileLayout,
+    wanted: Sequence[str],
+    header: bool,
+    erased: ErasedUsers | None = None,
+) -> ParsedBlock:
+    """Returns the rows of a block of whole lines."""
+    assert isinstance(layout.reader, TextReader)
+    return parse_block(layout.reader.parse(block, wanted, header), layout, erased)
