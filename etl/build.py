@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, assert_never
 
 import pyarrow as pa
@@ -212,7 +212,7 @@ def _workflow(
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     require_labels(labels, only_clicks=config.train.only_positive_rows)
-    counts_of = checked.passes.counts_of if checked.passes else None
+    counts_of = partial(checked.passes.counts_of, split="train") if checked.passes else None
     train = checked.splits["train"]
     workflow = fit_workflow(workers, config, lake, train, checked.rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)

@@ -41,7 +41,7 @@ class CountedDays(Protocol):
     """Figures of days whose values were counted while the text of their log was read."""
 
     def figures_of(
-        self, days: Sequence[RawFiles], train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
+        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
     ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
         """Returns summaries of days, and the comparison of one day with the train days.
 
@@ -143,8 +143,8 @@ def profiles_of(
     compared = None
     if missing and counted:
         train, day = compared_days(pieces)
-        raw_of_missing = [target.piece.raw for target in missing]
-        summaries_of_days, compared = counted.figures_of(raw_of_missing, train, day, columns)
+        pieces_of_missing = [target.piece for target in missing]
+        summaries_of_days, compared = counted.figures_of(pieces_of_missing, train, day, columns)
         manifests |= _publish_counted(missing, columns, summaries_of_days)
     elif missing:
         manifests |= _publish(config, missing, columns, rows_of)
@@ -156,10 +156,10 @@ def profiles_of(
     return profiles, compared
 
 
-def compared_days(pieces: Sequence[Piece]) -> tuple[list[RawFiles], RawFiles]:
-    """Returns the raw files of the train days, and of the last test day, which is compared with them."""
-    train = [piece.raw for piece in pieces if piece.split == "train"]
-    return train, [piece.raw for piece in pieces if piece.split == "test"][-1]
+def compared_days(pieces: Sequence[Piece]) -> tuple[list[Piece], Piece]:
+    """Returns the pieces of the train days, and that of the last test day, which is compared with them."""
+    train = [piece for piece in pieces if piece.split == "train"]
+    return train, [piece for piece in pieces if piece.split == "test"][-1]
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,19 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     timed = EVENT_TIME in rows.columns
     cuts = _time_cuts(rows, config) if timed else _position_cuts(rows, config)
     if cuts is None:
-        raise DataError(
-            "the log has no good row",
-            "correct the raw log; the quarantine has a reason for each rejected row",
-        )
+        raise no_good_row()
     first, second = cuts
     order = F.col(EVENT_TIME if timed else ROW_ID)
     split = F.when(order <= first, "train").when(order <= second, "validation").otherwise("test")
     return rows.withColumn(SPLIT, split)
+
+
+def no_good_row() -> DataError:
+    """Returns the error of a log that cannot be divided, because it has no row that is used."""
+    return DataError(
+        "the log has no good row",
+        "correct the raw log; the quarantine has a reason for each rejected row",
+    )
 
 
 def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
@@ -93,9 +98,7 @@ def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
     total = sum(row["rows"] for row in blocks)
     if not total:
         return None
-    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
-    train = Fraction(str(config.train))
-    ranks = [math.floor((total - 1) * share) for share in (train, train + Fraction(str(config.validation)))]
+    ranks = last_ranks(total, config)
     ends = list(accumulate(row["rows"] for row in blocks))
     blocks_of_cuts = [blocks[bisect_right(ends, rank)] for rank in ranks]
     with_gaps = {row["block"] for row in blocks_of_cuts if row["last"] - row["first"] + 1 != row["rows"]}
@@ -110,6 +113,19 @@ def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
         known = row_ids.get(row["block"])
         cuts.append(known[index_in_block] if known else row["first"] + index_in_block)
     return cuts
+
+
+def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
+    """Returns the ranks of the last train row and of the last validation row among `total` rows.
+
+    Ranks count from 0. `total` is at least 1.
+    """
+    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
+    train = Fraction(str(config.train))
+    first, second = (
+        math.floor((total - 1) * share) for share in (train, train + Fraction(str(config.validation)))
+    )
+    return first, second
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -38,12 +38,14 @@ class EncodeTask:
         features_file: path of the file to write. Each attempt at the task adds different digits to the file
             name (storage.publish.own_path).
         scratch: name under which the scan pass saved the parsed split; None if it did not save it.
+        lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
 
     file_split: FileSplit
     first_row: int
     features_file: str
     scratch: str | None = None
+    lines: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,28 @@ def _parsed_blocks(
     parsed again.
     """
     saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
-    if saved is not None:
-        yield task.first_row, saved
-        return
+    blocks = [saved] if saved is not None else read_split(task.file_split, layout, needed)
     lines = 0
-    for parsed in read_split(task.file_split, layout, needed):
-        yield task.first_row + lines, parsed
+    for parsed in blocks:
+        yield task.first_row + lines, _rows_in(parsed, task.lines, lines)
         lines += parsed.lines
+
+
+def _rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
+    """Returns the rows of a block whose line in the file split is within bounds.
+
+    Args:
+        block: a block of the file split.
+        lines: first line, and the line after the last one; None for all lines.
+        lines_before: number of lines of the file split before the block.
+    """
+    if lines is None:
+        return block
+    first, end = np.searchsorted(block.row_lines, np.subtract(lines, lines_before)).tolist()
+    if (first, end) == (0, len(block.row_lines)):
+        return block
+    columns = {name: values.slice(first, end - first) for name, values in block.columns.items()}
+    return replace(block, row_lines=block.row_lines[first:end], columns=columns, counts={})
 
 
 def _write(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conf.errors import DataError
-from conf.types import Config
+from conf.types import SPLITS, Config
+from etl.text.cut_counts import CountedRows
 from etl.text.scanned_day import ScannedDay
 from storage.paths import Partition
 from storage.publish import publish_files
 
 
 def publish_counts(
-    config: Config, partition: Partition, day: ScannedDay, attempt: str, inputs: Mapping[str, str]
+    config: Config,
+    partition: Partition,
+    day: ScannedDay,
+    attempt: str,
+    inputs: Mapping[str, str],
+    parts: Sequence[Sequence[CountedRows]] | None = None,
 ) -> None:
     """Publishes the files of value counts that the summaries of a day refer to.
+
+    If the day is divided into splits, each file has the label of its split.
 
     Args:
         config: the configuration of the run.
@@ -22,6 +31,8 @@ def publish_counts(
         day: the day to publish.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
         inputs: the inputs for the partition's manifest.
+        parts: for each file split of the day, the counts of its rows in each split; None if all rows of the
+            day are in one split.
 
     Raises:
         DataError: the day has no line.
@@ -32,18 +43,34 @@ def publish_counts(
             f"the raw log of {day.raw.dt} has no lines",
             "write rows into its files, or choose another run date",
         )
+    slices = [
+        [file_split.path, file_split.start, file_split.end, summary.lines] for file_split, summary in splits
+    ]
+    facts: dict[str, Any] = {"slices": slices}
+    if parts is None:
+        files: dict[str, str | None] = dict.fromkeys(
+            f"{attempt}/{file_name(summary.file)}" for _, summary in splits
+        )
+        facts["values"] = _sum_by_name([summary.values for _, summary in splits])
+        rows = sum(facts["values"].values())
+    else:
+        counted = [part for of_split in parts for part in of_split]
+        files = {f"{attempt}/{file_name(part.file)}": part.split for part in counted}
+        facts["values"] = {
+            split: _sum_by_name([part.values for part in counted if part.split == split])
+            for split in SPLITS
+            if any(part.split == split for part in counted)
+        }
+        facts["parts"] = [
+            [[part.split, part.first_line, part.end_line] for part in of_split] for of_split in parts
+        ]
+        rows = sum(sum(values.values()) for values in facts["values"].values())
     publish_files(
         partition,
-        dict.fromkeys(f"{attempt}/{file_name(summary.file)}" for _, summary in splits),
+        files,
         inputs=inputs,
-        expected_rows=sum(sum(summary.values.values()) for _, summary in splits),
-        facts={
-            "slices": [
-                [file_split.path, file_split.start, file_split.end, summary.lines]
-                for file_split, summary in splits
-            ],
-            "values": _sum_by_name([summary.values for _, summary in splits]),
-        },
+        expected_rows=rows,
+        facts=facts,
         grace_hours=config.output.grace_hours,
     )
 

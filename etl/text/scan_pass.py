@@ -139,7 +139,7 @@ def scan_file_split(
 ) -> Iterator[pa.RecordBatch]:
     """Scans one file split in a worker. Yields batches of rejected lines, then a batch with the summary."""
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
-    counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
+    counters = {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
     for parsed in read_split(task.file_split, layout, needed):
         yield from _rejected_lines(index, lines, parsed)
@@ -198,7 +198,7 @@ def _texts(values: pa.Array) -> pa.Array:
     return text_array(pc.add(values, 0.0) if pa.types.is_floating(values.type) else values)
 
 
-class _ValueCounter:
+class ValueCounter:
     """A counter of the distinct values of one column over the blocks of a file split."""
 
     def __init__(self) -> None:

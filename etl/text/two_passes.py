@@ -12,18 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.dates import days_since_epoch
+from conf.load import config_digest
 from conf.names import scheme_of
-from conf.types import Config
+from conf.types import Config, Split
 from etl.native.library import is_built
 from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
-from etl.quality.counts import Column
+from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.new_values import Values
+from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.spark.quarantine import DayCounts
+from etl.split.time_split import CUT, no_good_row
+from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
@@ -48,10 +52,16 @@ _COUNTS_FORMAT = 2
 
 @dataclass(frozen=True)
 class _ScannedSplit:
-    """A file split and the number of its lines."""
+    """A file split, and the number of its lines.
+
+    Attributes:
+        parts: split, first line, and the line after the last one, of its rows in each split. None if all rows
+            of the day are in one split.
+    """
 
     file_split: FileSplit
     lines: int
+    parts: tuple[tuple[Split, int, int], ...] | None = None
 
 
 def text_passes_apply(workers: Workers, config: Config) -> bool:
@@ -65,7 +75,7 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
-        and config.split.by == "day"
+        and (config.split.by == "day" or is_cut_by_position(config))
         and config.users is None
         and config.items is None
         and config.negatives is None
@@ -81,6 +91,11 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
         )
         return False
     return applies
+
+
+def is_cut_by_position(config: Config) -> bool:
+    """Returns whether the position of a row in the log decides in which split it is."""
+    return config.split.by == "fraction" and config.log.event_time is None
 
 
 class TextPasses:
@@ -106,9 +121,11 @@ class TextPasses:
         for raw in days:
             quarantine = read_manifest(self._lake.quarantine.partition(raw.dt))
             counts[raw.dt] = DayCounts.from_manifest(quarantine)
-            stored = read_manifest(self._lake.value_counts.partition(raw.dt)).facts["slices"]
+            facts = read_manifest(self._lake.value_counts.partition(raw.dt)).facts
+            parts = facts.get("parts") or [None] * len(facts["slices"])
             self._splits[raw.dt] = [
-                _ScannedSplit(FileSplit(path, start, end), lines) for path, start, end, lines in stored
+                _ScannedSplit(FileSplit(path, start, end), lines, of_split and tuple(map(tuple, of_split)))
+                for (path, start, end, lines), of_split in zip(facts["slices"], parts, strict=True)
             ]
         return counts
 
@@ -120,16 +137,25 @@ class TextPasses:
             for table, inputs in zip(tables, self._inputs(raw), strict=True)
         )
 
-    def counts_of(self, raw: RawFiles) -> Counts:
-        """Returns the value counts of a scanned day."""
+    def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
+        """Returns the value counts of a scanned day.
+
+        Args:
+            raw: the raw files of the day.
+            split: the split whose rows are counted, if the day is divided into splits.
+        """
         partition = self._lake.value_counts.partition(raw.dt)
         day = days_since_epoch(raw.dt)
         manifest = read_manifest(partition)
-        files = tuple((path, day) for path in data_files(partition, manifest))
-        return Counts(files, day, manifest.facts["values"])
+        values = manifest.facts["values"]
+        if not self._is_cut:
+            return Counts(tuple((path, day) for path in data_files(partition, manifest)), day, values)
+        files = tuple((path, day) for path in data_files(partition, manifest, split))
+        none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
+        return Counts(files, day, values.get(split, none))
 
     def figures_of(
-        self, days: Sequence[RawFiles], train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
+        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
     ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
         """Returns summaries of `days`, and the comparison of `day` with the training days.
 
@@ -137,9 +163,9 @@ class TextPasses:
         """
         return summarise_and_compare(
             self._workers,
-            [self.counts_of(raw) for raw in days],
-            [self.counts_of(raw) for raw in train],
-            self.counts_of(day),
+            [self.counts_of(piece.raw, piece.split) for piece in days],
+            [self.counts_of(piece.raw, piece.split) for piece in train],
+            self.counts_of(day.raw, day.split),
             columns,
         )
 
@@ -165,17 +191,24 @@ class TextPasses:
         """
         table = self._lake.features(workflow.version)
         tasks: list[EncodeTask] = []
+        labels: list[Split | None] = []
         tasks_of_day: dict[str, range] = {}
         attempts: dict[str, str] = {}
         for dt in days:
             partition = table.partition(dt)
             attempts[dt], first_row = new_attempt(partition), 0
-            tasks_of_day[dt] = range(len(tasks), len(tasks) + len(self._splits[dt]))
-            for index, scanned in enumerate(self._splits[dt]):
-                path = partition.file(f"{attempts[dt]}/part-{index:05d}.parquet")
+            start = len(tasks)
+            for scanned in self._splits[dt]:
                 scratch = self._scratch.get(scanned.file_split)
-                tasks.append(EncodeTask(scanned.file_split, first_row, path, scratch))
+                for split, *lines in scanned.parts if scanned.parts is not None else [(None, 0, 0)]:
+                    name = _labelled(attempts[dt], split, f"part-{len(tasks) - start:05d}.parquet")
+                    path = partition.file(name)
+                    bounds = (lines[0], lines[1]) if split else None
+                    tasks.append(EncodeTask(scanned.file_split, first_row, path, scratch, bounds))
+                    labels.append(split)
+                    scratch = None  # its file is deleted when it has been read
                 first_row += scanned.lines
+            tasks_of_day[dt] = range(start, len(tasks))
         encoding = Encoding(
             layout=self._layout([raw for raw, _, _ in days.values()]),
             chains=workflow.chains,
@@ -187,7 +220,10 @@ class TextPasses:
         return {
             dt: publish_files(
                 table.partition(dt),
-                dict.fromkeys(f"{attempts[dt]}/{file_name(written[task])}" for task in tasks_of_day[dt]),
+                {
+                    _labelled(attempts[dt], labels[task], file_name(written[task])): labels[task]
+                    for task in tasks_of_day[dt]
+                },
                 inputs=inputs,
                 expected_rows=counts.good,
                 rows_in=counts.rows_in,
@@ -209,7 +245,10 @@ class TextPasses:
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""
         shared = {"raw": raw.digest, "layout": layout_digest(self._config)}
-        return shared, {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
+        counted = {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
+        if self._is_cut:
+            counted["split"] = digest_of([CUT, config_digest(self._config, "split")])
+        return shared, counted
 
     def _scan(self, days: Sequence[RawFiles]) -> None:
         run_id = uuid.uuid4().hex[:12]
@@ -240,9 +279,48 @@ class TextPasses:
             # names. It never changes the files that the summaries refer to.
             for day in scanned_days:
                 partition = self._lake.value_counts.partition(day.raw.dt)
-                publish_counts(self._config, partition, day, attempts[day.raw.dt], self._inputs(day.raw)[1])
+                attempt = attempts[day.raw.dt]
+                parts = self._count_splits(day, tasks, layout) if self._is_cut else None
+                publish_counts(self._config, partition, day, attempt, self._inputs(day.raw)[1], parts)
         finally:
             release(scanned)
+
+    def _count_splits(
+        self, day: ScannedDay, tasks: Sequence[ScanTask], layout: FileLayout
+    ) -> list[list[CountedRows]]:
+        """Returns, for each file split of a day, the value counts of its rows in each split.
+
+        Raises:
+            DataError: the day has no good row.
+        """
+        summaries = [summary for _, summary in day.split_summaries()]
+        if not any(summary.good for summary in summaries):
+            raise no_good_row()
+        divided = rows_of_splits([summary.good for summary in summaries], self._config.split)
+        cut = {
+            index: CutTask(
+                tasks[index].file_split, tuple(parts), tasks[index].counts_file, tasks[index].buckets
+            )
+            for index, parts in zip(day.splits, divided, strict=True)
+            if len(parts) > 1
+        }
+        counted = count_parts(self._workers, list(cut.values()), layout, self._counted_columns())
+        of_cut = dict(zip(cut, counted, strict=True))
+        return [
+            of_cut.get(index)
+            or [CountedRows(part.split, 0, summary.lines, summary.values, summary.file) for part in parts]
+            for index, parts, summary in zip(day.splits, divided, summaries, strict=True)
+        ]
+
+    @property
+    def _is_cut(self) -> bool:
+        """Returns whether each day is divided into splits."""
+        return self._config.split.by != "day"
+
+
+def _labelled(attempt: str, split: Split | None, name: str) -> str:
+    """Returns the path of a file below the folder of an attempt. Each split has its own folder."""
+    return f"{attempt}/{split}/{name}" if split else f"{attempt}/{name}"
 
 
 def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:

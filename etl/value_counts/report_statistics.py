@@ -54,7 +54,7 @@ def summarise_and_compare(
     names = [name for name in by_name if days or compared.get(name)]
     results = _run_by_bucket(
         workers,
-        _max_values(names, list({counts.latest: counts for counts in [*days, *train, day]}.values())),
+        _max_values(names, list({counts.files: counts for counts in [*days, *train, day]}.values())),
         partial(_figures, by_name, tuple(days), tuple(train), day),
     )
     summaries = [
@@ -85,30 +85,32 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    summarised = [counts.latest for counts in days]
-    others = [counts for counts in (*train, day) if compares and counts.latest not in summarised]
+    # Counts are the same if they have the same files: all splits of a log without days have the same day.
+    summarised = [counts.files for counts in days]
+    others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.
-    of_train = {counts.latest for counts in train}
-    side_of = {day_number: side for side, day_number in enumerate(summarised)}
-    side_of |= {counts.latest: len(days) + (counts.latest not in of_train) for counts in others}
+    of_train = {counts.files for counts in train}
+    side_of = {files: side for side, files in enumerate(summarised)}
+    side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
     sides = max(side_of.values()) + 1  # unused ones would take memory, which is most of the work
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
-    for counts in (*days, *others):
+    for counts in {counts.files: counts for counts in (*days, *others)}.values():
         for path, _ in counts.files:
             values, times, missing = read_counts(path, name, bucket)
-            sums.add(values, times, side_of[counts.latest])
-            if counts.latest in nulls:
-                nulls[counts.latest] += missing
+            sums.add(values, times, side_of[counts.files])
+            if counts.files in nulls:
+                nulls[counts.files] += missing
     values, summed, _ = sums.result()
     by_side = np.ascontiguousarray(summed.T)
-    figures = [
-        (summarise_values(values, by_side[side], column.kind) + Summary(nulls=nulls[day_number])).to_json()
-        for side, day_number in enumerate(summarised)
-    ]
+    summaries = (
+        summarise_values(values, by_side[side_of[files]], column.kind) + Summary(nulls=nulls[files])
+        for files in summarised
+    )
+    figures = [summary.to_json() for summary in summaries]
     if not compares:
         return figures
-    sides_of_train = sorted({side_of[number] for number in of_train})
-    in_train, on_day = by_side[sides_of_train].sum(axis=0), by_side[side_of[day.latest]]
+    sides_of_train = sorted({side_of[files] for files in of_train})
+    in_train, on_day = by_side[sides_of_train].sum(axis=0), by_side[side_of[day.files]]
     return [*figures, compare_counts(values, in_train, on_day).to_json()]
 
 

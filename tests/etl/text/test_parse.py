@@ -15,7 +15,7 @@ from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.text.file_layout import FileLayout, file_layout
 from etl.text.parse_block import plain, unify
-from etl.text.scan_pass import _ValueCounter, columns_to_parse
+from etl.text.scan_pass import ValueCounter, columns_to_parse
 from tests.etl import cases, raw_oracle
 from tests.etl.text_blocks import parse_text
 
@@ -122,7 +122,7 @@ def test_blocks_of_one_file_split_are_unified(config: Config, blocks: list[list[
         parts = [block.columns[name] for block in parsed]
         values = [value for part in parts for value in plain(part).to_pylist()]
         assert plain(unify(parts)).to_pylist() == values
-        counter = _ValueCounter()
+        counter = ValueCounter()
         for part in parts:
             counter.add(part)
         distinct, counts = counter.result()
@@ -143,7 +143,7 @@ def test_null_values_are_null_in_every_column_and_are_counted(config: Config) ->
     known: dict[str, list[Any]] = {"I1": [7, 7], "X": [7.0, 7.0], "C1": ["7", "7.0"]}
     for name, values in known.items():
         assert plain(parsed.columns[name]).to_pylist() == [None] * 4 + values
-        counter = _ValueCounter()
+        counter = ValueCounter()
         counter.add(parsed.columns[name], parsed.counts[name])
         distinct, counts = counter.result()
         assert pc.sum(pc.if_else(pc.is_null(distinct), counts, 0)).as_py() == 4, name
