@@ -21,18 +21,19 @@ from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
+from etl.passes import earlier_clicks, passes_of
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
+from etl.prepare.click_tables import ClickTables
 from etl.spark.last_clicks import LastClicks
-from etl.spark.prepared_rows import clicks_before, preparation, prepared_rows
+from etl.spark.prepared_rows import preparation, prepared_rows
 from etl.spark.quarantine import DayCounts
 from etl.spark.typed_rows import delete_unneeded_days
 from etl.split.time_split import SPLIT
-from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.rows import union_all
@@ -180,13 +181,13 @@ def _encoded_days(
     """
     if config.split.by != "day":
         return None
-    earlier = clicks_before(workers.spark, config, lake) if config.history else None
+    earlier = earlier_clicks(workers, config, lake)
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
     current = {raw.dt: current_manifest(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
-        passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
+        passes = passes_of(workers, config, lake)
         if passes is None or not passes.encodes(workflow) or not all(map(passes.is_scanned, missing)):
             return None
         counts = passes.scan_days(missing)
@@ -249,7 +250,7 @@ def _publish_features(
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    earlier = clicks_before(workers.spark, config, lake) if config.history else None
+    earlier = earlier_clicks(workers, config, lake)
     for raw in checked.in_order:
         inputs = feature_inputs(config, raw, workflow.version, earlier)
         manifest = current_manifest(table.partition(raw.dt), inputs)
@@ -267,7 +268,7 @@ def _publish_features(
 
 
 def feature_inputs(
-    config: Config, raw: RawFiles, workflow_version: str, earlier: LastClicks | None
+    config: Config, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, as its manifest names them.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from conf.errors import DataError
 from conf.types import SPLITS, Config, RawTable, Split
+from etl.passes import DayPasses, passes_of
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
 from etl.raw.impression_log import rows_digest
@@ -17,7 +18,6 @@ from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.spark.shown_positions import warn_of_missing_days
 from etl.split.window_days import plan_days
-from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import external_tables
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
@@ -74,8 +74,7 @@ class CheckedDays:
     Attributes:
         splits: maps each split to the raw files of its days.
         in_order: the raw files of all days, oldest first.
-        passes: object that reads the raw text in two passes with Python workers (etl.text.two_passes). None
-            if the text must be read as Spark frames.
+        passes: the two passes over the days (etl.passes). None if the log must be read as Spark frames.
         rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of these
             rows.
         counts: maps each day to its row counts.
@@ -85,7 +84,7 @@ class CheckedDays:
 
     splits: Mapping[Split, list[RawFiles]]
     in_order: Sequence[RawFiles]
-    passes: TextPasses | None
+    passes: DayPasses | None
     rows_of: PreparedRows
     counts: Mapping[str, DayCounts]
     quality: DataReport
@@ -104,7 +103,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     splits, empty_days = _raw_days(config, run_date, lake.recorder)
     in_order = _in_order(splits)
     check_tables_of_days(config, in_order)
-    passes = TextPasses(workers, config, lake) if text_passes_apply(workers, config) else None
+    passes = passes_of(workers, config, lake)
     with phase("quarantine"):
         counts = quarantine_days(workers, config, lake, in_order, passes)
     without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
@@ -180,7 +179,7 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
 
 
 def quarantine_days(
-    workers: Workers, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
+    workers: Workers, config: Config, lake: Lake, days: Sequence[RawFiles], passes: DayPasses | None
 ) -> dict[str, DayCounts]:
     """Publishes the quarantine of each day, and returns the row counts of each day.
 

@@ -14,8 +14,8 @@ from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import plain, read_split
-from etl.text.scan_pass import columns_to_parse
-from etl.text.two_passes import text_passes_apply
+from etl.text.row_source import columns_to_parse
+from etl.text.two_passes import reads_blocks
 from spark.rows import Rows
 from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
@@ -29,7 +29,7 @@ def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> 
 
     Tasks of `workers` parse text that they can read (etl.text.two_passes); Spark frames read other logs.
     """
-    if not text_passes_apply(workers, config):
+    if not reads_blocks(config):
         return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
     layout = layout_of_days(config, [raw])
     splits = tuple(layout.reader.splits())

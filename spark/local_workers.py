@@ -66,6 +66,11 @@ class LocalWorkers(Workers):
         return self._open_session()
 
     @property
+    def folder(self) -> Path:
+        """Returns the folder for temporary files, which tasks and this process can read."""
+        return self._scratch.path
+
+    @property
     def parallelism(self) -> int:
         """Returns the number of processes."""
         return self._processes

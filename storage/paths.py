@@ -3,6 +3,7 @@
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
 typed/dt=…                      parsed rows of a day's text log (only workflow.engine=sql)
+prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes; features are computed from them
 value_counts/dt=…               counts of the raw values of a day, by file split
 last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
@@ -142,6 +143,10 @@ class Lake:
     def typed(self) -> Table:
         """Returns the table of the parsed rows of text logs, by day (etl.spark.typed_rows)."""
         return self._table("typed", internal=True)
+
+    def prepared(self, config_name: str) -> Table:
+        """Returns the table of prepared rows, by day (etl.prepare.prepared_passes)."""
+        return self._table("prepared", config_name, internal=True)
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
         """Returns the table of statistics of raw columns, by day; of a split if the log is one table."""

@@ -131,7 +131,9 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
     return rejected
 
 
-def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Partition) -> None:
+def check_day(
+    config: Config, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
+) -> None:
     """Checks that not too many rows of a day are quarantined, or have times outside of the day.
 
     A day without rows passes: whether a run can do without it depends on its split (etl.checked_days).
@@ -141,6 +143,7 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Part
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
+        warn: whether to log what is below the limits.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
@@ -165,12 +168,12 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: Part
             f"for the reason {most}: {remedy(config.log, 'log', rejected[0])}. All rejected rows are in "
             f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
-    if bad:
+    if bad and warn:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)
-    _check_times(config, raw, counts)
+    _check_times(config, raw, counts, warn)
 
 
-def _check_times(config: Config, raw: RawFiles, counts: DayCounts) -> None:
+def _check_times(config: Config, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
     """Warns or raises DataError if too many used rows of a day have an event_time outside of the day."""
     event_time, misdated, quality = config.log.event_time, counts.misdated, config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
@@ -188,7 +191,7 @@ def _check_times(config: Config, raw: RawFiles, counts: DayCounts) -> None:
             f"day. Otherwise deliver the raw log of {raw.dt} again, or raise quality.max_misdated_share if "
             "these times are right",
         )
-    if quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
+    if warn and quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
         log.warning(
             "%s: %d of %d rows have an event_time outside of this day in UTC (%.1f%%; "
             "quality.misdated_share_warn=%g); for example, %s",

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from conf.types import SPLITS, Split, SplitConfig
@@ -20,7 +19,9 @@ from etl.raw.file_splits import FileSplit
 from etl.split.time_split import last_ranks
 from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, read_split
-from etl.text.scan_pass import ValueCounter, columns_to_parse
+from etl.text.row_source import columns_to_parse
+from etl.text.scan_pass import ValueCounter
+from etl.text.spilled_rows import used_values
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import LABEL
@@ -147,14 +148,4 @@ def _add(counters: Mapping[str, ValueCounter], block: ParsedBlock, first: int, e
         if name == LABEL_CELLS:
             counter.add(block.columns[LABEL].slice(first, end - first).cast(pa.float64()).dictionary_encode())
         else:
-            counter.add(_used(block.columns[name].slice(first, end - first)))
-
-
-def _used(values: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Returns the array with a dictionary of those values that occur, in the order of the dictionary."""
-    codes = values.indices
-    present = np.unique(codes.drop_null().to_numpy(zero_copy_only=False))
-    new_codes = np.searchsorted(present, codes.fill_null(0).to_numpy(zero_copy_only=False))
-    is_null = codes.is_null().to_numpy(zero_copy_only=False)
-    indices = pa.array(np.where(is_null, 0, new_codes).astype(np.int32), mask=is_null)
-    return pa.DictionaryArray.from_arrays(indices, values.dictionary.take(pa.array(present)))
+            counter.add(used_values(block.columns[name].slice(first, end - first)))

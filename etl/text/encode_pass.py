@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text import parsed_splits
-from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, read_split, unify
-from etl.text.scan_pass import columns_to_parse
+from etl.text.parse_block import ParsedBlock, unify
+from etl.text.row_source import RowSource
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
 from spark.workers import Workers
 from storage import file_io
@@ -50,9 +49,9 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Data that all tasks need: layout, fitted chains and their tables, and the columns to write."""
+    """Data that all tasks need: source of rows, fitted chains and their tables, and the columns to write."""
 
-    layout: FileLayout
+    source: RowSource
     chains: tuple[FittedChain, ...]
     spec: FeatureSpec
     tables: LocalTables
@@ -97,7 +96,6 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
     if file_io.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     names = [name for chain in encoding.chains for name in chain.inputs]
-    needed = columns_to_parse(encoding.layout, names)
     pending: list[tuple[int, ParsedBlock]] = []
     pending_bytes = 0
     with (
@@ -111,7 +109,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
         ) as writer,
     ):
-        for first_row, parsed in _parsed_blocks(task, encoding.layout, needed):
+        for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
             if pending_bytes >= FILE_SPLIT_BYTES:
@@ -127,15 +125,15 @@ def _parquet_paths(schema: pa.Schema) -> list[str]:
 
 
 def _parsed_blocks(
-    task: EncodeTask, layout: FileLayout, needed: Sequence[str]
+    task: EncodeTask, source: RowSource, names: Sequence[str]
 ) -> Iterator[tuple[int, ParsedBlock]]:
     """Yields (row_id of the block's first line, parsed block) for each block of a file split.
 
     If the scan pass saved the parsed split, the saved split is loaded as one block. Otherwise the split is
     parsed again.
     """
-    saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
-    blocks = [saved] if saved is not None else read_split(task.file_split, layout, needed)
+    saved = parsed_splits.load(task.scratch, {*names}) if task.scratch else None
+    blocks = [saved] if saved is not None else source.blocks(task.file_split, names)
     lines = 0
     for parsed in blocks:
         yield task.first_row + lines, _rows_in(parsed, task.lines, lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from etl.raw.value_text import text_array
 from etl.text import parsed_splits
 from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, read_split, unify
+from etl.text.row_source import columns_to_parse
+from etl.text.spilled_rows import Spill, SpillWriter
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
@@ -46,6 +49,8 @@ class ScanTask:
         buckets: number of hash buckets into which the value counts are divided.
         scratch: name under which to save the parsed split; None to save nothing.
         day: the bounds of the day of the split (etl.raw.misdated); None if times are not compared with it.
+        spill: how to store the good rows for their preparation, in place of counting their values; None to
+            count the values.
     """
 
     file_split: FileSplit
@@ -53,6 +58,7 @@ class ScanTask:
     buckets: int = 1
     scratch: str | None = None
     day: tuple[int, int] | None = None
+    spill: Spill | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class SplitSummary:
         good: number of lines that are valid rows.
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
         values: maps each counted column to the number of its distinct values.
-        file: path of the file with the value counts of the split.
+        file: path of the file with the value counts of the split; empty if its rows were stored instead.
         misdated: number of good lines whose event_time is outside of the day, and their first and last time.
     """
 
@@ -139,26 +145,32 @@ def scan_file_split(
 ) -> Iterator[pa.RecordBatch]:
     """Scans one file split in a worker. Yields batches of rejected lines, then a batch with the summary."""
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
-    counters = {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
+    counters = {} if task.spill else {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
-    for parsed in read_split(task.file_split, layout, needed):
-        yield from _rejected_lines(index, lines, parsed)
-        # A compressed file may have several blocks; only a split of one block is saved.
-        if task.scratch and task.file_split.end is not None:
-            parsed_splits.save(task.scratch, parsed)
-        lines += parsed.lines
-        good += len(parsed.row_lines)
-        dropped.update(reason for _, reason in parsed.rejected)
-        if task.day is not None:
-            misdated += count_misdated(parsed.columns[EVENT_TIME].to_numpy(zero_copy_only=False), task.day)
-        labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
-        for name, counter in counters.items():
-            if name == LABEL_CELLS:
-                counter.add(labels)
-            else:
-                counter.add(parsed.columns[name], parsed.counts.get(name))
-    value_counts = {name: counter.result() for name, counter in counters.items()}
-    file, values = write_counts(task.counts_file, value_counts, task.buckets)
+    with SpillWriter(task.spill) if task.spill else nullcontext() as spilled:
+        for parsed in read_split(task.file_split, layout, needed):
+            yield from _rejected_lines(index, lines, parsed)
+            if spilled is not None:
+                spilled.add(parsed, lines)
+            # A compressed file may have several blocks; only a split of one block is saved.
+            elif task.scratch and task.file_split.end is not None:
+                parsed_splits.save(task.scratch, parsed)
+            lines += parsed.lines
+            good += len(parsed.row_lines)
+            dropped.update(reason for _, reason in parsed.rejected)
+            if task.day is not None:
+                times = parsed.columns[EVENT_TIME].to_numpy(zero_copy_only=False)
+                misdated += count_misdated(times, task.day)
+            labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode() if counters else None
+            for name, counter in counters.items():
+                if name == LABEL_CELLS:
+                    counter.add(labels)
+                else:
+                    counter.add(parsed.columns[name], parsed.counts.get(name))
+    file, values = "", dict[str, int]()
+    if not task.spill:
+        value_counts = {name: counter.result() for name, counter in counters.items()}
+        file, values = write_counts(task.counts_file, value_counts, task.buckets)
     counts = {"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file}
     summary = json.dumps({**counts, MISDATED: misdated.to_facts()})
     row = (index, summary, None, None, None)
@@ -166,16 +178,6 @@ def scan_file_split(
         [pa.array([value], field.type) for value, field in zip(row, SCAN_SCHEMA, strict=True)],
         schema=SCAN_SCHEMA,
     )
-
-
-def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
-    """Returns the raw columns to parse: `features`, and the columns of label, keys and filters."""
-    names = {*features, layout.label.column}
-    if layout.keys:
-        names |= set(layout.keys.columns)
-    for _, not_null, text in layout.filters:
-        names |= {*not_null, *(layout.formula(text).columns if text else ())}
-    return tuple(column.name for column in layout.columns if column.name in names)
 
 
 def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:

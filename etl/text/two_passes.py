@@ -32,6 +32,7 @@ from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import file_name, publish_counts
+from etl.text.row_source import LogRows
 from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
@@ -64,24 +65,15 @@ class _ScannedSplit:
     parts: tuple[tuple[Split, int, int], ...] | None = None
 
 
-def text_passes_apply(workers: Workers, config: Config) -> bool:
-    """Returns whether Python workers can read the raw log themselves, without Spark frames.
+def reads_blocks(config: Config) -> bool:
+    """Returns whether tasks can read the raw log in blocks of rows, without Spark frames.
 
-    They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
-    necessary for logs with tables of user or item attributes, with sampled negatives, with histories, with
-    positions of impressions, or with operators that change rows, and for logs on HDFS, which only Spark's
-    Hadoop client can read. Without the compiled scanner, all logs are read as frames.
+    Spark frames are necessary for the engine `sql`, and for logs on HDFS, which only Spark's Hadoop client
+    can read. Without the compiled scanner, all logs are read as frames.
     """
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
-        and (config.split.by == "day" or is_cut_by_position(config))
-        and config.users is None
-        and config.items is None
-        and config.negatives is None
-        and config.history is None
-        and config.serving.row_column is None
-        and not plan(config).changers
         and scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
     if applies and not is_built():
@@ -93,9 +85,22 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
     return applies
 
 
-def is_cut_by_position(config: Config) -> bool:
-    """Returns whether the position of a row in the log decides in which split it is."""
-    return config.split.by == "fraction" and config.log.event_time is None
+def needs_preparation(config: Config) -> bool:
+    """Returns whether the rows of a day must be prepared before values are counted and features computed.
+
+    Attributes, negatives, histories and positions are added to rows, and operators may change rows. A split
+    by the times of rows, or by the rows of each user, also needs all rows of a day, or of a user.
+    """
+    return bool(
+        config.users
+        or config.items
+        or config.negatives
+        or config.history
+        or config.serving.row_column
+        or plan(config).changers
+        or config.split.by == "leave_last_out"
+        or (config.split.by == "fraction" and config.log.event_time)
+    )
 
 
 class TextPasses:
@@ -210,7 +215,7 @@ class TextPasses:
                 first_row += scanned.lines
             tasks_of_day[dt] = range(start, len(tasks))
         encoding = Encoding(
-            layout=self._layout([raw for raw, _, _ in days.values()]),
+            source=LogRows(self._layout([raw for raw, _, _ in days.values()])),
             chains=workflow.chains,
             spec=workflow.spec,
             tables=workflow.local,

@@ -16,7 +16,7 @@ from etl.raw.parse import LINE_NUMBER, REASON
 from etl.spark.quarantine import quarantine_day
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import layout_of_days
-from etl.text.scan_pass import columns_to_parse
+from etl.text.row_source import columns_to_parse
 from storage.erased_users import ErasedList, add_erased, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
 from storage.paths import Lake

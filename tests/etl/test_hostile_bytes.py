@@ -26,7 +26,7 @@ from etl.spark.read_log import read_log
 from etl.spark.typed_rows import read_day
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain, read_split
-from etl.text.scan_pass import columns_to_parse
+from etl.text.row_source import columns_to_parse
 from storage.paths import Lake
 from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile

@@ -22,6 +22,7 @@ from etl.raw.file_splits import split_files
 from etl.statistics.id_rule import IdRule
 from etl.text import encode_pass, scan_pass
 from etl.text.file_layout import file_layout
+from etl.text.row_source import LogRows
 from etl.value_counts import vocabularies
 from etl.value_counts.requests import CountRequest
 from etl.workflow.fitted_chains import FittedChain
@@ -61,7 +62,9 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
             (Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v"
         )
         task = encode_pass.EncodeTask(file_split, 0, f"{out}/part-00000.parquet")
-        return partial(_encode, task, encode_pass.Encoding(layout, (chain,), spec, LocalTables({}), 64))
+        return partial(
+            _encode, task, encode_pass.Encoding(LogRows(layout), (chain,), spec, LocalTables({}), 64)
+        )
     if request.param == "scan":
         return partial(_scan, scan_pass.ScanTask(file_split, f"{out}/part-00000.parquet"), layout)
     entries = {"value": ["a", "b", "c"], "id": [3, 4, None], "count": [5, 5, 1], "last_seen": [1, 1, 1]}

@@ -57,7 +57,9 @@ def _tables(folder: Path, built: BuildResult) -> dict[str, Any]:
         table: _rows(workflow_table(lake, version, table), "column", "value") for table in (VOCABULARY, RARE)
     }
     for split in SPLITS:
-        tables[f"features of {split}"] = cases.read_rows(features, split).sort_values("row_id").to_dict("records")
+        tables[f"features of {split}"] = (
+            cases.read_rows(features, split).sort_values("row_id").to_dict("records")
+        )
         profile = lake.profiles("hard", split).partition(RUN_DATE)
         tables[f"profile of {split}"] = read_manifest(profile).facts
     tables["members"] = [

@@ -15,7 +15,8 @@ from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.text.file_layout import FileLayout, file_layout
 from etl.text.parse_block import plain, unify
-from etl.text.scan_pass import ValueCounter, columns_to_parse
+from etl.text.row_source import columns_to_parse
+from etl.text.scan_pass import ValueCounter
 from tests.etl import cases, raw_oracle
 from tests.etl.text_blocks import parse_text
 

@@ -1,0 +1,538 @@
+"""The passes over the days of a log whose rows need a preparation, such as histories, negatives or joins.
+
+The scan pass publishes the quarantine of each day, and stores its good rows. Tasks prepare these rows, and
+publish them in the table `prepared`. Then values are counted and features are computed from prepared files,
+as from a log that needs no preparation. All work is done by processes of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from conf.dates import days_since_epoch
+from conf.load import config_digest
+from conf.types import SPLITS, Config, RawTable, Split
+from etl.ops import RowChanger
+from etl.prepare.attributes import read_attribute_table
+from etl.prepare.click_tables import ClickTables, click_tables
+from etl.prepare.negatives import merge_items
+from etl.prepare.positions import impressions_table
+from etl.prepare.prepare_tasks import (
+    BucketTask,
+    DayInputs,
+    Preparation,
+    items_of_buckets,
+    load_table,
+    prepare_buckets,
+    save_table,
+    times_of,
+)
+from etl.prepare.prepared_files import PreparedRows
+from etl.prepare.row_operators import keep_users_together, require_table_forms
+from etl.prepare.splits import Cuts, time_cuts
+from etl.quality.column_summary import Summary
+from etl.quality.counts import LABEL_CELLS, Column
+from etl.quality.new_values import Values
+from etl.quality.profile import Piece
+from etl.raw.file_splits import FileSplit, compression
+from etl.raw.files import RawFiles, require_raw
+from etl.raw.impression_log import impression_inputs
+from etl.raw.layout_digest import layout_digest
+from etl.raw.misdated import bounds_of_day
+from etl.spark.prepared_rows import preparation as preparation_methods
+from etl.spark.quarantine import DayCounts, check_day
+from etl.split.time_split import no_good_row
+from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
+from etl.text.file_layout import FileLayout, layout_of_days
+from etl.text.publish_quarantine import publish_quarantine
+from etl.text.publish_value_counts import file_name
+from etl.text.row_source import RowSource
+from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
+from etl.text.scanned_day import ScannedDay
+from etl.text.spilled_rows import Spill
+from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
+from etl.value_counts.report_statistics import summarise_and_compare
+from etl.value_counts.requests import Counts
+from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.fitted_workflow import FittedWorkflow
+from spark.local_workers import LocalWorkers
+from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, raw_keys
+from storage.manifest import (
+    Manifest,
+    current_manifest,
+    data_files,
+    digest_of,
+    read_manifest,
+)
+from storage.paths import Lake, Partition
+from storage.publish import Rules, new_attempt, publish_files
+
+log = logging.getLogger("nightrank.etl")
+
+# Versions of the files of the tables `prepared` and `value_counts`. Days with other ones are written again.
+_PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
+# A task that prepares rows has this many bytes of raw text. Histories and negatives need much more memory.
+_TASK_BYTES = 8 * 2**20
+_MAX_BUCKETS = 256
+_COMPRESSED = 5  # text is about so many times as large as its compressed file
+_ARROW_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "string": pa.string(),
+    "ints": pa.list_(pa.int64()),
+    "strings": pa.list_(pa.string()),
+}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The prepared rows of a day that are in one split (None: all rows), and the files with them."""
+
+    split: Split | None
+    files: tuple[str, ...]
+
+
+class PreparedPasses:
+    """The passes over the days of one run of build_features."""
+
+    def __init__(self, workers: LocalWorkers, config: Config, lake: Lake) -> None:
+        """Creates the passes.
+
+        Raises:
+            ConfigError: an operator of `prepare` has only a form for Spark frames.
+        """
+        self._workers, self._config, self._lake = workers, config, lake
+        self._plan: Plan = plan(config)
+        require_table_forms(self._plan.changers)
+        self._clicks: ClickTables | None = click_tables(workers, config, lake)
+        self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
+
+    # The interface of TextPasses
+
+    def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
+        """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
+
+        Raises:
+            DataError: too many rows of a day cannot be parsed, or have times outside of the day.
+        """
+        self._prepare([raw for raw in days if not self.is_scanned(raw) and not self._is_prepared(raw)])
+        self._count([raw for raw in days if not self._is_counted(raw)])
+        counts = {}
+        for raw in days:
+            partition = self._lake.quarantine.partition(raw.dt)
+            counts[raw.dt] = DayCounts.from_manifest(read_manifest(partition))
+        return counts
+
+    def is_scanned(self, raw: RawFiles) -> bool:
+        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        quarantine = self._lake.quarantine.partition(raw.dt)
+        return current_manifest(quarantine, self._log_inputs(raw)) is not None and self._is_counted(raw)
+
+    def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
+        """Returns the value counts of a day.
+
+        Args:
+            raw: the raw files of the day.
+            split: the split whose rows are counted, if the day is divided into splits.
+        """
+        partition = self._lake.value_counts.partition(raw.dt)
+        day, manifest = days_since_epoch(raw.dt), read_manifest(partition)
+        label = split if self._is_divided else None
+        none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
+        files = tuple((path, day) for path in data_files(partition, manifest, label))
+        return Counts(files, day, manifest.facts["values"].get(label or "", none))
+
+    def figures_of(
+        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
+    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        """Returns summaries of `days`, and the comparison of `day` with the training days.
+
+        See etl.value_counts.report_statistics.summarise_and_compare.
+        """
+        return summarise_and_compare(
+            self._workers,
+            [self.counts_of(piece.raw, piece.split) for piece in days],
+            [self.counts_of(piece.raw, piece.split) for piece in train],
+            self.counts_of(day.raw, day.split),
+            columns,
+        )
+
+    def encode_days(
+        self,
+        workflow: FittedWorkflow,
+        days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
+        rules: Rules,
+    ) -> dict[str, Manifest]:
+        """Writes the feature partitions of days in one pass, and publishes them.
+
+        Args:
+            workflow: the fitted workflow, which computes the features.
+            days: maps each day to its raw files, its row counts, and the inputs for its manifest.
+            rules: checks for the columns of the feature table.
+        """
+        table = self._lake.features(workflow.version)
+        self._prepare([raw for raw, _, _ in days.values() if not self._is_prepared(raw)])
+        tasks: list[EncodeTask] = []
+        labels: list[Split | None] = []
+        tasks_of_day: dict[str, range] = {}
+        attempts: dict[str, str] = {}
+        rows: dict[str, int] = {}
+        for dt in days:
+            partition = table.partition(dt)
+            attempts[dt], start = new_attempt(partition), len(tasks)
+            prepared = read_manifest(self._prepared(dt))
+            rows[dt] = prepared.rows
+            for part in self._parts(dt, prepared):
+                for path in part.files:
+                    name = _labelled(attempts[dt], part.split, f"part-{len(tasks) - start:05d}.parquet")
+                    task = EncodeTask(FileSplit(path, 0, None), 0, partition.file(name))
+                    tasks.append(task)
+                    labels.append(part.split)
+            tasks_of_day[dt] = range(start, len(tasks))
+        encoding = Encoding(
+            source=self._source(),
+            chains=workflow.chains,
+            spec=workflow.spec,
+            tables=workflow.local,
+            row_group_rows=self._config.output.row_group_rows,
+        )
+        written = encode_splits(self._workers, tasks, encoding)
+        return {
+            dt: publish_files(
+                table.partition(dt),
+                {
+                    _labelled(attempts[dt], labels[task], file_name(written[task])): labels[task]
+                    for task in tasks_of_day[dt]
+                },
+                inputs=inputs,
+                expected_rows=rows[dt],
+                rows_in=counts.rows_in,
+                dropped=counts.dropped,
+                rules=rules,
+                grace_hours=self._config.output.grace_hours,
+            )
+            for dt, (_, counts, inputs) in days.items()
+        }
+
+    # Inputs and names
+
+    @property
+    def _is_divided(self) -> bool:
+        """Returns whether a day has rows of several splits."""
+        return self._config.split.by != "day"
+
+    def _prepared(self, dt: str) -> Partition:
+        return self._lake.prepared(self._config.name).partition(dt)
+
+    def _source(self) -> RowSource:
+        return PreparedRows()
+
+    def _counted_columns(self) -> list[str]:
+        """Returns the columns whose values are counted: inputs of features that are no lists."""
+        inputs = {name for chain in self._plan.chains for name in chain.inputs}
+        kinds = self._plan.columns
+        return [name for name in kinds if name in inputs and kinds[name] in ("int", "float", "string")]
+
+    def _columns(self) -> tuple[str, ...]:
+        """Returns the columns of prepared files."""
+        read = {name for chain in self._plan.chains for name in chain.inputs}
+        read |= {name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()}
+        keys = raw_keys(self._config.keys)
+        times = [EVENT_TIME] if self._config.log.event_time else []
+        fixed = [ROW_ID, *keys, *times, LABEL]
+        return (*fixed, *(name for name in self._plan.columns if name in read and name not in fixed))
+
+    def _log_columns(self) -> tuple[str, ...]:
+        """Returns the columns of the good rows that are stored for the preparation."""
+        config = self._config
+        needed = {*self._columns(), *(config.keys.columns if config.keys else ())}
+        everything = bool(self._plan.changers)  # operators may read any column
+        raw = [name for name in config.log.names if everything or name in needed]
+        times = [EVENT_TIME] if config.log.event_time else []
+        fixed = [*raw_keys(config.keys), *times, LABEL]
+        return (*fixed, *(name for name in raw if name not in fixed))
+
+    def _log_inputs(self, raw: RawFiles) -> dict[str, str]:
+        return {"raw": raw.digest, "layout": layout_digest(self._config)}
+
+    def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the inputs of the prepared rows of a day, as its manifest names them."""
+        config = self._config
+        columns = digest_of([_PREPARED_FORMAT, *self._columns()])
+        inputs = {**self._log_inputs(raw), "columns": columns, **preparation_methods(config)}
+        inputs |= impression_inputs(config, raw)
+        if config.negatives:
+            inputs["drawn"] = config_digest(config, "negatives")
+        if self._is_divided:
+            inputs["shares"] = config_digest(config, "split")
+        if self._clicks:
+            inputs["earlier_clicks"] = self._clicks.digest_before(raw.dt)
+        return inputs
+
+    def _count_inputs(self, raw: RawFiles) -> dict[str, str]:
+        counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
+        return {**self._prepared_inputs(raw), "counted": counted}
+
+    def _is_prepared(self, raw: RawFiles) -> bool:
+        return current_manifest(self._prepared(raw.dt), self._prepared_inputs(raw)) is not None
+
+    def _is_counted(self, raw: RawFiles) -> bool:
+        partition = self._lake.value_counts.partition(raw.dt)
+        return current_manifest(partition, self._count_inputs(raw)) is not None
+
+    def _parts(self, dt: str, manifest: Manifest) -> Iterator[_Part]:
+        """Yields the files of the prepared rows of a day, by split."""
+        for split in SPLITS if self._is_divided else (None,):
+            yield _Part(split, tuple(data_files(self._prepared(dt), manifest, split)))
+
+    # Preparing
+
+    def _prepare(self, days: Sequence[RawFiles]) -> None:
+        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
+        if not days:
+            return
+        layout = layout_of_days(self._config, days)
+        preparation = self._preparation(layout)
+        splits: dict[str, list[FileSplit]] = {}
+        for part in layout.reader.splits():
+            splits.setdefault(part.path, []).append(part)
+        run_id = uuid.uuid4().hex[:12]
+        scans: list[ScanTask] = []
+        of_days: list[dict[int, FileSplit]] = []
+        buckets: list[int] = []
+        for raw in days:
+            of_day = [part for path in raw.paths for part in splits.get(path, ())]
+            buckets.append(self._buckets(of_day, len(days)))
+            of_days.append(dict(enumerate(of_day, start=len(scans))))
+            bounds = bounds_of_day(self._config, raw.dt)
+            for part in of_day:
+                by = USER_KEY if self._config.keys else None
+                spill = Spill(f"{run_id}-{len(scans)}", self._log_columns(), by, buckets[-1])
+                scans.append(ScanTask(part, "", day=bounds, spill=spill))
+        scanned = scan_splits(self._workers, scans, layout, self._parsed_columns())
+        summaries = collect_summaries(scanned)
+        tasks: list[BucketTask] = []
+        attempts = []
+        for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
+            day = ScannedDay(raw, of_day, summaries)
+            quarantine = self._lake.quarantine.partition(raw.dt)
+            if current_manifest(quarantine, self._log_inputs(raw)) is None:
+                publish_quarantine(self._config, quarantine, day, scanned, self._log_inputs(raw))
+            counts = DayCounts.from_manifest(read_manifest(quarantine))
+            check_day(self._config, raw, counts, quarantine, warn=False)
+            if self._is_divided and not counts.good:
+                raise no_good_row()
+            partition = self._prepared(raw.dt)
+            attempts.append(new_attempt(partition))
+            spills = tuple(
+                (spill.name, first_row)
+                for task, _, first_row, _ in day.first_lines()
+                if (spill := scans[task].spill) is not None
+            )
+            for bucket in range(buckets[index]):
+                file = partition.file(f"{attempts[-1]}/part-{bucket:05d}.parquet")
+                tasks.append(BucketTask(index, raw.dt, spills, bucket, file))
+        inputs = self._day_inputs(days, tasks, preparation)
+        written = prepare_buckets(self._workers, tasks, preparation, inputs)
+        for index, raw in enumerate(days):
+            files = [
+                file
+                for task, of_task in zip(tasks, written, strict=True)
+                if task.day == index
+                for file in of_task
+            ]
+            publish_files(
+                self._prepared(raw.dt),
+                {_labelled(attempts[index], file.split, file_name(file.path)): file.split for file in files},
+                inputs=self._prepared_inputs(raw),
+                expected_rows=sum(file.rows for file in files),
+                grace_hours=self._config.output.grace_hours,
+            )
+
+    def _parsed_columns(self) -> tuple[str, ...]:
+        return tuple(name for name in self._log_columns() if name in self._config.log.names)
+
+    def _buckets(self, file_splits: Sequence[FileSplit], days: int) -> int:
+        """Returns the number of tasks that prepare a day. Without keys, one task has all rows of the day."""
+        config = self._config
+        user = config.keys.user if config.keys else None
+        if user is None or not keep_users_together(self._plan.changers, user):
+            return 1
+        size = sum(part.bytes * (_COMPRESSED if compression(part.path) else 1) for part in file_splits)
+        most = _TASK_BYTES if days > 1 else min(_TASK_BYTES, max(size // self._workers.parallelism, 2**18))
+        return min(_MAX_BUCKETS, buckets_for(size, max(most, 1)))
+
+    def _preparation(self, layout: FileLayout) -> Preparation:
+        config = self._config
+        types = {name: pa.string() for name in raw_keys(config.keys)}
+        types |= {ROW_ID: pa.int64(), LABEL: pa.float32()}
+        types |= {EVENT_TIME: pa.int64()} if config.log.event_time else {}
+        stored = self._log_columns()
+        raw = {name: _ARROW_TYPES[kind] for name, kind in layout.types.items() if name in stored}
+        tables = {"users": config.users, "items": config.items}
+        keys = {"users": config.keys.user, "items": config.keys.item} if config.keys else {}
+        return Preparation(
+            split=config.split if self._is_divided else None,
+            history=config.history,
+            negatives=config.negatives,
+            item_column=config.keys.item if config.keys else "",
+            position_column=config.serving.row_column,
+            has_time=config.log.event_time is not None,
+            keys_of_tables={name: keys[name] for name, table in tables.items() if table and name in keys},
+            changers=self._changers(),
+            columns=self._columns(),
+            types={**raw, **types},
+        )
+
+    def _changers(self) -> tuple[RowChanger, ...]:
+        return self._plan.changers
+
+    def _day_inputs(
+        self, days: Sequence[RawFiles], tasks: Sequence[BucketTask], preparation: Preparation
+    ) -> list[DayInputs]:
+        """Reads the tables that tasks need, and computes the cuts and the items of each day."""
+        inputs = []
+        for raw in days:
+            shown = impressions_table(self._workers, self._config, raw)
+            inputs.append(
+                DayInputs(
+                    earlier=self._clicks.files_before(raw.dt) if self._clicks else None,
+                    impressions=None if shown is None else save_table(shown, self._new_file()),
+                    tables={
+                        section: self._attributes(raw, section, key)
+                        for section, key in preparation.keys_of_tables.items()
+                    },
+                )
+            )
+        if preparation.split and preparation.split.by == "fraction":
+            cuts = self._cuts(tasks, preparation)
+            inputs = [replace(of_day, cuts=cuts.get(index)) for index, of_day in enumerate(inputs)]
+        if preparation.negatives:
+            folder = self._new_folder()
+            paths = items_of_buckets(self._workers, tasks, preparation, inputs, str(folder))
+            for index in range(len(days)):
+                parts = [
+                    load_table(path) for task, path in zip(tasks, paths, strict=True) if task.day == index
+                ]
+                items = self._new_folder()
+                merge_items(parts).save(items)
+                inputs[index] = replace(inputs[index], items=str(items))
+        return inputs
+
+    def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
+        """Returns the cuts of each day by its index."""
+        counted = times_of(self._workers, tasks, preparation)
+        days = counted["day"].to_numpy()
+        cuts = {}
+        for day in np.unique(days).tolist():
+            of_day = counted.filter(pa.array(days == day))
+            times, counts = of_day["time"].to_numpy(), of_day["count"].to_numpy()
+            cuts[day] = time_cuts(times, counts, self._config.split)
+        return cuts
+
+    def _attributes(self, raw: RawFiles, section: str, key: str) -> str:
+        """Returns the path of a file with the rows of a table of attributes. Each table is read once."""
+        config = self._config
+        table: RawTable | None = config.users if section == "users" else config.items
+        if table is None:
+            raise ValueError(f"internal error, please report: the section {section} is not set")
+        files = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder)
+        known = (section, *files.paths)
+        if known not in self._saved:
+            rows = read_attribute_table(config, table, key, section, raw.dt, key, raw.recorder)
+            self._saved[known] = save_table(rows, self._new_file())
+        return self._saved[known]
+
+    def _new_file(self) -> str:
+        return str(self._workers.folder / f"{uuid.uuid4().hex[:12]}.arrow")
+
+    def _new_folder(self) -> Path:
+        folder = self._workers.folder / uuid.uuid4().hex[:12]
+        folder.mkdir()
+        return folder
+
+    # Counting
+
+    def _count(self, days: Sequence[RawFiles]) -> None:
+        """Publishes the value counts of the prepared rows of some days."""
+        self._prepare([raw for raw in days if not self._is_prepared(raw)])
+        tasks: list[_CountTask] = []
+        of_tasks: list[tuple[str, Split | None]] = []
+        attempts: dict[str, str] = {}
+        for raw in days:
+            partition = self._lake.value_counts.partition(raw.dt)
+            attempts[raw.dt] = new_attempt(partition)
+            manifest = read_manifest(self._prepared(raw.dt))
+            buckets = buckets_for(raw.bytes, BUCKET_BYTES)
+            for part in self._parts(raw.dt, manifest):
+                for path in part.files:
+                    name = _labelled(attempts[raw.dt], part.split, f"part-{len(tasks):05d}.parquet")
+                    tasks.append(_CountTask(path, partition.file(name), buckets))
+                    of_tasks.append((raw.dt, part.split))
+            if not manifest.files:  # a partition has at least one file
+                split = SPLITS[0] if self._is_divided else None
+                name = _labelled(attempts[raw.dt], split, f"part-{len(tasks):05d}.parquet")
+                tasks.append(_CountTask(None, partition.file(name), buckets))
+                of_tasks.append((raw.dt, split))
+        counted = self._workers.collect(
+            len(tasks), partial(_count_file, tuple(tasks), tuple(self._counted_columns()))
+        )
+        results = [json.loads(text) for text in counted]
+        for raw in days:
+            of_day = [
+                (split, result)
+                for (dt, split), result in zip(of_tasks, results, strict=True)
+                if dt == raw.dt
+            ]
+            values: dict[str, dict[str, int]] = {}
+            for split, result in of_day:
+                known = values.setdefault(split or "", dict.fromkeys(result["values"], 0))
+                values[split or ""] = {name: known[name] + n for name, n in result["values"].items()}
+            publish_files(
+                self._lake.value_counts.partition(raw.dt),
+                {
+                    _labelled(attempts[raw.dt], split, file_name(result["file"])): split
+                    for split, result in of_day
+                },
+                inputs=self._count_inputs(raw),
+                expected_rows=sum(sum(of_split.values()) for of_split in values.values()),
+                facts={"values": values},
+                grace_hours=self._config.output.grace_hours,
+            )
+
+
+@dataclass(frozen=True)
+class _CountTask:
+    """A prepared file whose values are counted (None: a day without rows), and the file to write."""
+
+    path: str | None
+    counts_file: str
+    buckets: int
+
+
+def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: int) -> str:
+    task = tasks[index]
+    counters = {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
+    blocks = PreparedRows().blocks(FileSplit(task.path, 0, None), counted) if task.path else ()
+    for block in blocks:
+        for name, counter in counters.items():
+            values = block.columns[LABEL].cast(pa.float64()) if name == LABEL_CELLS else block.columns[name]
+            is_encoded = isinstance(values, pa.DictionaryArray)
+            counter.add(values if is_encoded else values.dictionary_encode())
+    results = {name: counter.result() for name, counter in counters.items()}
+    file, values_of = write_counts(task.counts_file, results, task.buckets)
+    return json.dumps({"file": file, "values": values_of})
+
+
+def _labelled(attempt: str, split: Split | None, name: str) -> str:
+    """Returns the path of a file below the folder of an attempt. Each split has its own folder."""
+    return f"{attempt}/{split}/{name}" if split else f"{attempt}/{name}"
