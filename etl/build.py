@@ -159,7 +159,7 @@ def encode_split(
     more. `read` reads published features.
     """
     days = raw_days(config, run_date, lake.recorder)[split]
-    published = _encoded_days(workers, config, lake, workflow, days)
+    published = encoded_days(workers, config, lake, workflow, days)
     if published is not None:
         table = lake.features(workflow.version)
         return union_all([read(table.partition(dt), manifest) for dt, manifest in published.items()])
@@ -170,7 +170,7 @@ def encode_split(
     return reduce(DataFrame.unionByName, frames).persist()
 
 
-def _encoded_days(
+def encoded_days(
     workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest] | None:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.

@@ -6,20 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config, JoinedTable, Split
-from etl.latest.latest_histories import LatestHistories, latest_histories
+from etl.latest.latest_histories import LatestHistories, histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
+from etl.prepare.attributes import (
+    attribute_rows,
+    one_array,
+    plain_array,
+    read_attribute_table,
+    reads_in_process,
+)
 from etl.quality.missing_rows import MissingRows, Section, require_rows
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
+from etl.raw.number_text import integers
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import frame_of
+from spark.local_workers import LocalWorkers
+from spark.rows import Rows, select, unpersist
 from spark.workers import Workers
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
@@ -97,7 +109,7 @@ def publish_latest(
         return {}
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
-    histories = latest_histories(workers.spark, config, lake, splits) if config.history else None
+    histories = histories_of(workers, config, lake, splits)
     table = lake.features(workflow.version)
     days = [PublishedRows(table.partition(day.partition), day) for day in features]
     sides = [
@@ -107,7 +119,7 @@ def publish_latest(
     for side in sides:
         if side.attributes and side.current is None:
             of_log = latest_published_rows(workers, days, side.key, [], workflow.spec, config.workflow.engine)
-            keyed[side.section] = keyed_attributes(workers.spark, config, run_date, side.section, of_log)
+            keyed[side.section] = attributes_of(workers, config, run_date, side.section, of_log)
     try:
         missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
         _require_rows(config, lake, run_date, sides, missing)
@@ -117,19 +129,18 @@ def publish_latest(
                 published[side.section] = side.current
                 continue
             others = [column for column in side.columns if column not in side.of_history]
-            rows: pa.Table | DataFrame
+            rows: Rows
             facts: dict[str, Any] = {}
             if side.section in keyed:
-                rows = workflow.encode(keyed[side.section].rows, others, [side.key])
+                rows = encode_rows(workflow, keyed[side.section].rows, others, side.key)
                 facts = missing[side.section].to_facts()
             else:
                 rows = latest_published_rows(
                     workers, days, side.key, others, workflow.spec, config.workflow.engine
                 )
             if histories and side.of_history:
-                known = frame_of(workers.spark, rows)
-                rows = with_histories(known, workflow, histories, config, side.of_history)
-                rows = rows.select(side.key, *side.columns)
+                rows = with_histories(rows, workflow, histories, config, side.of_history)
+                rows = select(rows, [side.key, *side.columns])
             published[side.section] = publish_rows(
                 rows,
                 side.partition,
@@ -221,26 +232,70 @@ def features_of_history(config: Config, workflow: FittedWorkflow, columns: Seque
     return [column for column in columns if column in computed]
 
 
+def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], key: str) -> Rows:
+    """Returns the column `key` and the features `features` of rows that are no training rows.
+
+    Args:
+        workflow: computes the features.
+        rows: a table or a frame with `key` and the raw columns that the features depend on.
+        features: the names of the features; maybe none.
+        key: user_key or item_key.
+    """
+    if not isinstance(rows, pa.Table):
+        return workflow.encode(rows, features, [key])
+    encoded = workflow.encode_table(rows, features) if features else pa.table({})
+    columns = {key: rows[key], **{name: encoded[name] for name in features}}
+    return pa.table(columns)
+
+
 def with_histories(
-    rows: DataFrame,
+    rows: Rows,
     workflow: FittedWorkflow,
     histories: LatestHistories,
     config: Config,
     names: Sequence[str],
-) -> DataFrame:
+) -> Rows:
     """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
 
-    A user without a click has an empty history.
+    A user without a click has an empty history. The result is a table if `rows` and the histories are tables,
+    and otherwise a frame.
     """
     column = config.history.column if config.history else ""
+    if isinstance(rows, pa.Table) and (histories.rows is None or isinstance(histories.rows, pa.Table)):
+        latest = pa.table({USER_KEY: rows[USER_KEY], column: _histories_of(rows, histories.rows, column)})
+        encoded = encode_rows(workflow, latest, names, USER_KEY)
+        for name in names:
+            rows = rows.append_column(name, encoded[name])
+        return rows
+    frames = [frame for frame in (rows, histories.rows) if isinstance(frame, DataFrame)]
+    session = frames[0].sparkSession
+    frame = frame_of(session, rows)
     empty = F.array().cast("array<string>")
-    known = rows.select(USER_KEY)
-    latest = (
+    known = frame.select(USER_KEY)
+    joined = (
         known.withColumn(column, empty)
         if histories.rows is None
-        else known.join(histories.rows, USER_KEY, "left").withColumn(column, F.coalesce(column, empty))
+        else known.join(frame_of(session, histories.rows), USER_KEY, "left").withColumn(
+            column, F.coalesce(column, empty)
+        )
     )
-    return rows.join(workflow.encode(latest, names, [USER_KEY]), USER_KEY)
+    return frame.join(workflow.encode(joined, names, [USER_KEY]), USER_KEY)
+
+
+def _histories_of(rows: pa.Table, histories: pa.Table | None, column: str) -> pa.Array:
+    """Returns the history of each of n users: an array of n lists of strings, without nulls.
+
+    Args:
+        rows: n rows with the column user_key.
+        histories: rows with user_key and the column `column`; None if there are none.
+        column: the column with the histories.
+    """
+    empty = pa.array([[]], pa.list_(pa.string()))
+    if histories is None:
+        return empty.take(pa.array(np.zeros(len(rows), np.int64)))
+    lists = one_array(histories[column])
+    positions = attribute_rows(rows[USER_KEY], histories[USER_KEY], USER_KEY)
+    return pa.concat_arrays([lists.cast(empty.type), empty]).take(positions.fill_null(len(lists)))
 
 
 @dataclass(frozen=True)
@@ -249,26 +304,102 @@ class KeyedAttributes:
 
     Attributes:
         section: the section of the table: `users` or `items`.
-        rows: a frame with the key (user_key or item_key) and the columns of the table of attributes.
-        of_log: a frame with the keys of the log, and with a column that is null if the table has no row of
-            the key; None if the log was not compared with the table.
+        rows: a table or a frame with the key (user_key or item_key) and the columns of the table of
+            attributes.
+        of_log: rows with the keys of the log, and with a column that is null if the table has no row of the
+            key; None if the log was not compared with the table. A table if `rows` is a table.
     """
 
     section: Section
-    rows: DataFrame
-    of_log: DataFrame | None = None
+    rows: Rows
+    of_log: Rows | None = None
 
     def count_missing(self) -> MissingRows:
-        """Returns the numbers of keys. Keeps the comparison with the log in memory until `release`."""
+        """Returns the numbers of keys. Keeps the comparison of frames in memory until `release`."""
         if self.of_log is None:
             raise ValueError("internal error, please report: the log was not compared with the table")
+        if isinstance(self.of_log, pa.Table):
+            return MissingRows(self.section, len(self.of_log), self.of_log[_HAS_ROW].null_count)
         counted = self.of_log.persist().agg(F.count(F.lit(1)), F.count(_HAS_ROW)).collect()[0]
         return MissingRows(self.section, counted[0], counted[0] - counted[1])
 
     def release(self) -> None:
         """Frees the memory that `count_missing` uses."""
         if self.of_log is not None:
-            self.of_log.unpersist()
+            unpersist(self.of_log)
+
+
+def attributes_of(
+    workers: Workers, config: Config, run_date: str, section: Section, of_log: Rows | None = None
+) -> KeyedAttributes:
+    """Returns the rows of the table of attributes (section `users` or `items`) with keys.
+
+    Tables of this process if `workers` are processes of this machine that can read the table, else frames.
+    The other arguments are those of `keyed_attributes`.
+    """
+    table = config.users if section == "users" else config.items
+    in_process = isinstance(workers, LocalWorkers) and reads_in_process(config, table)
+    if in_process and (of_log is None or isinstance(of_log, pa.Table)):
+        return keyed_table(config, run_date, section, of_log)
+    return keyed_attributes(workers.spark, config, run_date, section, of_log)
+
+
+def keyed_table(
+    config: Config, run_date: str, section: Section, of_log: pa.Table | None = None
+) -> KeyedAttributes:
+    """Does the work of `keyed_attributes` in this process. The results are tables with the same rows."""
+    key, name, table = _keyed_by(config, section)
+    raw_rows = read_attribute_table(config, table, name, section, run_date, name)
+    rows = raw_rows.append_column(key, _texts(raw_rows[name]))
+    if section == "users":
+        rows = _table_without(rows, erased_of_table(config, table, run_date))
+    if of_log is None:
+        return KeyedAttributes(section, rows)
+    keys = of_log.select([key])
+    if section == "users":
+        keys = _table_without(keys, erased_of_day(config, run_date))
+    positions = attribute_rows(keys[key], rows[key], key)
+    has_row = pc.if_else(positions.is_valid(), True, pa.scalar(None, pa.bool_()))
+    compared = keys.append_column(_HAS_ROW, has_row)
+    if missing_mode(config, section) == "serve":
+        missing = keys[key].filter(positions.is_null()).combine_chunks()
+        columns = {
+            field.name: pa.nulls(len(missing), field.type)
+            if field.name != name
+            else _typed_keys(missing, field.type)
+            for field in raw_rows.schema
+        }
+        added = pa.table({**columns, key: missing.cast(pa.string())}, rows.schema)
+        rows = pa.concat_tables([rows, added])
+    return KeyedAttributes(section, rows, compared)
+
+
+def _texts(column: pa.ChunkedArray) -> pa.Array:
+    """Returns the ids of a table of attributes as texts."""
+    return plain_array(column).cast(pa.string())
+
+
+def _typed_keys(keys: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Converts keys of the log to the type of the key of a table of attributes."""
+    texts = keys.cast(pa.string())
+    of_table = kind.value_type if pa.types.is_dictionary(kind) else kind
+    values = integers(texts) if pa.types.is_integer(of_table) else texts
+    return values.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values
+
+
+def _table_without(rows: pa.Table, erased: ErasedUsers | None) -> pa.Table:
+    """Leaves out the rows of erased users."""
+    return rows if erased is None else rows.filter(pa.array(~erased.are_in(plain_array(rows[USER_KEY]))))
+
+
+def _keyed_by(config: Config, section: Section) -> tuple[str, str, JoinedTable]:
+    """Returns the key of a section (user_key or item_key), the raw column of the key, and the table."""
+    table = config.users if section == "users" else config.items
+    if table is None or config.keys is None:
+        raise ValueError(f"internal error, please report: the section {section} is not set")
+    if section == "users":
+        return USER_KEY, config.keys.user, table
+    return ITEM_KEY, config.keys.item, table
 
 
 def keyed_attributes(
@@ -276,7 +407,7 @@ def keyed_attributes(
     config: Config,
     run_date: str,
     section: Section,
-    of_log: pa.Table | DataFrame | None = None,
+    of_log: Rows | None = None,
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
@@ -289,11 +420,7 @@ def keyed_attributes(
         section: whose attributes to read.
         of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table count.
     """
-    key = USER_KEY if section == "users" else ITEM_KEY
-    table = config.users if section == "users" else config.items
-    if table is None or config.keys is None:
-        raise ValueError(f"internal error, please report: the section {section} is not set")
-    name = config.keys.user if section == "users" else config.keys.item
+    key, name, table = _keyed_by(config, section)
     raw_rows = read_attributes(spark, config, table, name, section, run_date, name)
     rows = raw_rows.withColumn(key, F.col(name).cast("string"))
     if section == "users":

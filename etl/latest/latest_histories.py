@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +15,7 @@ from etl.raw.files import RawFiles
 from etl.spark.histories import as_history, last_clicks
 from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
 from etl.split.time_split import SPLIT
+from spark.workers import Workers
 from storage.manifest import digest_of
 from storage.paths import Lake
 
@@ -23,12 +25,12 @@ class LatestHistories:
     """The latest histories of all users with a click.
 
     Attributes:
-        rows: a frame with user_key and the column `history.column`, one row per user. Users without a click
-            have no row. None if no user has a click.
+        rows: a table or a frame with user_key and the column `history.column`, one row per user. Users
+            without a click have no row. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """
 
-    rows: DataFrame | None
+    rows: pa.Table | DataFrame | None
     digest: str
 
 
@@ -67,3 +69,17 @@ def latest_histories(
         None if clicks is None else as_history(clicks, history),
         digest_of([preparation(config), known, digest]),
     )
+
+
+def histories_of(
+    workers: Workers,
+    config: Config,
+    lake: Lake,
+    splits: Mapping[Split, Sequence[RawFiles]],
+    *,
+    before: Split | None = None,
+) -> LatestHistories | None:
+    """Returns the latest histories of a run (`latest_histories`, which has the same arguments)."""
+    if config.history is None:
+        return None
+    return latest_histories(workers.spark, config, lake, splits, before=before)

@@ -19,3 +19,8 @@ def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | 
         if table.format in reader.formats:
             return reader.open(table, paths, event_time)
     raise ValueError(f"internal error, please report: no reader reads {table.format}")
+
+
+def has_reader(table: RawTable) -> bool:
+    """Returns whether a reader reads the format of a table."""
+    return any(table.format in reader.formats for reader in _READERS)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Split
-from etl.build import feature_inputs
+from etl.build import encoded_days, feature_inputs
 from etl.checked_days import raw_days
 from etl.latest.latest_features import (
+    attributes_of,
+    encode_rows,
     features_of_history,
-    keyed_attributes,
     missing_mode,
     with_histories,
 )
-from etl.latest.latest_histories import latest_histories
+from etl.latest.latest_histories import histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows, latest_rows
 from etl.quality.missing_rows import Section
 from etl.raw.files import require_raw
@@ -31,6 +31,7 @@ from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
 from spark.choose_workers import workers_of
+from spark.rows import Rows, select
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import current_manifest
@@ -59,7 +60,7 @@ def rows_before_test(
     side: Literal["user", "item"],
     *,
     before: Split = "test",
-) -> pa.Table | DataFrame:
+) -> Rows:
     """Returns the features of all users, or of all items, from before the test rows.
 
     If the configuration has a table of attributes of this side (section `users` or `items`), the features are
@@ -85,22 +86,23 @@ def rows_before_test(
     with_history = side == "user" and context.config.history is not None
     if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
         return _latest_published(context, _published_rows(context, dataset, known), key, names, spec)
+    workers = workers_of(context)
     workflow = load_workflow(
         context.lake,
         spec.workflow_version,
         context.config.output.broadcast_max_rows,
-        workers=workers_of(context),
+        workers=workers,
     )
     of_history = features_of_history(context.config, workflow, names) if with_history else []
     columns = [name for name in names if name not in of_history]
-    rows: pa.Table | DataFrame
+    rows: Rows
     if attributes is not None:
         section: Section = "users" if side == "user" else "items"
         of_log = None
         if missing_mode(context.config, section) == "serve":
             of_log = _latest_published(context, _published_rows(context, dataset, known), key, [], spec)
-        keyed = keyed_attributes(context.spark, context.config, context.run_date, section, of_log)
-        rows = workflow.encode(keyed.rows, columns, [key])
+        keyed = attributes_of(workers, context.config, context.run_date, section, of_log)
+        rows = encode_rows(workflow, keyed.rows, columns, key)
     elif spec.workflow_version == dataset.workflow_version:
         published = _published_rows(context, dataset, known)
         rows = _latest_published(context, published, key, columns, spec)
@@ -109,11 +111,10 @@ def rows_before_test(
     if not of_history:
         return rows
     raw_files = raw_days(context.config, context.run_date, context.recorder)
-    histories = latest_histories(context.spark, context.config, context.lake, raw_files, before=before)
+    histories = histories_of(workers, context.config, context.lake, raw_files, before=before)
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
-    known_rows = frame_of(context.spark, rows)
-    return with_histories(known_rows, workflow, histories, context.config, of_history).select(key, *names)
+    return select(with_histories(rows, workflow, histories, context.config, of_history), [key, *names])
 
 
 def _published_rows(context: RunContext, dataset: Dataset, splits: Sequence[Split]) -> list[PublishedRows]:
@@ -131,7 +132,7 @@ def _latest_published(
     key: str,
     columns: Sequence[str],
     spec: FeatureSpec,
-) -> pa.Table | DataFrame:
+) -> Rows:
     """Returns the latest row of each key in published rows (etl.latest.latest_rows)."""
     return latest_published_rows(
         workers_of(context), published, key, columns, spec, context.config.workflow.engine
@@ -145,13 +146,24 @@ def _latest_of_workflow(
     workflow: FittedWorkflow,
     key: str,
     columns: Sequence[str],
-) -> pa.Table | DataFrame:
+) -> Rows:
     """Returns the latest row of each key in some splits, with the features of `workflow`.
 
     A day that was published with this workflow and the present raw log is read. The features of any other day
-    are computed again.
+    are computed again. If this process or its workers can compute them, they are published, too.
     """
     config, version = context.config, workflow.version
+    if context.in_process:
+        days_of_log = [
+            require_raw(config, config.log, member.dt, recorder=context.recorder)
+            for split in splits
+            for member in dataset.splits.get(split, ())
+        ]
+        encoded = encoded_days(workers_of(context), config, context.lake, workflow, days_of_log)
+        if encoded is not None:
+            table = context.lake.features(version)
+            of_days = [PublishedRows(table.partition(dt), manifest) for dt, manifest in encoded.items()]
+            return _latest_published(context, of_days, key, columns, workflow.spec)
     earlier = clicks_before(context.spark, config, context.lake) if config.history else None
     published: list[PublishedRows] = []
     days = []

@@ -1,0 +1,297 @@
+"""Reads tables other than the log in this process, and joins them with rows of the log.
+
+`etl/spark/read_log.py` reads the same tables as Spark frames, with the same rows and the same errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import DataError
+from conf.names import scheme_of
+from conf.types import Config, RawTable
+from etl.native.library import is_built
+from etl.raw import key_rule
+from etl.raw.files import raw_path, require_raw
+from etl.raw.number_text import integers
+from etl.raw.rejected_lines import RejectedLine
+from etl.raw.table_heads import unusable
+from etl.readers.base import RawBlock
+from etl.readers.discovery import has_reader, open_table
+from storage.lineage import NOT_RECORDED, LineageRecorder
+
+
+@dataclass(frozen=True)
+class _ReadBlock:
+    """The rows of a block without rejected rows, and where they are.
+
+    Attributes:
+        path: the file.
+        line_numbers: (n,) int64: for each row, the number of its line in the file, from 1.
+        columns: for each column of the table, an array of n values.
+    """
+
+    path: str
+    line_numbers: np.ndarray
+    columns: Mapping[str, pa.Array]
+
+
+def reads_in_process(config: Config, *tables: RawTable | None) -> bool:
+    """Returns whether this process can read these tables without a Spark session. None is no table.
+
+    A table on HDFS cannot be read, because only Spark's Hadoop client reads HDFS. Without the compiled
+    scanner, no table of text can be read.
+    """
+    return all(
+        has_reader(table)
+        and scheme_of(raw_path(config, table, "")) != "hdfs"
+        and (table.format == "parquet" or is_built())
+        for table in tables
+        if table is not None
+    )
+
+
+def read_attribute_table(
+    config: Config,
+    table: RawTable,
+    key: str | Sequence[str],
+    section: str,
+    dt: str,
+    id_column: str | None = None,
+    recorder: LineageRecorder = NOT_RECORDED,
+) -> pa.Table:
+    """Reads a table other than the log, such as attributes of users or items, with one row per key.
+
+    This function has many parameters, because its callers need many combinations of table, key, section and
+    id column. `etl.spark.read_log.read_attributes` returns the same rows as a frame.
+
+    Args:
+        config: the configuration of the run.
+        table: the table to read.
+        key: the column or columns whose values must be unique.
+        section: the section of the configuration, for error messages.
+        dt: the date that replaces `{date}` in the table's path.
+        id_column: the column with ids of users or items; None if there is none.
+        recorder: records the table's files as an input of the run.
+
+    Returns:
+        A table with the columns of `table`, in the order of the files and lines. Each column is one chunk: a
+        dictionary array of int64, double or string, or an array of lists. Dictionaries have no null, but may
+        have a value twice, such as the integer of the texts `7` and `07`.
+
+    Raises:
+        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/key_rule.py, or a
+            key is null or occurs more than once. A join with duplicate keys would multiply rows.
+        ConfigError: a column has a Parquet type that its declared type cannot hold.
+    """
+    raw = require_raw(config, table, dt, f"{section}.path", recorder)
+    types = {column.name: column.type for column in table.columns}
+    text_id = id_column if id_column is not None and types[id_column] == "string" else None
+    read: list[_ReadBlock] = []
+    rejected: list[RejectedLine] = []
+    bad = 0
+    for path, first_line, block in _blocks(table, raw.paths):
+        reasons = _reasons(block, text_id)
+        if reasons:  # the first rejected row is shown, so only the smallest of each file is kept
+            bad += len(reasons)
+            line = min(reasons)
+            number = first_line + line + 1
+            if not any(known.file == path for known in rejected):
+                rejected.append(RejectedLine(path, number, reasons[line], block.texts([line])[0]))
+        elif not bad:
+            read.append(_ReadBlock(path, first_line + block.row_lines + 1, block.columns))
+    if bad:
+        raise unusable(table, section, min(rejected, key=lambda line: (line.file, line.line_number)), bad)
+    rows = _table(table, read)
+    _require_unique_keys(rows, [key] if isinstance(key, str) else list(key), read)
+    return rows
+
+
+def join_attributes(rows: pa.Table, attributes: pa.Table, key: str) -> pa.Table:
+    """Joins rows with a table of attributes: a left join, as Spark computes it.
+
+    A row without a partner, or whose key is null, has null attributes. Rows keep their order and their
+    chunks, and dictionaries of the attributes are shared by all chunks.
+
+    Args:
+        rows: n rows with the column `key`: int64 or string, plain or dictionary arrays.
+        attributes: the result of `read_attribute_table`, with the same column. If one of the two is a string
+            and the other is an integer, texts are compared as integers.
+        key: the column of the key.
+
+    Returns:
+        The columns of `rows`, and then the other columns of `attributes`; n rows.
+
+    Raises:
+        DataError: keys of `attributes` that are different texts are the same integer.
+    """
+    positions = attribute_rows(rows[key], attributes[key], key)
+    parts, start = [], 0
+    for chunk in rows[key].chunks:
+        parts.append(positions.slice(start, len(chunk)))
+        start += len(chunk)
+    joined = rows
+    for name in attributes.column_names:
+        if name != key:
+            values = one_array(attributes[name])
+            taken = pa.chunked_array([values.take(part) for part in parts], values.type)
+            joined = joined.append_column(name, taken)
+    return joined
+
+
+def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> pa.Int32Array:
+    """Returns for each of n keys the index of the row in a table of attributes; null if there is none.
+
+    Args:
+        keys: n keys: int64 or string, plain or dictionary arrays.
+        known: the keys of the table of attributes, without nulls.
+        name: the name of the column, for error messages.
+
+    Raises:
+        DataError: see `join_attributes`.
+    """
+    known_values = plain_array(known)
+    dictionaries = [
+        chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in keys.chunks
+    ]
+    if not dictionaries:
+        return pa.nulls(0, pa.int32())
+    values = pa.concat_arrays(dictionaries)
+    if values.type != known_values.type:
+        values, known_values = _as_integers(values), _as_integers(known_values)
+        counted = pc.value_counts(known_values.drop_null())
+        twice = counted.filter(pc.greater(counted.field("counts"), 1))
+        if len(twice):
+            raise DataError(
+                f"the table with the column {name} has several texts of the integer "
+                f"{twice[0]['values'].as_py()}, which is a key of the log",
+                f"give {name} the same type in the log and in the table",
+            )
+    found = pc.index_in(values, value_set=known_values, skip_nulls=True)
+    parts, start = [], 0
+    for chunk, dictionary in zip(keys.chunks, dictionaries, strict=True):
+        of_values = found.slice(start, len(dictionary))
+        parts.append(of_values.take(chunk.indices) if isinstance(chunk, pa.DictionaryArray) else of_values)
+        start += len(dictionary)
+    return pa.concat_arrays(parts)
+
+
+def plain_array(column: pa.ChunkedArray) -> pa.Array:
+    """Returns the values of a column as one array without a dictionary."""
+    values = one_array(column)
+    return values.dictionary.take(values.indices) if isinstance(values, pa.DictionaryArray) else values
+
+
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Returns a column as one array. Dictionaries of several chunks become one dictionary."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if not column.num_chunks:
+        return pa.array([], column.type)
+    if not pa.types.is_dictionary(column.type):
+        return pa.concat_arrays(column.chunks)
+    chunks = column.unify_dictionaries().chunks
+    indices = pa.concat_arrays([chunk.indices for chunk in chunks])
+    return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
+
+
+def _as_integers(values: pa.Array) -> pa.Array:
+    return integers(values) if pa.types.is_string(values.type) else values
+
+
+def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int, RawBlock]]:
+    """Yields the blocks of all files in order: (path, number of lines of the file before it, block)."""
+    reader = open_table(table, paths)
+    path, lines = "", 0
+    for file_split in reader.splits():
+        if file_split.path != path:
+            path, lines = file_split.path, 0
+        for block in reader.blocks(file_split, table.names):
+            yield path, lines, block
+            lines += block.lines
+
+
+def _reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
+    """Returns the reason of each rejected line of a block, by its index in the block.
+
+    Args:
+        block: the block.
+        text_id: the column of strings with ids of users or items; None if there is none.
+    """
+    reasons = dict(block.broken)
+    reasons |= {int(block.row_lines[row]): reason for row, reason in block.malformed.items()}
+    if text_id is not None:
+        ids = block.columns[text_id]
+        is_bad = pc.fill_null(key_rule.are_bad_keys(ids.dictionary), False)
+        if pc.any(is_bad).as_py():
+            rows = np.flatnonzero(pc.fill_null(is_bad.take(ids.indices), False))
+            for row in rows.tolist():
+                reasons.setdefault(int(block.row_lines[row]), key_rule.reason(text_id))
+    return reasons
+
+
+def _table(table: RawTable, read: Sequence[_ReadBlock]) -> pa.Table:
+    """Returns the rows of all blocks. Without any block, the columns have the types of the declared ones."""
+    empty = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
+    columns = {}
+    for column in table.columns:
+        chunks = [block.columns[column.name] for block in read]
+        if not chunks:
+            indices, values = pa.array([], pa.int32()), pa.array([], empty[column.type])
+            chunks = [pa.DictionaryArray.from_arrays(indices, values)]
+        columns[column.name] = one_array(pa.chunked_array(chunks))
+    return pa.table(columns)
+
+
+def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[_ReadBlock]) -> None:
+    """Raises DataError if a key is null or occurs more than once."""
+    codes, is_null = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    for name in keys:
+        ranks = _ranks(one_array(rows[name]))
+        is_null |= ranks == 0
+        # `codes` and `ranks` are at most n, so that their product has 64 bits.
+        codes = np.unique(codes * (len(rows) + 1) + ranks, return_inverse=True)[1]
+    counts = np.bincount(codes)
+    different = len(np.unique(codes[~is_null]))
+    if different == len(rows):
+        return
+    has_null = np.zeros(len(counts), bool)
+    has_null[codes[is_null]] = True
+    first = int(np.flatnonzero(has_null | (counts > 1))[0])
+    invalid = np.flatnonzero(codes == first)
+    numbers = np.concatenate([block.line_numbers for block in read])
+    files = np.repeat(np.arange(len(read)), [len(block.line_numbers) for block in read])
+    places = sorted((read[files[row]].path, int(numbers[row])) for row in invalid.tolist())
+    lines = " and ".join(f"line {line} of {path}" for path, line in places[:2])
+    values = {name: rows[name][int(invalid[0])].as_py() for name in keys}
+    key_names = ", ".join(keys)
+    raise DataError(
+        f"{places[0][0]}: {len(rows)} rows have {different} different values of {key_names}; "
+        f"the first value that is null or occurs twice is {values}, in {lines}",
+        f"keep exactly one row for each value of {key_names}, without nulls",
+    )
+
+
+def _ranks(column: pa.Array) -> np.ndarray:
+    """Returns for each of n values its place among the distinct values, from 1; 0 for null: (n,) int64.
+
+    Texts are ordered by their bytes in UTF-8, as Spark orders them.
+    """
+    if not isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_encode()
+    values = column.dictionary
+    if pa.types.is_floating(values.type):
+        values = pc.add(values, 0.0)  # -0.0 is the same key as 0.0
+    distinct = values.dictionary_encode()  # a dictionary of parsed numbers may have a value twice
+    order = pc.sort_indices(distinct.dictionary).to_numpy()
+    rank_of = np.zeros(len(order) + 1, np.int64)
+    rank_of[order] = np.arange(1, len(order) + 1)
+    of_value = np.append(rank_of[distinct.indices.to_numpy(zero_copy_only=False)], 0)
+    return of_value[column.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)]
