@@ -21,14 +21,14 @@ from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
-from etl.passes import earlier_clicks, passes_of
 from etl.latest.latest_features import missing_rows, publish_latest
+from etl.passes import earlier_clicks, passes_of
+from etl.prepare.click_tables import ClickTables
 from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
-from etl.prepare.click_tables import ClickTables
 from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import preparation, prepared_rows
 from etl.spark.quarantine import DayCounts

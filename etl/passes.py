@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from conf.errors import ConfigError
 from conf.types import Config, Split
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.prepared_passes import PreparedPasses
-from etl.prepare.row_operators import has_table_forms
+from etl.prepare.row_operators import require_table_forms
 from etl.quality.profile import CountedDays
 from etl.raw.files import RawFiles
 from etl.spark.last_clicks import LastClicks
@@ -37,6 +38,9 @@ class DayPasses(CountedDays, Protocol):
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a scanned day, or of its rows in one split."""
 
+    def encodes(self, workflow: FittedWorkflow) -> bool:
+        """Returns whether tasks can compute all features."""
+
     def encode_days(
         self,
         workflow: FittedWorkflow,
@@ -55,9 +59,18 @@ def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses | None:
         return None
     if not needs_preparation(config):
         return TextPasses(workers, config, lake)
-    if isinstance(workers, LocalWorkers) and has_table_forms(plan(config).changers):
+    if isinstance(workers, LocalWorkers) and _has_table_forms(config):
         return PreparedPasses(workers, config, lake)
     return None
+
+
+def _has_table_forms(config: Config) -> bool:
+    """Returns whether all operators that change rows have a form for tables, not only for Spark frames."""
+    try:
+        require_table_forms(plan(config).changers)
+    except ConfigError:
+        return False
+    return True
 
 
 def earlier_clicks(workers: Workers, config: Config, lake: Lake) -> ClickTables | LastClicks | None:

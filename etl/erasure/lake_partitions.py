@@ -10,7 +10,7 @@ from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.paths import DATA, Lake, Partition
 
-TYPED = "typed"
+TYPED, PREPARED = "typed", "prepared"
 _RAW = "raw"
 
 
@@ -76,7 +76,7 @@ def all_partitions(lake: Lake) -> list[Published]:
         depth = table.count("/") + 2
         dt = name.removeprefix("dt=")
         folder = f"{root}/{table}/{name}"
-        partition = Partition(table, dt, folder, depth, lake.recorder, internal=table == TYPED)
+        partition = Partition(table, dt, folder, depth, lake.recorder, internal=table.split("/")[0] in (TYPED, PREPARED))
         partitions.append(Published(partition, read_unrecorded(partition)))
     return partitions
 

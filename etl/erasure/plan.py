@@ -162,7 +162,7 @@ def _find(published: Published, rule: TableRule) -> UserRows | None:
 def _is_computed_again(
     published: Published, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
 ) -> bool:
-    """Returns whether the next run computes a partition again: typed rows, value counts, profiles."""
+    """Returns whether the next run computes a partition again, such as typed or prepared rows."""
     if published.kind == PROFILES:
         return (published.partition.dt, published.manifest.inputs.get("raw", "")) in removed
     return published.kind in COMPUTED_AGAIN and published.path in rows

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.types import Config
-from etl.erasure.lake_partitions import TYPED, Published
+from etl.erasure.lake_partitions import PREPARED, TYPED, Published
 from etl.erasure.workflow_tables import UserTables, key_has_user, tombstones
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY
@@ -31,7 +31,7 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
 )
 # Tables that the next run computes again from the raw log, without erased users. Their counts of other
 # columns include the users' rows, so it is not enough to remove rows.
-COMPUTED_AGAIN = (TYPED, VALUE_COUNTS)
+COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
 Matches = Callable[[pa.Table], np.ndarray]

@@ -1,1 +1,1 @@
-"""Prepares the rows of a day, without Spark: histories, negatives, joins, positions, splits, row operators."""
+"""Prepares the rows of a day without Spark: histories, negatives, joins, positions, row operators."""

@@ -168,9 +168,7 @@ def prepare_buckets(
     workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation, days: Sequence[DayInputs]
 ) -> list[list[PreparedFile]]:
     """Prepares the rows of all tasks, and returns the files of each task. They are not published."""
-    texts = workers.collect(
-        len(tasks), partial(_prepare_bucket, tuple(tasks), preparation, tuple(days))
-    )
+    texts = workers.collect(len(tasks), partial(_prepare_bucket, tuple(tasks), preparation, tuple(days)))
     return [[PreparedFile(*file) for file in json.loads(text)] for text in texts]
 
 
@@ -260,5 +258,3 @@ def _by_split(rows: pa.Table) -> list[tuple[Split | None, pa.Table]]:
 def _in_folder(path: str, split: Split | None) -> str:
     folder, name = path.rsplit("/", 1)
     return f"{folder}/{split}/{name}" if split else path
-
-

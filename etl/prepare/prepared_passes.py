@@ -115,6 +115,7 @@ class PreparedPasses:
         require_table_forms(self._plan.changers)
         self._clicks: ClickTables | None = click_tables(workers, config, lake)
         self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
+        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
 
     # The interface of TextPasses
 
@@ -165,6 +166,10 @@ class PreparedPasses:
             self.counts_of(day.raw, day.split),
             columns,
         )
+
+    def encodes(self, workflow: FittedWorkflow) -> bool:
+        """Returns whether tasks can compute all features."""
+        return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
 
     def encode_days(
         self,
@@ -245,7 +250,9 @@ class PreparedPasses:
     def _columns(self) -> tuple[str, ...]:
         """Returns the columns of prepared files."""
         read = {name for chain in self._plan.chains for name in chain.inputs}
-        read |= {name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()}
+        read |= {
+            name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()
+        }
         keys = raw_keys(self._config.keys)
         times = [EVENT_TIME] if self._config.log.event_time else []
         fixed = [ROW_ID, *keys, *times, LABEL]
@@ -266,6 +273,12 @@ class PreparedPasses:
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
         """Returns the inputs of the prepared rows of a day, as its manifest names them."""
+        known = self._inputs_of.get((raw.dt, raw.digest))
+        if known is None:
+            known = self._inputs_of[raw.dt, raw.digest] = self._find_inputs(raw)
+        return known
+
+    def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
         config = self._config
         columns = digest_of([_PREPARED_FORMAT, *self._columns()])
         inputs = {**self._log_inputs(raw), "columns": columns, **preparation_methods(config)}
@@ -310,12 +323,12 @@ class PreparedPasses:
         of_days: list[dict[int, FileSplit]] = []
         buckets: list[int] = []
         for raw in days:
-            of_day = [part for path in raw.paths for part in splits.get(path, ())]
-            buckets.append(self._buckets(of_day, len(days)))
-            of_days.append(dict(enumerate(of_day, start=len(scans))))
+            parts = [part for path in raw.paths for part in splits.get(path, ())]
+            buckets.append(self._buckets(parts, len(days)))
+            of_days.append(dict(enumerate(parts, start=len(scans))))
             bounds = bounds_of_day(self._config, raw.dt)
-            for part in of_day:
-                by = USER_KEY if self._config.keys else None
+            by = USER_KEY if self._config.keys else None
+            for part in parts:
                 spill = Spill(f"{run_id}-{len(scans)}", self._log_columns(), by, buckets[-1])
                 scans.append(ScanTask(part, "", day=bounds, spill=spill))
         scanned = scan_splits(self._workers, scans, layout, self._parsed_columns())
@@ -333,11 +346,7 @@ class PreparedPasses:
                 raise no_good_row()
             partition = self._prepared(raw.dt)
             attempts.append(new_attempt(partition))
-            spills = tuple(
-                (spill.name, first_row)
-                for task, _, first_row, _ in day.first_lines()
-                if (spill := scans[task].spill) is not None
-            )
+            spills = tuple((f"{run_id}-{task}", first_row) for task, _, first_row, _ in day.first_lines())
             for bucket in range(buckets[index]):
                 file = partition.file(f"{attempts[-1]}/part-{bucket:05d}.parquet")
                 tasks.append(BucketTask(index, raw.dt, spills, bucket, file))
@@ -489,9 +498,7 @@ class PreparedPasses:
         results = [json.loads(text) for text in counted]
         for raw in days:
             of_day = [
-                (split, result)
-                for (dt, split), result in zip(of_tasks, results, strict=True)
-                if dt == raw.dt
+                (split, result) for (dt, split), result in zip(of_tasks, results, strict=True) if dt == raw.dt
             ]
             values: dict[str, dict[str, int]] = {}
             for split, result in of_day:

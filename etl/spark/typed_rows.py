@@ -145,7 +145,7 @@ def read_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> 
 
 
 def delete_unneeded_days(config: Config, lake: Lake, first_day: str) -> None:
-    """Deletes the days of the table that no run needs any more.
+    """Deletes the days of the tables `typed` and `prepared` that no run needs any more.
 
     A day is deleted if it is before `first_day`, the first day of the run (with the section `history`, the
     first day whose clicks the run reads), and was published more than `output.grace_hours` ago. A day whose
@@ -155,18 +155,21 @@ def delete_unneeded_days(config: Config, lake: Lake, first_day: str) -> None:
     if config.split.by == "day" and config.history:
         first = date.fromisoformat(first_day) - timedelta(days=config.history.days or 0)
         first_day = first.isoformat()
-    typed = Lake(lake.root).typed  # the manifests that are read here are no inputs of the run
-    for dt in written_dates(typed):
-        partition = typed.partition(dt)
-        try:
-            if find_raw(config, config.log, dt) is None:
-                log.info("typed rows of %s are deleted, because its raw log does not exist", dt)
-                remove(partition, 0)
-            elif dt < first_day and not is_younger(partition, grace_hours):
-                log.info("typed rows of %s are deleted, because runs begin with %s", dt, first_day)
-                remove(partition, grace_hours)
-        except (OSError, DataError) as error:  # for example, another job deletes the same day
-            log.warning("typed rows of %s cannot be deleted, the next run tries again: %s", dt, error)
+    unrecorded = Lake(lake.root)  # the manifests that are read here are no inputs of the run
+    for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(config.name))):
+        for dt in written_dates(table):
+            partition = table.partition(dt)
+            try:
+                if find_raw(config, config.log, dt) is None:
+                    log.info("%s rows of %s are deleted, because its raw log does not exist", kind, dt)
+                    remove(partition, 0)
+                elif dt < first_day and not is_younger(partition, grace_hours):
+                    log.info("%s rows of %s are deleted, because runs begin with %s", kind, dt, first_day)
+                    remove(partition, grace_hours)
+            except (OSError, DataError) as error:  # for example, another job deletes the same day
+                log.warning(
+                    "%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error
+                )
 
 
 def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: RawFiles) -> Manifest:

@@ -26,10 +26,10 @@ from storage.paths import Lake, Partition
 from training.registry.kept_models import model_versions
 from training.registry.saved_models import saved_models
 
-_TYPED, _DATASETS, _LISTS = "typed", "datasets", "recommendations"
+_TYPED, _PREPARED, _DATASETS, _LISTS = "typed", "prepared", "datasets", "recommendations"
 # Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
 _OTHER_TABLES = frozenset(
-    {"quarantine", "value_counts", "profiles", "quality", _TYPED, "last_clicks", _LISTS}
+    {"quarantine", "value_counts", "profiles", "quality", _TYPED, _PREPARED, "last_clicks", _LISTS}
     | {"list_changes", "scores", "measures", "deliveries", "evaluations"}
 )
 
@@ -147,5 +147,5 @@ def _partition(
     has_old_part = of_date.modified < limits.old if is_empty else bool(manifest or old)
     if not has_old_part or not limits.are_old(manifest):
         return None
-    partition = Partition(table, dt, path, table.count("/") + 2, lake.recorder, internal=table == _TYPED)
+    partition = Partition(table, dt, path, table.count("/") + 2, lake.recorder, internal=table.split("/")[0] in (_TYPED, _PREPARED))
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
