@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from conf.raw_types import EventTime, RawTable
 from etl.readers.base import TableReader
+from etl.readers.parquet import ParquetReader
 from etl.readers.text import TextReader
 
-_READERS: tuple[type[TableReader], ...] = (TextReader,)
+_READERS: tuple[type[TableReader], ...] = (TextReader, ParquetReader)
 
 
 def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:
@@ -19,3 +20,8 @@ def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | 
         if table.format in reader.formats:
             return reader.open(table, paths, event_time)
     raise ValueError(f"internal error, please report: no reader reads {table.format}")
+
+
+def readable_formats() -> frozenset[str]:
+    """Returns the values of `format` in the configuration for which there is a reader."""
+    return frozenset(name for reader in _READERS for name in reader.formats)

@@ -20,9 +20,10 @@ from etl.quality.column_summary import Summary
 from etl.quality.counts import Column
 from etl.quality.new_values import Values
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import RawFiles, raw_path
+from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
+from etl.readers.discovery import readable_formats
 from etl.spark.quarantine import DayCounts
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
@@ -57,14 +58,14 @@ class _ScannedSplit:
 def text_passes_apply(workers: Workers, config: Config) -> bool:
     """Returns whether Python workers can read the raw log themselves, without Spark frames.
 
-    They can if the log is text (tsv or csv) and each of its splits consists of whole days. Spark frames are
-    necessary for logs with tables of user or item attributes, with sampled negatives, with histories, with
+    They can if etl.readers reads the format, and each split consists of whole days. Spark frames are necessary
+    for logs with tables of user or item attributes, with sampled negatives, with histories, with
     positions of impressions, or with operators that change rows, and for logs on HDFS, which only Spark's
-    Hadoop client can read. Without the compiled scanner, all logs are read as frames.
+    Hadoop client can read. Without the compiled scanner, text is read as frames.
     """
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
-        and config.log.format in ("tsv", "csv")
+        and config.log.format in readable_formats()
         and config.split.by == "day"
         and config.users is None
         and config.items is None
@@ -74,7 +75,7 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
         and not plan(config).changers
         and scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
-    if applies and not is_built():
+    if applies and config.log.format in TEXT_FORMATS and not is_built():
         log.warning(
             "the compiled scanner of text is missing, so Spark reads the raw log, which is several times "
             "slower; run `make setup`"
