@@ -203,11 +203,16 @@ def require_columns(path: str, footer: pq.FileMetaData, table: RawTable) -> None
         if not column.optional and not _parts_of(column.source_name, leaves)
     ]
     if missing:
-        raise DataError(
-            f"{path} has no columns {missing}; its columns are {present}",
-            "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
-            "set `optional: true` for a column that files may lack, so that its values are null there",
-        )
+        raise missing_columns(path, missing, present)
+
+
+def missing_columns(path: str, missing: Sequence[str], present: Sequence[str]) -> DataError:
+    """Returns the error of a file that lacks the columns `missing`."""
+    return DataError(
+        f"{path} has no columns {list(missing)}; its columns are {list(present)}",
+        "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
+        "set `optional: true` for a column that files may lack, so that its values are null there",
+    )
 
 
 def has_column(path: str, footer: pq.FileMetaData, column: RawColumn) -> bool:

@@ -42,10 +42,10 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
         key = _text(name)
         members = [f"{key}:{_value(value)}" for value in _python_values(encoded.dictionary)]
         parts.append(pa.array(members, pa.string()).take(encoded.indices))
-    if not parts:
-        return ["{}"] * rows
-    joined = pc.binary_join_element_wise(*parts, ",", null_handling="skip")
-    return [f"{{{text}}}" for text in joined.to_pylist()]
+    # Arrow returns no text at all for a row in which each part is null. So the first part is an empty text.
+    empty = pa.array([""]).take(pa.array(np.zeros(rows, np.int32)))
+    joined = pc.binary_join_element_wise(empty, *parts, ",", null_handling="skip")
+    return [f"{{{text[1:]}}}" for text in joined.to_pylist()]
 
 
 def _encoded(array: pa.Array) -> pa.DictionaryArray:

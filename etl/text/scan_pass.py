@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.quality.counts import LABEL_CELLS
+from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
 from etl.raw.misdated import MISDATED, NO_ROWS, Misdated, count_misdated
 from etl.raw.value_text import text_array
@@ -92,7 +93,7 @@ def scan_splits(
 ) -> pa.Table | DataFrame:
     """Returns the results of all tasks: a persisted frame, or a table in the order of the tasks.
 
-    It has one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
+    It has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined line.
     Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the files
     of value counts again, under new names. So publish the files that the summaries refer to, and release the
     frame after that.
@@ -141,8 +142,9 @@ def scan_file_split(
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
     counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
+    left_out = frozenset((ERASED, *(reason for reason, _, _ in layout.filters)))
     for parsed in read_split(task.file_split, layout, needed):
-        yield from _rejected_lines(index, lines, parsed)
+        yield from _rejected_lines(index, lines, parsed, left_out)
         # A compressed file may have several blocks; only a split of one block is saved.
         if task.scratch and task.file_split.end is not None:
             parsed_splits.save(task.scratch, parsed)
@@ -178,9 +180,13 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
     return tuple(column.name for column in layout.columns if column.name in names)
 
 
-def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:
-    if parsed.rejected:
-        lines, reasons = zip(*parsed.rejected, strict=True)
+def _rejected_lines(
+    index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the lines for the quarantine, which has no line with one of the reasons `left_out`."""
+    rejected = [(line, reason) for line, reason in parsed.rejected if reason not in left_out]
+    if rejected:
+        lines, reasons = zip(*rejected, strict=True)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([index] * len(lines), pa.int32()),

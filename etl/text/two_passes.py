@@ -58,7 +58,7 @@ class _ScannedSplit:
 def text_passes_apply(workers: Workers, config: Config) -> bool:
     """Returns whether Python workers can read the raw log themselves, without Spark frames.
 
-    They can if etl.readers reads the format, and each split consists of whole days. Spark frames are necessary
+    They can if etl.readers reads the format, and each split consists of whole days. Spark frames are needed
     for logs with tables of user or item attributes, with sampled negatives, with histories, with
     positions of impressions, or with operators that change rows, and for logs on HDFS, which only Spark's
     Hadoop client can read. Without the compiled scanner, text is read as frames.
