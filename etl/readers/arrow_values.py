@@ -134,8 +134,11 @@ def convert(
     malformed = rows_with(encoded, np.flatnonzero(bad)) if bad is not None else np.zeros(0, np.int64)
     if column.type in _ELEMENTS:
         return Converted(typed.take(encoded.indices), malformed, reason_of(column))
-    indices = encoded.indices.cast(pa.int32())
-    return Converted(without_null_values(indices, typed), malformed, reason_of(column))
+    indices = encoded.indices if encoded.indices.type == pa.int32() else encoded.indices.cast(pa.int32())
+    if typed.null_count:
+        return Converted(without_null_values(indices, typed), malformed, reason_of(column))
+    # The indices are those of `encoded`, so they need no check.
+    return Converted(pa.DictionaryArray.from_arrays(indices, typed, safe=False), malformed, reason_of(column))
 
 
 def malformed_rows(values: pa.Array | pa.ChunkedArray, column: Column, time_zone: str = UTC) -> np.ndarray:

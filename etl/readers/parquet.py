@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -24,6 +24,7 @@ from etl.readers.arrow_values import (
     instants,
     malformed_rows,
     null_values,
+    one_array,
     reason_of,
     require_type,
     time_zone_of,
@@ -38,6 +39,7 @@ _PLAIN_TYPES = ("int", "float", "string")
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 2
+_WRAP_US = 2**64 // 1000
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -142,60 +144,23 @@ class ParquetReader(TableReader):
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
         is_time = self.event_time.column if self.event_time else None
-        needed = [
-            column
+        needed = {
+            column.name: (column, stored)
             for column, stored in zip(self.table.columns, file.columns, strict=True)
             if column.name in wanted or column.name == is_time or stored.is_checked
-        ]
+        }
+        names = [column.source_name for column, stored in needed.values() if stored.is_stored]
         offset = 0
-        for rows in self._read(file, file_split, needed):
+        for rows in _read(file, file_split, names):
             yield self._block(file, file_split, rows, needed, {*wanted, is_time}, first_row, offset)
             offset += len(rows)
-
-    def _read(self, file: _File, file_split: FileSplit, columns: Sequence[Column]) -> Iterator[pa.Table]:
-        """Yields the stored columns among some columns, with their names in the file.
-
-        An additional column of nulls ensures that tables without any other column have rows.
-        """
-        start, end = file_split.start, file_split.end
-        groups = [start] if end is None else list(range(start, end))
-        count = sum(file.group_rows[group] for group in groups)
-        if not count:
-            return
-        names = [column.source_name for column in columns if self._stored(file, column).is_stored]
-        if not names:
-            yield pa.table({"": pa.nulls(count)})
-            return
-        files, inner = file_io.filesystem(file.path)
-        with files.open_input_file(inner) as source:
-            try:
-                parquet = pq.ParquetFile(
-                    source,
-                    read_dictionary=names,  # ignored for columns that are not texts
-                    pre_buffer=not file_io.is_local(file.path),
-                    coerce_int96_timestamp_unit="us",
-                )
-                if end is not None:
-                    yield parquet.read_row_groups(groups, columns=names, use_threads=False)
-                    return
-                most = max(1, count * FILE_SPLIT_BYTES // max(1, file.group_bytes[start]))
-                for batch in parquet.iter_batches(most, groups, columns=names, use_threads=False):
-                    yield pa.Table.from_batches([batch])
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(
-                    f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
-                    "deliver the file again",
-                ) from error
-
-    def _stored(self, file: _File, column: Column) -> _StoredColumn:
-        return file.columns[self.table.columns.index(column)]
 
     def _block(
         self,
         file: _File,
         file_split: FileSplit,
         rows: pa.Table,
-        needed: Sequence[Column],
+        needed: Mapping[str, tuple[Column, _StoredColumn]],
         returned: Collection[str | None],
         first_row: int,
         offset: int,
@@ -205,7 +170,7 @@ class ParquetReader(TableReader):
         Args:
             file, file_split: the file, and the split of the rows.
             rows: the values of the columns `needed` that the file stores.
-            needed: the columns that are returned or checked.
+            needed: the columns that are returned or checked, and how the file stores each.
             returned: the names of the columns that the block has.
             first_row: the index in the file of the first row of the split.
             offset: the index of the first row of the block in the split.
@@ -213,12 +178,11 @@ class ParquetReader(TableReader):
         columns: dict[str, pa.Array] = {}
         malformed: dict[int, str] = {}
         exact_time = None
-        for column in needed:
-            stored = self._stored(file, column)
+        for column, stored in needed.values():
             if not stored.is_stored:
                 columns[column.name] = null_values(column, len(rows))
                 continue
-            values = rows.column(column.source_name)
+            values = _stored_values(rows, column, stored)
             unit = self._unit(column)
             if unit is not None and pa.types.is_timestamp(values.type):
                 exact_time = instants(values, "us")
@@ -265,7 +229,12 @@ class ParquetReader(TableReader):
         wanted = np.asarray(lines, np.int64) + offset
         texts: list[str] = []
         first = 0
-        for rows in self._read(file, file_split, self.table.columns):
+        names = [
+            column.source_name
+            for column, stored in zip(self.table.columns, file.columns, strict=True)
+            if stored.is_stored
+        ]
+        for rows in _read(file, file_split, names):
             low, high = np.searchsorted(wanted, [first, first + len(rows)])
             if low < high:
                 taken = rows.take(pa.array(wanted[low:high] - first))
@@ -279,12 +248,62 @@ class ParquetReader(TableReader):
         for column, stored in zip(self.table.columns, file.columns, strict=True):
             if not stored.is_stored:
                 continue
-            values = rows.column(column.source_name)
+            values = _stored_values(rows, column, stored)
             if stored.is_int96:
                 milliseconds = instants(values, "ms").cast(pa.timestamp("ms"))
                 values = pa.chunked_array([pc.strftime(milliseconds, _INT96_FORMAT)])
             shown[column.source_name] = values
         return shown
+
+
+def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields the rows of a file split, with the columns of these names in the file.
+
+    Without names, the rows have one column of nulls.
+    """
+    start, end = file_split.start, file_split.end
+    groups = [start] if end is None else list(range(start, end))
+    count = sum(file.group_rows[group] for group in groups)
+    if not count:
+        return
+    if not names:
+        yield pa.table({"": pa.nulls(count)})
+        return
+    files, inner = file_io.filesystem(file.path)
+    with files.open_input_file(inner) as source:
+        try:
+            parquet = pq.ParquetFile(
+                source,
+                read_dictionary=names,  # ignored for columns that are not texts
+                pre_buffer=not file_io.is_local(file.path),
+                coerce_int96_timestamp_unit="us",
+            )
+            if end is not None:
+                yield parquet.read_row_groups(groups, columns=names, use_threads=False)
+                return
+            most = max(1, count * FILE_SPLIT_BYTES // max(1, file.group_bytes[start]))
+            for batch in parquet.iter_batches(most, groups, columns=names, use_threads=False):
+                yield pa.Table.from_batches([batch])
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
+                "deliver the file again",
+            ) from error
+
+
+def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:
+    """Returns the values of a column as they are stored.
+
+    Some writers store a time of 96 bits before 1970 as a day and a negative number of nanoseconds of the day,
+    which Arrow reads as a number without a sign. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
+    """
+    values = rows.column(column.source_name)
+    if not stored.is_int96:
+        return values
+    microseconds = one_array(values).cast(pa.int64())
+    is_late = pc.and_(pc.greater(microseconds, _WRAP_US // 2), pc.less_equal(microseconds, _WRAP_US))
+    corrected = pc.if_else(is_late, pc.subtract(microseconds, _WRAP_US), microseconds)
+    return pa.chunked_array([corrected.cast(values.type)])
 
 
 def _columns_of(
