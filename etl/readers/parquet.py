@@ -30,6 +30,7 @@ from etl.readers.arrow_values import (
     time_zone_of,
 )
 from etl.readers.base import RawBlock, TableReader
+from etl.readers.parquet_checksums import WrongPageError, verify_pages
 from etl.readers.row_json import row_texts
 from storage import file_io
 
@@ -278,13 +279,14 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
+            verify_pages(source, parquet.metadata, groups, names)
             if end is not None:
                 yield parquet.read_row_groups(groups, columns=names, use_threads=False)
                 return
             most = max(1, count * FILE_SPLIT_BYTES // max(1, file.group_bytes[start]))
             for batch in parquet.iter_batches(most, groups, columns=names, use_threads=False):
                 yield pa.Table.from_batches([batch])
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, WrongPageError) as error:
             raise DataError(
                 f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
                 "deliver the file again",

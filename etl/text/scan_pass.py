@@ -220,8 +220,9 @@ class _ValueCounter:
         codes = encoded.indices
         self._nulls += codes.null_count
         if counts is None:
-            codes = codes.drop_null() if codes.null_count else codes
-            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(encoded.dictionary))
+            null = len(encoded.dictionary)
+            codes = codes.fill_null(null) if codes.null_count else codes
+            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=null + 1)[:null]
         # Only distinct values are held, one code each, so that `unify` can merge the dictionaries of several
         # blocks.
         all_codes = pa.array(np.arange(len(encoded.dictionary), dtype=np.int32))

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.raw_types import EventTime, RawTable
 from etl.raw.parquet_rows import EXACT_TIME, read_parquet_rows
+from etl.readers import parquet
 from etl.readers.parquet import ParquetReader
 from tests.etl.readers.blocks import ReadRows, opened, read_all
 from tests.etl.test_parquet_rows import REFUSED, WRITERS, table_of, written
@@ -61,6 +63,9 @@ def assert_equals_spark(
     assert_equal(whole, expected)
     for split_bytes in (1, 200):  # a split for each row group; large groups in several blocks
         assert_equal(read_all(reader, table.names, split_bytes), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "FILE_SPLIT_BYTES", 60)
+        assert_equal(read_all(reader, table.names), expected)
     some = read_all(reader, table.names[:1])
     assert (some.reasons, some.texts) == (expected.reasons, expected.texts)
     return whole
@@ -231,6 +236,37 @@ def test_damaged_pages_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.parquet: .*damaged") as caught:
         read_all(reader, ["x"])
     assert "deliver the file again" in caught.value.remedy
+
+
+def test_a_page_that_differs_from_its_checksum_names_the_file(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark stores a checksum with each page. The pages are not compressed, so they can be read all the same."""
+    texts = [f"text {index}" for index in range(2000)]
+    frame = spark.createDataFrame([(index, text) for index, text in enumerate(texts)], "x bigint, s string")
+    frame.coalesce(1).write.option("compression", "none").parquet(str(tmp_path / "folder"))
+    [path] = (tmp_path / "folder").glob("part-*.parquet")
+    reader = opened(ParquetReader, table_of(x="int", s="string"), [str(path)])
+    assert read_all(reader, ["x", "s"]).columns["s"] == texts
+    content = path.read_bytes()
+    place = content.index(b"text 1234")
+    path.write_bytes(content[:place] + b"next" + content[place + 4 :])
+    assert "next 1234" in pq.read_table(path)["s"].to_pylist()
+    with pytest.raises(
+        DataError, match=r"part-.*damaged: a page of the column 's' differs from its checksum"
+    ):
+        read_all(reader, ["x", "s"])
+    assert next(reader.blocks(reader.splits()[0], ["x"])).lines == 2000
+
+
+def test_large_row_groups_are_read_as_several_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "FILE_SPLIT_BYTES", 1000)
+    values = list(range(1500))
+    texts = [f"text {value}" if value % 3 else None for value in values]
+    path = written(tmp_path / "a.parquet", {"x": values, "s": texts}, row_group_size=700)
+    reader = opened(ParquetReader, table_of(x="int", s="string"), [path])
+    assert [(part.start, part.end) for part in reader.splits()] == [(0, None), (1, None), (2, 3)]
+    rows = read_all(reader, ["x", "s"])
+    assert (rows.columns["x"], rows.columns["s"]) == (values, texts)
+    assert rows.blocks > 10
 
 
 def test_splits_cover_all_row_groups_and_large_groups_have_several_blocks(tmp_path: Path) -> None:

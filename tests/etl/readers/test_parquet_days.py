@@ -196,6 +196,15 @@ def test_processes_of_this_machine_publish_what_frames_publish(
     assert {row["reason"] for row in quarantined} == reasons
 
 
+def test_python_workers_of_spark_publish_the_same(
+    spark: SparkSession, frames: tuple[Config, dict[str, Any]], tmp_path: Path
+) -> None:
+    config, *built = _build(SparkWorkers(spark), tmp_path)
+    assert (tmp_path / "lake/value_counts").exists()
+    tables = _tables(config, *built)
+    assert {name for name, table in tables.items() if table != frames[1][name]} == set()
+
+
 def test_value_counts_are_those_of_the_good_rows(
     spark: SparkSession, frames: tuple[Config, dict[str, Any]], tmp_path: Path
 ) -> None:
