@@ -1,7 +1,8 @@
 """Compares the pages of Parquet files with the checksums that some writers store, such as Spark.
 
-Without this, a damaged page may be decoded to other values. Arrow 14 cannot do it from Python. A page is preceded by its header, a struct of Thrift's compact protocol
-(https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, PageHeader).
+Without this, a damaged page may be decoded to other values. Arrow 14 cannot do it from Python. A header
+precedes each page: the struct PageHeader of parquet.thrift, in Thrift's compact protocol
+(https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift).
 """
 
 from __future__ import annotations

@@ -381,3 +381,14 @@ def test_logs_that_failed_once(spark: SparkSession, name: str) -> None:
     paths = sorted(str(path) for path in (INPUTS / name / "data").glob("*.parquet"))
     table = table_of(user="int", item="int", ts="int", label="int", x="float", c="string")
     assert_equals_spark(spark, table, paths, EventTime(column="ts"))
+
+
+@pytest.mark.skipif(not INPUTS.exists(), reason=f"the inputs are not at {INPUTS}")
+def test_ids_that_are_floats_are_texts_of_integers_and_lists_are_refused(spark: SparkSession) -> None:
+    path = str(INPUTS / "parquet_float_ids_and_lists/data/log.parquet")
+    more = {"item": "string", "ts": "int", "label": "int", "price": "float"}
+    rows = assert_equals_spark(spark, table_of(user="string", **more), [path], EventTime(column="ts"))
+    assert {user for user in rows.columns["user"] if user} == {str(user) for user in range(1, 21)}
+    with pytest.raises(DataError, match="the column 'genres' has the Parquet type list") as caught:
+        ParquetReader.open(table_of(genres="string"), (path,))
+    assert "split_list" in caught.value.remedy

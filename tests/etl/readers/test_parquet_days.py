@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import DataError
+from conf.errors import EXIT_OK, DataError
 from conf.types import Config
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
@@ -31,6 +32,7 @@ from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from tests.etl import cases
+from tests.etl.text.test_without_a_jvm import build as build_without_java
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 DAY_US = 86_400_000_000
@@ -221,6 +223,17 @@ def test_value_counts_are_those_of_the_good_rows(
         value = counted["value"]
         actual[counted["column"], None if value is None else value.removesuffix(".0")] += counted["count"]
     assert actual == expected
+
+
+@pytest.mark.processes
+def test_the_job_ends_well_where_a_jvm_cannot_start(tmp_path: Path) -> None:
+    cases.write_config(tmp_path, LOG)
+    _write_days(tmp_path)
+    run = build_without_java(tmp_path)
+    assert run.returncode == EXIT_OK, run.stderr[-2000:]
+    summary = json.loads(run.stdout)
+    assert summary["rows_in"] == 3 * (70 + 71 + 72)
+    assert summary["rows_in"] == summary["rows_out"] + sum(summary["dropped"].values())
 
 
 def test_clicks_of_a_day_are_read_without_a_session(spark: SparkSession, tmp_path: Path) -> None:
