@@ -76,7 +76,8 @@ def all_partitions(lake: Lake) -> list[Published]:
         depth = table.count("/") + 2
         dt = name.removeprefix("dt=")
         folder = f"{root}/{table}/{name}"
-        partition = Partition(table, dt, folder, depth, lake.recorder, internal=table.split("/")[0] in (TYPED, PREPARED))
+        internal = table.split("/")[0] in (TYPED, PREPARED)
+        partition = Partition(table, dt, folder, depth, lake.recorder, internal=internal)
         partitions.append(Published(partition, read_unrecorded(partition)))
     return partitions
 

@@ -17,6 +17,7 @@ from etl.erasure.workflow_tables import UserTables, key_has_user, tombstones
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.erased_rows import has_erased_field
+from etl.raw.files import TEXT_FORMATS
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 
@@ -67,7 +68,7 @@ class Users:
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
-        return cls(ids, digests, column, log.field_separator, log.format == "parquet")
+        return cls(ids, digests, column, log.field_separator, log.format not in TEXT_FORMATS)
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""

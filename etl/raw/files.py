@@ -21,6 +21,9 @@ _WILDCARD = re.compile(r"[*?\[]")
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
+# The formats whose files have lines. Rows of other formats have no text; errors show them as JSON.
+TEXT_FORMATS: tuple[str, ...] = ("tsv", "csv")
+
 # A compressed file without text is smaller: gzip needs 20 bytes and the name of the file.
 _EMPTY_BYTES = 512
 
@@ -77,7 +80,8 @@ def find_raw(
     matches = _list_matches(pattern)
     if not matches:
         return None
-    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and table.format != "parquet"]
+    is_text = table.format in TEXT_FORMATS
+    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and is_text]
     if unreadable:
         raise DataError(
             f"{unreadable[0]} is compressed in a format that is not supported",
@@ -93,7 +97,7 @@ def has_no_text(table: RawTable, raw: RawFiles) -> bool:
     """Returns whether all files are empty. A compressed file of text is empty if its text is."""
     if raw.bytes == 0:
         return True
-    if table.format == "parquet" or raw.bytes > _EMPTY_BYTES * len(raw.paths):
+    if table.format not in TEXT_FORMATS or raw.bytes > _EMPTY_BYTES * len(raw.paths):
         return False
     return not any(len(block) for part in split_files(raw.paths) for block in read_blocks(part))
 

@@ -51,7 +51,7 @@ _UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
 _KINDS = {"int": "integer", "float": "number"}
 _SHOWN = 60  # maximum number of characters of a value in an error message
 _HEAD_BYTES = 16
-_ONE_VALUE = (
+ONE_VALUE = (
     "store one value in each row; for a list, for example one text such as 'a,b', which the operator "
     "split_list divides (docs/operators/lists.md)"
 )
@@ -59,7 +59,7 @@ _NO_COLUMN = "_no_column"  # is read, as null, from files that have none of the 
 
 
 @dataclass(frozen=True)
-class _Stored:
+class Stored:
     """How a listed column is stored in a file.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Stored:
     unit: str = ""
 
 
-_ABSENT = _Stored(None)
+_ABSENT = Stored(None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ParquetFile:
 
     path: str
     rows: int
-    stored: tuple[_Stored, ...]
+    stored: tuple[Stored, ...]
 
 
 def read_parquet_rows(
@@ -110,7 +110,7 @@ def read_parquet_rows(
     """
     files = read_footers(table, paths, event_time)
     first_rows: dict[str, int] = {}
-    groups: dict[tuple[_Stored, ...], list[str]] = {}
+    groups: dict[tuple[Stored, ...], list[str]] = {}
     total = 0
     for file in files:
         first_rows[file.path] = total
@@ -134,16 +134,16 @@ def read_footers(
     """
     files = []
     for path in paths:
-        footer = _footer(path)
+        footer = read_footer(path)
         if footer is not None:
-            stored = _stored_columns(path, footer, table, event_time)
+            stored = stored_columns(path, footer, table, event_time)
             files.append(ParquetFile(path, footer.num_rows, stored))
     if not files:
         raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
     return files
 
 
-def _footer(path: str) -> pq.FileMetaData | None:
+def read_footer(path: str) -> pq.FileMetaData | None:
     """Returns the footer of a file; None if the file is empty."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -169,23 +169,12 @@ def _footer(path: str) -> pq.FileMetaData | None:
             ) from error
 
 
-def _stored_columns(
+def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
-) -> tuple[_Stored, ...]:
+) -> tuple[Stored, ...]:
     """Returns how a file stores each column of a table."""
-    leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
-    present = list(dict.fromkeys(_top_name(leaf) for leaf in leaves))
-    missing = [
-        column.source_name
-        for column in table.columns
-        if not column.optional and not _parts_of(column.source_name, leaves)
-    ]
-    if missing:
-        raise DataError(
-            f"{path} has no columns {missing}; its columns are {present}",
-            "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
-            "set `optional: true` for a column that files may lack, so that its values are null there",
-        )
+    require_columns(path, footer, table)
+    leaves = _leaves(footer)
     is_time = event_time.column if event_time else None
     stored = []
     for column in table.columns:
@@ -195,13 +184,57 @@ def _stored_columns(
             continue
         _require_one_name(path, column.source_name, leaves)
         if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
-            raise _refused(path, column, "list, map or struct", _ONE_VALUE)
+            raise _refused(path, column, "list, map or struct", ONE_VALUE)
         index, leaf = parts[0]
         of_file = _stored(path, column, leaf, column.name == is_time)
         if of_file.spark is not None:
             _require_readable(path, column, footer, index)
         stored.append(of_file)
     return tuple(stored)
+
+
+def require_columns(path: str, footer: pq.FileMetaData, table: RawTable) -> None:
+    """Raises DataError if a file lacks a column of a table that is not optional."""
+    leaves = _leaves(footer)
+    present = list(dict.fromkeys(_top_name(leaf) for leaf in leaves))
+    missing = [
+        column.source_name
+        for column in table.columns
+        if not column.optional and not _parts_of(column.source_name, leaves)
+    ]
+    if missing:
+        raise missing_columns(path, missing, present)
+
+
+def missing_columns(path: str, missing: Sequence[str], present: Sequence[str]) -> DataError:
+    """Returns the error of a file that lacks the columns `missing`."""
+    return DataError(
+        f"{path} has no columns {list(missing)}; its columns are {list(present)}",
+        "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
+        "set `optional: true` for a column that files may lack, so that its values are null there",
+    )
+
+
+def has_column(path: str, footer: pq.FileMetaData, column: RawColumn) -> bool:
+    """Returns whether a file has a column, plain or nested.
+
+    Raises:
+        DataError: the file has another column whose name differs at most in case.
+    """
+    leaves = _leaves(footer)
+    if not _parts_of(column.source_name, leaves):
+        return False
+    _require_one_name(path, column.source_name, leaves)
+    return True
+
+
+def leaves_of(footer: pq.FileMetaData, column: RawColumn) -> list[tuple[int, Any]]:
+    """Returns the leaves of a column in the Parquet schema of a file, with their indices."""
+    return _parts_of(column.source_name, _leaves(footer))
+
+
+def _leaves(footer: pq.FileMetaData) -> list[Any]:
+    return [footer.schema.column(index) for index in range(len(footer.schema))]
 
 
 def _top_name(leaf: Any) -> str:
@@ -231,7 +264,7 @@ def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
         )
 
 
-def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
+def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
     """Returns how a plain column is stored. Raises an error if its declared type cannot hold its values."""
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
@@ -240,22 +273,22 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
     if kind == "TIMESTAMP" or physical == "INT96":
         return _stored_time(path, column, leaf, is_time)
     if kind in ("STRING", "ENUM", "JSON"):
-        return _Stored("string")
+        return Stored("string")
     if kind == "DECIMAL":
         if leaf.precision > _MOST_DIGITS:
             raise _refused(path, column, f"decimal of {leaf.precision} digits", "store it as text")
-        return _Stored(f"decimal({leaf.precision},{leaf.scale})")
+        return Stored(f"decimal({leaf.precision},{leaf.scale})")
     if physical == "BOOLEAN" and column.type == "string":
         remedy = "declare the column with `type: int`, which reads 0 and 1"
         raise _refused(path, column, "boolean", remedy, ConfigError)
     read_as = _UNSIGNED.get(leaf.converted_type) or _PLAIN.get(physical)
     if kind in ("NONE", "INT") and read_as is not None:
-        return _Stored(read_as)
+        return Stored(read_as)
     shown = physical if kind == "NONE" else f"{physical} ({logical})"
     raise _refused(path, column, shown, "store it as integers, floats or text, or remove it from `columns`")
 
 
-def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
+def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
     """Returns how a timestamp is stored. Raises ConfigError if its column is not that of the event time."""
     if not is_time:
         remedy = (
@@ -265,8 +298,8 @@ def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Sto
         shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
         raise _refused(path, column, f"timestamp ({shown})", remedy, ConfigError)
     if leaf.physical_type == "INT96":
-        return _Stored("timestamp", "int96")
-    return _Stored("bigint", next(short for name, short in _UNITS.items() if name in str(leaf.logical_type)))
+        return Stored("timestamp", "int96")
+    return Stored("bigint", next(short for name, short in _UNITS.items() if name in str(leaf.logical_type)))
 
 
 def _refused(
@@ -306,7 +339,7 @@ class _Group:
 
     spark: SparkSession
     table: RawTable
-    stored: tuple[_Stored, ...]
+    stored: tuple[Stored, ...]
     paths: tuple[str, ...]
     event_time: EventTime | None
 
@@ -393,9 +426,9 @@ class _Group:
             if first is None or counts is None:
                 continue
             path = paths_by_spark_name(self.paths, [first["_name"]])[first["_name"]]
-            raise _no_text(path, column, first["_index"] + 1, first["value"], counts[f"count{number}"])
+            raise no_text(path, column, first["_index"] + 1, first["value"], counts[f"count{number}"])
 
-    def _typed(self, column: RawColumn, stored: _Stored) -> tuple[Column, Column | None]:
+    def _typed(self, column: RawColumn, stored: Stored) -> tuple[Column, Column | None]:
         """Returns the value of a column in its declared type, and the condition that it is malformed."""
         spark_type = {"int": "bigint", "float": "double", "string": "string"}[column.type]
         if stored.spark is None:
@@ -447,7 +480,7 @@ def _of_texts(value: Column, kind: str) -> tuple[Column, Column | None]:
     return number, text.isNotNull() & number.isNull()
 
 
-def _has_no_text(column: RawColumn, stored: _Stored, value: Column) -> Column | None:
+def _has_no_text(column: RawColumn, stored: Stored, value: Column) -> Column | None:
     """Returns the condition that a value has no certain text; None if each value of the column has one."""
     kind = stored.spark or ""
     if kind == "binary":
@@ -462,12 +495,20 @@ def _has_no_text(column: RawColumn, stored: _Stored, value: Column) -> Column | 
     return None
 
 
-def _no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    shown = repr(bytes(value)) if isinstance(value, bytearray) else str(value)
-    what = "is not UTF-8" if isinstance(value, bytearray) else f"has no text: {WHOLE_RULE}"
+def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
+    """Returns the error of a value of a column of texts that has no certain text.
+
+    Args:
+        path, column: the file and the column.
+        row: number of the row in the file, from 1.
+        value: the value; bytes if they are not UTF-8.
+        count: number of such values.
+    """
+    shown = repr(bytes(value)) if isinstance(value, bytes | bytearray) else str(value)
+    what = "is not UTF-8" if isinstance(value, bytes | bytearray) else f"has no text: {WHOLE_RULE}"
     more = f" ({count} values of the column)" if count > 1 else ""
     remedy = "store the column as texts in UTF-8, or as integers, and deliver the file again"
-    if not isinstance(value, bytearray):
+    if not isinstance(value, bytes | bytearray):
         remedy += "; if its values are no ids, you can also declare it with `type: float`"
     return DataError(
         f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",

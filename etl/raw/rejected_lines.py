@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from conf.raw_types import SEPARATORS, TIME_AS_NUMBER, Log, RawTable
 from etl.raw import key_rule, quotes
+from etl.raw.files import TEXT_FORMATS
 from etl.raw.parse import common_header
 
 _SHOWN = 100  # maximum number of characters of a value or line in a message
@@ -46,9 +47,10 @@ class RejectedLine:
 
     Attributes:
         file: path of the file.
-        line_number: number of the line, from 1. In a Parquet file, the number of the row.
+        line_number: number of the line, from 1. In a file without lines, such as Parquet, the number of
+            the row.
         reason: the reason of the quarantine, such as `integer:age`.
-        line: text of the line; for Parquet, the row as JSON.
+        line: text of the line; for formats without lines, the row as JSON.
     """
 
     file: str
@@ -60,7 +62,7 @@ class RejectedLine:
 def description(table: RawTable, rejected: RejectedLine) -> str:
     """Returns a text with the number of the row, its value, and the rule that the value breaks."""
     kind, column = _split(rejected.reason)
-    place = f"{'row' if table.format == 'parquet' else 'line'} {rejected.line_number}"
+    place = f"{'line' if table.format in TEXT_FORMATS else 'row'} {rejected.line_number}"
     if kind in _ABOUT_LINES:
         return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
     if kind == "field_count":
@@ -113,7 +115,7 @@ def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None
 
 def _field(table: RawTable, line: str, column: str, header: list[str] | None) -> str | None:
     source = next(one.source_name for one in table.columns if one.name == column)
-    if table.format == "parquet":
+    if table.format not in TEXT_FORMATS:
         value = json.loads(line).get(source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
     names = table.names if header is None else header
@@ -157,7 +159,7 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     if value is None:
         return f"correct the values of {column}"
     number = _is_number(value)
-    keys = table.format != "parquet" and not number
+    keys = table.format in TEXT_FORMATS and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
     return f"give {column} the type {kind} in {section}.columns{null}, or correct the file"

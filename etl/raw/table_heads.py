@@ -18,7 +18,7 @@ from conf.raw_types import Column, RawTable
 from etl.raw import key_rule
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FileSplit, compression, read_blocks
-from etl.raw.files import RawFiles
+from etl.raw.files import TEXT_FORMATS, RawFiles
 from etl.raw.parquet_rows import read_footers
 from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
@@ -45,8 +45,11 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
             line and value.
         ConfigError: a column has a Parquet type that its declared type cannot hold.
     """
+    rejected: Iterator[RejectedLine | None]
     if table.format == "parquet":
         rejected = (_first_bad_row(file.path, table) for file in read_footers(table, raw.paths))
+    elif table.format not in TEXT_FORMATS:  # the reader checks each file when it is opened
+        rejected = iter(())
     else:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from conf.raw_types import EventTime, RawTable
 from etl.readers.base import TableReader
+from etl.readers.orc import OrcReader
+from etl.readers.parquet import ParquetReader
 from etl.readers.text import TextReader
 
-_READERS: tuple[type[TableReader], ...] = (TextReader,)
+_READERS: tuple[type[TableReader], ...] = (TextReader, ParquetReader, OrcReader)
 
 
 def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:
@@ -24,3 +26,8 @@ def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | 
 def has_reader(table: RawTable) -> bool:
     """Returns whether a reader reads the format of a table."""
     return any(table.format in reader.formats for reader in _READERS)
+
+
+def readable_formats() -> frozenset[str]:
+    """Returns the values of `format` in the configuration for which there is a reader."""
+    return frozenset(name for reader in _READERS for name in reader.formats)

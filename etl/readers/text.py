@@ -100,7 +100,7 @@ class TextReader(TableReader):
                 reason = reasons.drop_null()[0].as_py()
                 for row in rows_with(encoded, codes).tolist():
                     malformed.setdefault(row, reason)
-            columns[column.name] = _without_null_values(encoded.indices, distinct)
+            columns[column.name] = without_null_values(encoded.indices, distinct)
             is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
             counts[column.name] = of_values[is_value] if distinct.null_count else of_values
         for column in places:
@@ -163,7 +163,7 @@ def _nulls_of(column: Column, rows: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), values)
 
 
-def _without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
+def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
     """Returns a dictionary array of these values, without nulls in the dictionary.
 
     Rows whose value is null become null themselves, because Arrow cannot unify dictionaries with nulls.

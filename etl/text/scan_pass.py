@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.quality.counts import LABEL_CELLS
+from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
 from etl.raw.misdated import MISDATED, NO_ROWS, Misdated, count_misdated
 from etl.raw.value_text import text_array
@@ -98,7 +99,7 @@ def scan_splits(
 ) -> pa.Table | DataFrame:
     """Returns the results of all tasks: a persisted frame, or a table in the order of the tasks.
 
-    It has one row (task, summary) per task, and one row (task, line, reason, text) per rejected line.
+    It has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined line.
     Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the files
     of value counts again, under new names. So publish the files that the summaries refer to, and release the
     frame after that.
@@ -147,14 +148,15 @@ def scan_file_split(
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
     counters = {} if task.spill else {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
+    only_block: ParsedBlock | None = None
+    left_out = frozenset((ERASED, *(reason for reason, _, _ in layout.filters)))
     with SpillWriter(task.spill) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):
-            yield from _rejected_lines(index, lines, parsed)
+            yield from _rejected_lines(index, lines, parsed, left_out)
             if spilled is not None:
                 spilled.add(parsed, lines)
-            # A compressed file may have several blocks; only a split of one block is saved.
-            elif task.scratch and task.file_split.end is not None:
-                parsed_splits.save(task.scratch, parsed)
+            elif task.scratch:  # only a split of one block is saved
+                only_block = parsed if not lines else None
             lines += parsed.lines
             good += len(parsed.row_lines)
             dropped.update(reason for _, reason in parsed.rejected)
@@ -167,6 +169,8 @@ def scan_file_split(
                     counter.add(labels)
                 else:
                     counter.add(parsed.columns[name], parsed.counts.get(name))
+    if task.scratch and only_block is not None:
+        parsed_splits.save(task.scratch, only_block)
     file, values = "", dict[str, int]()
     if not task.spill:
         value_counts = {name: counter.result() for name, counter in counters.items()}
@@ -180,9 +184,13 @@ def scan_file_split(
     )
 
 
-def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:
-    if parsed.rejected:
-        lines, reasons = zip(*parsed.rejected, strict=True)
+def _rejected_lines(
+    index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the lines for the quarantine, which has no line with one of the reasons `left_out`."""
+    rejected = [(line, reason) for line, reason in parsed.rejected if reason not in left_out]
+    if rejected:
+        lines, reasons = zip(*rejected, strict=True)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([index] * len(lines), pa.int32()),
@@ -216,8 +224,9 @@ class ValueCounter:
         codes = encoded.indices
         self._nulls += codes.null_count
         if counts is None:
-            codes = codes.drop_null() if codes.null_count else codes
-            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(encoded.dictionary))
+            null = len(encoded.dictionary)
+            codes = codes.fill_null(null) if codes.null_count else codes
+            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=null + 1)[:null]
         # Only distinct values are held, one code each, so that `unify` can merge the dictionaries of several
         # blocks.
         all_codes = pa.array(np.arange(len(encoded.dictionary), dtype=np.int32))

@@ -22,9 +22,10 @@ from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import RawFiles, raw_path
+from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
+from etl.readers.discovery import readable_formats
 from etl.spark.quarantine import DayCounts
 from etl.split.time_split import CUT, no_good_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
@@ -69,14 +70,14 @@ def reads_blocks(config: Config) -> bool:
     """Returns whether tasks can read the raw log in blocks of rows, without Spark frames.
 
     Spark frames are necessary for the engine `sql`, and for logs on HDFS, which only Spark's Hadoop client
-    can read. Without the compiled scanner, all logs are read as frames.
+    can read. Without the compiled scanner, text is read as frames.
     """
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
-        and config.log.format in ("tsv", "csv")
+        and config.log.format in readable_formats()
         and scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
-    if applies and not is_built():
+    if applies and config.log.format in TEXT_FORMATS and not is_built():
         log.warning(
             "the compiled scanner of text is missing, so Spark reads the raw log, which is several times "
             "slower; run `make setup`"

@@ -1,0 +1,454 @@
+"""Converts Arrow columns to the declared types of raw columns, by one rule for all binary formats.
+
+The rule is that of etl/raw/parquet_rows.py, which converts the same values with Spark expressions. Here each
+distinct value is converted once.
+
+| declared | result | values that fit |
+|---|---|---|
+| int | int64 | whole numbers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (2²⁴) |
+| float, decimal | double | numbers within the range of float32, booleans (0, 1), texts of numbers |
+| string | string | texts in UTF-8, whole numbers; an empty text is null |
+| bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |
+| date | int64, days since 1970-01-01 | dates, timestamps (their date in the time zone of the table) |
+| timestamp | int64, µs since 1970-01-01 UTC | timestamps, and dates (at midnight) |
+| list<int> | list of int64 | lists of whole numbers |
+| list<string> | list of strings | lists of texts in UTF-8 or of whole numbers |
+
+NaN is null. Texts in a column of another type are converted as in text files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import Column, RawTable
+from etl.raw.arrow_parse import typed_column
+from etl.raw.number_text import integers
+from etl.raw.parquet_rows import ONE_VALUE, no_text
+from etl.raw.row_rules import NANOSECONDS, floor_divide_array
+from etl.raw.value_text import nan_to_null, not_exact, over_elements, whole_number_texts
+from etl.readers.text import rows_with, without_null_values
+from storage.feature_spec import FLOAT32_MAX
+
+UTC = "UTC"
+
+# The type of the values of each declared type.
+VALUE_TYPES: Mapping[str, pa.DataType] = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "decimal": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.int64(),
+    "date": pa.int64(),
+    "timestamp": pa.int64(),
+    "list<int>": pa.list_(pa.int64()),
+    "list<string>": pa.list_(pa.string()),
+}
+_REASONS = {
+    "int": "integer",
+    "float": "number",
+    "decimal": "number",
+    "list<int>": "integer",
+}
+_ELEMENTS = {"list<int>": "int", "list<string>": "string"}
+_MOST_DIGITS = 38  # of a decimal of 128 bits
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The values of a column in the declared type.
+
+    Attributes:
+        values: n values: a dictionary array whose dictionary has no null, or an array of lists.
+        malformed: (m,) int64, ascending: the rows whose value does not fit. Their value is null.
+        reason: the reason of these rows in the quarantine, such as `integer:age`.
+    """
+
+    values: pa.Array
+    malformed: np.ndarray
+    reason: str
+
+
+class NoTextError(Exception):
+    """A value of a column of texts, such as 1.5, or bytes that are not UTF-8, has no text that is certain.
+
+    Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column is in
+    doubt.
+
+    Attributes:
+        column: the column.
+        row: the index of the first row with such a value.
+        value: the value of this row.
+        count: number of such values among those that were converted together.
+    """
+
+    def __init__(self, column: Column, row: int, value: Any, count: int) -> None:
+        super().__init__(f"{column.name}, row {row}")
+        self.column, self.row, self.value, self.count = column, row, value, count
+
+    def error(self, path: str, first_row: int) -> DataError:
+        """Returns the error for the user, if `first_row` is the index in the file `path` of the first row."""
+        return no_text(path, self.column, first_row + self.row + 1, self.value, self.count)
+
+
+class _InexactError(Exception):
+    """Which of some distinct values have no text: (n,) bool."""
+
+    def __init__(self, wrong: np.ndarray) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+
+def convert(
+    values: pa.Array | pa.ChunkedArray, column: Column, unit: str | None = None, time_zone: str = UTC
+) -> Converted:
+    """Converts n values of any Arrow type that `require_type` accepts to the declared type of a column.
+
+    Args:
+        values: the values. Dictionary arrays of texts are fastest.
+        column: name and declared type.
+        unit: for the column of the event time, the unit of its integers: s, ms, us or ns. Timestamps are
+            converted to it and rounded down. A time beyond 64 bits is null.
+        time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
+
+    Raises:
+        NoTextError: a value of a column of texts has no text that is certainly right.
+    """
+    array = one_array(values)
+    if column.type in _ELEMENTS and is_list(array.type):
+        return _converted_lists(array, column)
+    encoded = array if isinstance(array, pa.DictionaryArray) else array.dictionary_encode()
+    distinct = encoded.dictionary
+    try:
+        typed, bad = _typed(distinct, column, unit, time_zone)
+    except _InexactError as error:
+        rows = rows_with(encoded, np.flatnonzero(error.wrong))
+        raise NoTextError(column, int(rows[0]), _shown(array, rows[0]), len(rows)) from None
+    malformed = rows_with(encoded, np.flatnonzero(bad)) if bad is not None else np.zeros(0, np.int64)
+    if column.type in _ELEMENTS:
+        return Converted(typed.take(encoded.indices), malformed, reason_of(column))
+    indices = encoded.indices if encoded.indices.type == pa.int32() else encoded.indices.cast(pa.int32())
+    if typed.null_count:
+        return Converted(without_null_values(indices, typed), malformed, reason_of(column))
+    # The indices are those of `encoded`, so they need no check.
+    return Converted(pa.DictionaryArray.from_arrays(indices, typed, safe=False), malformed, reason_of(column))
+
+
+def malformed_rows(values: pa.Array | pa.ChunkedArray, column: Column, time_zone: str = UTC) -> np.ndarray:
+    """Returns the rows of a column whose value does not fit, ascending: (m,) int64.
+
+    Raises:
+        NoTextError: see `convert`.
+    """
+    array = one_array(values)
+    if isinstance(array, pa.DictionaryArray) or column.type in _ELEMENTS:
+        return convert(array, column, None, time_zone).malformed
+    try:
+        _, bad = _typed(array, column, None, time_zone)
+    except _InexactError as error:
+        rows = np.flatnonzero(error.wrong)
+        raise NoTextError(column, int(rows[0]), _shown(array, rows[0]), len(rows)) from None
+    return np.flatnonzero(bad) if bad is not None else np.zeros(0, np.int64)
+
+
+def reason_of(column: Column) -> str:
+    """Returns the reason of rows whose value does not fit the declared type."""
+    return f"{_REASONS.get(column.type, column.type)}:{column.name}"
+
+
+def time_zone_of(table: RawTable) -> str:
+    """Returns the time zone of timestamps without a zone in a table."""
+    return getattr(table, "time_zone", None) or UTC
+
+
+def null_values(column: Column, rows: int) -> pa.Array:
+    """Returns the values of a column that a file does not have."""
+    kind = VALUE_TYPES[column.type]
+    if column.type in _ELEMENTS:
+        return pa.nulls(rows, kind)
+    return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), pa.array([], kind))
+
+
+def instants(values: pa.Array | pa.ChunkedArray, unit: str) -> pa.Array:
+    """Converts n timestamps to int64 of a unit, rounded down. A value beyond 64 bits is null.
+
+    Timestamps without a time zone are in UTC.
+    """
+    array = one_array(values)
+    stored, raw = array.type.unit, array.cast(pa.int64())
+    if NANOSECONDS[stored] <= NANOSECONDS[unit]:
+        return floor_divide_array(raw, NANOSECONDS[unit] // NANOSECONDS[stored])
+    scale = NANOSECONDS[stored] // NANOSECONDS[unit]
+    last = (2**63 - 1) // scale
+    fits = pc.and_(pc.less_equal(raw, last), pc.greater_equal(raw, -last))
+    return pc.multiply(pc.if_else(fits, raw, pa.scalar(None, pa.int64())), scale)
+
+
+def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Returns a column as one array, with one dictionary, without extension types."""
+    if isinstance(values, pa.ChunkedArray):
+        if pa.types.is_dictionary(values.type):
+            values = values.unify_dictionaries()
+        chunks = values.chunks
+        if not chunks:
+            values = pa.array([], values.type)
+        elif len(chunks) == 1:
+            values = chunks[0]
+        elif pa.types.is_dictionary(values.type):
+            indices = pa.concat_arrays([chunk.indices for chunk in chunks])
+            values = pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
+        else:
+            values = pa.concat_arrays(chunks)
+    return values.storage if isinstance(values, pa.ExtensionArray) else values
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a type has texts, or bytes that may be texts."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Returns whether a type has lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def require_type(path: str, column: Column, kind: pa.DataType, is_time: bool) -> None:
+    """Checks that the declared type of a column can hold the values of an Arrow type.
+
+    Args:
+        path: the file, for the error message.
+        column: name and declared type.
+        kind: the type in the file.
+        is_time: whether it is the column of the event time, which may store timestamps.
+
+    Raises:
+        ConfigError: another declared type can hold the values.
+        DataError: no declared type can hold them.
+    """
+    if pa.types.is_dictionary(kind):
+        return require_type(path, column, kind.value_type, is_time)
+    if isinstance(kind, pa.BaseExtensionType):
+        return require_type(path, column, kind.storage_type, is_time)
+    if pa.types.is_null(kind) or (is_time and pa.types.is_timestamp(kind)) or is_text(kind):
+        return None
+    if pa.types.is_decimal(kind) and kind.precision > _MOST_DIGITS:
+        raise _refused(path, column, f"decimal of {kind.precision} digits", "store it as text", DataError)
+    if any(accepts(kind) for accepts in _ACCEPTED[column.type]):
+        return None
+    for accepts, remedy in _DECLARE.items():
+        if accepts(kind):
+            raise _refused(path, column, str(kind), f"declare the column with `type: {remedy}`", ConfigError)
+    remedy = ONE_VALUE if pa.types.is_nested(kind) else "store it as integers, floats or text"
+    raise _refused(path, column, str(kind), f"{remedy}; or remove it from `columns`", DataError)
+
+
+def _refused(
+    path: str, column: Column, kind: str, remedy: str, error: type[ConfigError | DataError]
+) -> ConfigError | DataError:
+    return error(
+        f"{path}: the column {column.source_name!r} has the type {kind}, which cannot be read as "
+        f"`type: {column.type}`",
+        remedy,
+    )
+
+
+def _is_list_of_whole(kind: pa.DataType) -> bool:
+    element = kind.value_type if is_list(kind) else None
+    return element is not None and (
+        pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_null(element)
+    )
+
+
+def _is_list_of_texts(kind: pa.DataType) -> bool:
+    return is_list(kind) and (is_text(kind.value_type) or _is_list_of_whole(kind))
+
+
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_ACCEPTED: Mapping[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "int": (*_NUMBERS, pa.types.is_boolean),
+    "float": (*_NUMBERS, pa.types.is_boolean),
+    "decimal": (*_NUMBERS, pa.types.is_boolean),
+    "string": _NUMBERS,
+    "bool": (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
+    "date": (pa.types.is_date, pa.types.is_timestamp),
+    "timestamp": (pa.types.is_date, pa.types.is_timestamp),
+    "list<int>": (_is_list_of_whole,),
+    "list<string>": (_is_list_of_texts,),
+}
+# The declared type that can hold values of a type, for error messages.
+_DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
+    pa.types.is_boolean: "int",
+    pa.types.is_timestamp: "timestamp",
+    pa.types.is_date: "date",
+    _is_list_of_whole: "list<int>",
+    _is_list_of_texts: "list<string>",
+    pa.types.is_integer: "int",
+    pa.types.is_floating: "float",
+    pa.types.is_decimal: "float",
+}
+
+
+def _typed(
+    values: pa.Array, column: Column, unit: str | None, time_zone: str
+) -> tuple[pa.Array, np.ndarray | None]:
+    """Returns n values in the declared type, and which of them do not fit: (n,) bool, or None if all fit."""
+    kind, declared = values.type, column.type
+    if pa.types.is_null(kind):
+        return values.cast(VALUE_TYPES[declared]), None
+    if unit is not None and pa.types.is_timestamp(kind):
+        return instants(values, unit), None
+    if is_text(kind):
+        typed, reasons = typed_column(_utf8(values), column, [""])
+        return typed, reasons.is_valid().to_numpy(zero_copy_only=False) if reasons is not None else None
+    if declared == "string":
+        return _texts_of(values), None
+    typed = _CONVERSIONS[declared](values, time_zone)
+    present = nan_to_null(values) if pa.types.is_floating(kind) else values
+    if typed.null_count == present.null_count:
+        return typed, None
+    return typed, pc.and_(present.is_valid(), typed.is_null()).to_numpy(zero_copy_only=False)
+
+
+def _utf8(values: pa.Array) -> pa.Array:
+    """Returns texts or bytes as strings. Raises _InexactError if some are not UTF-8."""
+    try:
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            values.validate(full=True)
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        is_large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+        octets = values.cast(pa.large_binary() if is_large else pa.binary()).to_pylist()
+        wrong = np.array([value is not None and not _is_utf8(value) for value in octets], bool)
+        if not wrong.any():
+            raise
+        raise _InexactError(wrong) from None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _texts_of(values: pa.Array) -> pa.Array:
+    """Returns the texts of whole numbers. Raises _InexactError if a value has no certain text."""
+    kind = values.type
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        wrong = not_exact(values).to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise _InexactError(wrong)
+    return _decimal_texts(values) if pa.types.is_decimal(kind) else whole_number_texts(values)
+
+
+def _decimal_texts(values: pa.Array) -> pa.Array:
+    """Returns the texts of decimals that are whole numbers."""
+    return values.cast(pa.decimal128(_MOST_DIGITS, 0)).cast(pa.string())
+
+
+def _to_int(values: pa.Array, _: str) -> pa.Array:
+    kind = values.type
+    if pa.types.is_floating(kind):
+        exact = pc.invert(not_exact(values))
+        return pc.if_else(exact, nan_to_null(values.cast(pa.float64())), pa.scalar(None, pa.float64())).cast(
+            pa.int64()
+        )
+    if pa.types.is_decimal(kind):
+        whole = pc.if_else(not_exact(values), pa.scalar(None, kind), values)
+        return integers(_decimal_texts(whole))
+    if kind == pa.uint64():
+        fits = pc.less_equal(values, pa.scalar(2**63 - 1, pa.uint64()))
+        values = pc.if_else(fits, values, pa.scalar(None, pa.uint64()))
+    return values.cast(pa.int64())
+
+
+def _to_float(values: pa.Array, _: str) -> pa.Array:
+    kind = values.type
+    if pa.types.is_decimal(kind):  # a cast of decimals to floats is not correctly rounded
+        values = values.cast(pa.string())
+    elif pa.types.is_boolean(kind):
+        values = values.cast(pa.int64())
+    numbers = nan_to_null(values.cast(pa.float64(), safe=False))
+    return pc.if_else(pc.less_equal(pc.abs(numbers), FLOAT32_MAX), numbers, pa.scalar(None, pa.float64()))
+
+
+def _to_bool(values: pa.Array, _: str) -> pa.Array:
+    numbers = _to_float(values, UTC)
+    is_bit = pc.or_(pc.equal(numbers, 0.0), pc.equal(numbers, 1.0))
+    return pc.if_else(is_bit, numbers, pa.scalar(None, pa.float64())).cast(pa.int64())
+
+
+def _to_date(values: pa.Array, time_zone: str) -> pa.Array:
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        values = pc.local_timestamp(values.cast(pa.timestamp(kind.unit, time_zone)))
+    return values.cast(pa.date32(), safe=False).cast(pa.int32()).cast(pa.int64())
+
+
+def _to_timestamp(values: pa.Array, time_zone: str) -> pa.Array:
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.date32(), safe=False).cast(pa.timestamp("s"))
+    if values.type.tz is None and time_zone != UTC:
+        values = pc.assume_timezone(values, time_zone, ambiguous="earliest", nonexistent="earliest")
+    return instants(values, "us")
+
+
+_CONVERSIONS: Mapping[str, Callable[[pa.Array, str], pa.Array]] = {
+    "int": _to_int,
+    "float": _to_float,
+    "decimal": _to_float,
+    "bool": _to_bool,
+    "date": _to_date,
+    "timestamp": _to_timestamp,
+}
+
+
+def _converted_lists(values: pa.Array, column: Column) -> Converted:
+    """Converts n lists. A list with an element that does not fit is malformed. Empty texts are elements."""
+    lists = values.cast(pa.list_(values.type.value_type))
+    elements = lists.flatten()
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    row_of = np.repeat(np.arange(len(lists)), lengths)
+    encoded = elements if isinstance(elements, pa.DictionaryArray) else elements.dictionary_encode()
+    distinct, to = encoded.dictionary, _ELEMENTS[column.type]
+    bad = np.zeros(len(distinct), bool)
+    try:
+        if pa.types.is_null(distinct.type):
+            typed = distinct.cast(VALUE_TYPES[to])
+        elif to == "string":
+            typed = _utf8(distinct) if is_text(distinct.type) else _texts_of(distinct)
+        else:
+            typed = _to_int(distinct, UTC)
+            present = nan_to_null(distinct) if pa.types.is_floating(distinct.type) else distinct
+            bad = pc.and_(present.is_valid(), typed.is_null()).to_numpy(zero_copy_only=False)
+    except _InexactError as error:
+        wrong = rows_with(encoded, np.flatnonzero(error.wrong))
+        raise NoTextError(column, int(row_of[wrong[0]]), _shown(elements, wrong[0]), len(wrong)) from None
+    result = over_elements(lists, typed.take(encoded.indices))
+    malformed = np.unique(row_of[rows_with(encoded, np.flatnonzero(bad))])
+    if len(malformed):
+        fits = np.ones(len(lists), bool)
+        fits[malformed] = False
+        result = result.take(pa.array(np.arange(len(lists)), mask=~fits))
+    return Converted(result, malformed, reason_of(column))
+
+
+def _shown(values: pa.Array, row: int) -> Any:
+    """Returns a value as Python has it. Text that is not UTF-8 is returned as bytes."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    value = values.slice(int(row), 1)
+    value = value.dictionary_decode() if pa.types.is_dictionary(values.type) else value
+    return (value.cast(pa.binary()) if is_text(kind) else value)[0].as_py()

@@ -1,0 +1,353 @@
+"""Reads Parquet files. A file split is a range of row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conf.errors import DataError
+from conf.raw_types import Column, EventTime, RawTable
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
+from etl.raw.parquet_rows import has_column, leaves_of, read_footer, require_columns, stored_columns
+from etl.raw.value_text import EXACT_BELOW
+from etl.readers.arrow_values import (
+    UTC,
+    NoTextError,
+    convert,
+    instants,
+    malformed_rows,
+    null_values,
+    one_array,
+    reason_of,
+    require_type,
+    time_zone_of,
+)
+from etl.readers.base import RawBlock, TableReader
+from etl.readers.parquet_checksums import WrongPageError, verify_pages
+from etl.readers.row_json import row_texts
+from storage import file_io
+
+# The types whose rules etl.raw.parquet_rows has.
+_PLAIN_TYPES = ("int", "float", "string")
+# A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
+_VALUE_BYTES = 4
+# A row group that is larger than this multiple of a split is read as several blocks.
+_BLOCK_SPLITS = 2
+_WRAP_US = 2**64 // 1000
+_INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True)
+class _StoredColumn:
+    """How a file stores a column of the table.
+
+    Attributes:
+        is_stored: whether the file has the column. If not, its values are null.
+        is_checked: whether a value may not fit the declared type.
+        is_int96: whether it has timestamps of 96 bits.
+    """
+
+    is_stored: bool
+    is_checked: bool = False
+    is_int96: bool = False
+
+
+@dataclass(frozen=True)
+class _File:
+    """The footer of a file.
+
+    Attributes:
+        path: the path of the file.
+        columns: how the file stores each column of the table.
+        group_rows: number of rows of each row group.
+        group_bytes: about how many bytes the listed columns of each row group need in memory.
+    """
+
+    path: str
+    columns: tuple[_StoredColumn, ...]
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParquetReader(TableReader):
+    """Reads `parquet`.
+
+    Attributes:
+        files: the footers of the files that are not empty.
+        event_time: the section `log.event_time`; None for a table without times.
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ("parquet",)
+    files: tuple[_File, ...]
+    event_time: EventTime | None
+
+    @classmethod
+    def open(
+        cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
+    ) -> ParquetReader:
+        """Reads the footers of the files, except those of empty files, and checks the listed columns.
+
+        Raises:
+            DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
+            ConfigError: a column has a Parquet type that its declared type cannot hold.
+        """
+        files = []
+        same: dict[tuple[_StoredColumn, ...], tuple[_StoredColumn, ...]] = {}
+        for path in paths:
+            footer = read_footer(path)
+            if footer is None:
+                continue
+            columns = _columns_of(path, footer, table, event_time)
+            sizes = _group_bytes(footer, table)
+            rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+            files.append(_File(path, same.setdefault(columns, columns), rows, sizes))
+        if not files:
+            raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+        return cls(table, paths, tuple(files), event_time)
+
+    def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
+        """Returns ranges of row groups. A file without rows has one split, which has no row group.
+
+        `end` is None if the only row group of the split is so large that it is read as several blocks.
+        """
+        most = split_bytes or FILE_SPLIT_BYTES
+        splits = []
+        for file in self.files:
+            start, size = 0, 0
+            for group, group_bytes in enumerate(file.group_bytes):
+                if group > start and size + group_bytes > most:
+                    splits.append(self._split(file, start, group, most))
+                    start, size = group, 0
+                size += group_bytes
+            splits.append(self._split(file, start, len(file.group_bytes), most))
+        return splits
+
+    @staticmethod
+    def _split(file: _File, start: int, end: int, most: int) -> FileSplit:
+        size = sum(file.group_bytes[start:end])
+        is_large = end - start == 1 and size > _BLOCK_SPLITS * most
+        return FileSplit(file.path, start, None if is_large else end, size)
+
+    def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
+        """Yields the rows of some row groups as one block, or those of a large row group as several blocks.
+
+        Raises:
+            DataError: the file is damaged, or a value has no text that is certainly right.
+        """
+        file = next(one for one in self.files if one.path == file_split.path)
+        first_row = sum(file.group_rows[: file_split.start])
+        is_time = self.event_time.column if self.event_time else None
+        needed = {
+            column.name: (column, stored)
+            for column, stored in zip(self.table.columns, file.columns, strict=True)
+            if column.name in wanted or column.name == is_time or stored.is_checked
+        }
+        names = [column.source_name for column, stored in needed.values() if stored.is_stored]
+        offset = 0
+        for rows in _read(file, file_split, names):
+            yield self._block(file, file_split, rows, needed, {*wanted, is_time}, first_row, offset)
+            offset += len(rows)
+
+    def _block(
+        self,
+        file: _File,
+        file_split: FileSplit,
+        rows: pa.Table,
+        needed: Mapping[str, tuple[Column, _StoredColumn]],
+        returned: Collection[str | None],
+        first_row: int,
+        offset: int,
+    ) -> RawBlock:
+        """Returns a block of n rows.
+
+        Args:
+            file, file_split: the file, and the split of the rows.
+            rows: the values of the columns `needed` that the file stores.
+            needed: the columns that are returned or checked, and how the file stores each.
+            returned: the names of the columns that the block has.
+            first_row: the index in the file of the first row of the split.
+            offset: the index of the first row of the block in the split.
+        """
+        columns: dict[str, pa.Array] = {}
+        malformed: dict[int, str] = {}
+        exact_time = None
+        for column, stored in needed.values():
+            if not stored.is_stored:
+                columns[column.name] = null_values(column, len(rows))
+                continue
+            values = _stored_values(rows, column, stored)
+            unit = self._unit(column)
+            if unit is not None and pa.types.is_timestamp(values.type):
+                exact_time = instants(values, "us")
+            time_zone = UTC if stored.is_int96 else time_zone_of(self.table)
+            try:
+                if column.name in returned:
+                    converted = convert(values, column, unit, time_zone)
+                    columns[column.name] = converted.values
+                    bad = converted.malformed
+                else:
+                    bad = malformed_rows(values, column, time_zone)
+            except NoTextError as error:
+                raise error.error(file.path, first_row + offset) from None
+            for row in bad.tolist():
+                malformed.setdefault(row, reason_of(column))
+        return RawBlock(
+            bytes=int(rows.nbytes),
+            lines=len(rows),
+            row_lines=np.arange(len(rows), dtype=np.int64),
+            columns=columns,
+            counts={},
+            broken={},
+            malformed=malformed,
+            texts=partial(self._texts, file, file_split, offset),
+            exact_time=exact_time,
+        )
+
+    def _unit(self, column: Column) -> str | None:
+        """Returns the unit of the event time if this is its column, and the column has integers."""
+        event_time = self.event_time
+        is_time = event_time is not None and column.name == event_time.column and column.type == "int"
+        return event_time.unit if event_time is not None and is_time else None
+
+    def _texts(self, file: _File, file_split: FileSplit, offset: int, lines: Sequence[int]) -> list[str]:
+        """Returns rows as JSON. The columns are read again, because a block does not have all of them.
+
+        Args:
+            file, file_split: the file, and the split of the rows.
+            offset: the index of the first row of the block in the split.
+            lines: indices of rows of the block, ascending.
+        """
+        if not lines:
+            return []
+        wanted = np.asarray(lines, np.int64) + offset
+        texts: list[str] = []
+        first = 0
+        names = [
+            column.source_name
+            for column, stored in zip(self.table.columns, file.columns, strict=True)
+            if stored.is_stored
+        ]
+        for rows in _read(file, file_split, names):
+            low, high = np.searchsorted(wanted, [first, first + len(rows)])
+            if low < high:
+                taken = rows.take(pa.array(wanted[low:high] - first))
+                texts += row_texts(self._shown_columns(file, taken), len(taken))
+            first += len(rows)
+        return texts
+
+    def _shown_columns(self, file: _File, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """Returns the columns that the text of a row has. Spark formats timestamps of 96 bits."""
+        shown = {}
+        for column, stored in zip(self.table.columns, file.columns, strict=True):
+            if not stored.is_stored:
+                continue
+            values = _stored_values(rows, column, stored)
+            if stored.is_int96:
+                milliseconds = instants(values, "ms").cast(pa.timestamp("ms"))
+                values = pa.chunked_array([pc.strftime(milliseconds, _INT96_FORMAT)])
+            shown[column.source_name] = values
+        return shown
+
+
+def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields the rows of a file split, with the columns of these names in the file.
+
+    Without names, the rows have one column of nulls.
+    """
+    start, end = file_split.start, file_split.end
+    groups = [start] if end is None else list(range(start, end))
+    count = sum(file.group_rows[group] for group in groups)
+    if not count:
+        return
+    if not names:
+        yield pa.table({"": pa.nulls(count)})
+        return
+    files, inner = file_io.filesystem(file.path)
+    with files.open_input_file(inner) as source:
+        try:
+            parquet = pq.ParquetFile(
+                source,
+                read_dictionary=names,  # ignored for columns that are not texts
+                pre_buffer=not file_io.is_local(file.path),
+                coerce_int96_timestamp_unit="us",
+            )
+            verify_pages(source, parquet.metadata, groups, names)
+            if end is not None:
+                yield parquet.read_row_groups(groups, columns=names, use_threads=False)
+                return
+            most = max(1, count * FILE_SPLIT_BYTES // max(1, file.group_bytes[start]))
+            for batch in parquet.iter_batches(most, groups, columns=names, use_threads=False):
+                yield pa.Table.from_batches([batch])
+        except (pa.ArrowException, OSError, WrongPageError) as error:
+            raise DataError(
+                f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
+                "deliver the file again",
+            ) from error
+
+
+def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:
+    """Returns the values of a column as they are stored.
+
+    Some writers store a time of 96 bits before 1970 as a day and a negative number of nanoseconds of the day,
+    which Arrow reads as a number without a sign. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
+    """
+    values = rows.column(column.source_name)
+    if not stored.is_int96:
+        return values
+    microseconds = one_array(values).cast(pa.int64())
+    is_late = pc.and_(pc.greater(microseconds, _WRAP_US // 2), pc.less_equal(microseconds, _WRAP_US))
+    corrected = pc.if_else(is_late, pc.subtract(microseconds, _WRAP_US), microseconds)
+    return pa.chunked_array([corrected.cast(values.type)])
+
+
+def _columns_of(
+    path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
+) -> tuple[_StoredColumn, ...]:
+    """Returns how a file stores each column of a table. Raises an error if a column cannot be read."""
+    require_columns(path, footer, table)
+    plain = [column for column in table.columns if column.type in _PLAIN_TYPES]
+    stored = stored_columns(path, footer, table.model_copy(update={"columns": plain}), event_time)
+    by_name = {column.name: one for column, one in zip(plain, stored, strict=True)}
+    columns = []
+    for column in table.columns:
+        one = by_name.get(column.name)
+        if one is not None:
+            is_checked = not one.unit and _is_checked(column, one.spark)
+            columns.append(_StoredColumn(one.spark is not None, is_checked, one.unit == "int96"))
+        elif not has_column(path, footer, column):
+            columns.append(_StoredColumn(False))
+        else:
+            is_time = event_time is not None and column.name == event_time.column
+            kind = footer.schema.to_arrow_schema().field(column.source_name).type
+            require_type(path, column, kind, is_time)
+            is_int96 = any(leaf.physical_type == "INT96" for _, leaf in leaves_of(footer, column))
+            columns.append(_StoredColumn(True, True, is_int96))
+    return tuple(columns)
+
+
+def _is_checked(column: Column, stored: str | None) -> bool:
+    """Returns whether a value of a column that Spark reads with the type `stored` may not fit."""
+    if stored is None:
+        return False
+    if column.type == "string":
+        return stored in (*EXACT_BELOW, "binary") or stored.startswith("decimal")
+    return stored not in ("boolean", "int", "bigint")
+
+
+def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
+    """Returns about how many bytes the listed columns of each row group need in memory."""
+    indices = [index for column in table.columns for index, _ in leaves_of(footer, column)]
+    sizes = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        least = _VALUE_BYTES * group.num_rows
+        sizes.append(sum(max(least, group.column(index).total_uncompressed_size) for index in indices))
+    return tuple(sizes)
