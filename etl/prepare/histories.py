@@ -23,6 +23,7 @@ from conf.types import History
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
 ITEMS, TIMES = "items", "times"
+_KEYS = pa.dictionary(pa.int32(), pa.string())
 # The offsets of a list array have 32 bits, so a column with more values has several arrays.
 _LIST_VALUES = 2**31 - 1
 # Values that one step copies or compares, so that its temporary arrays fit in the cache of a core.
@@ -148,7 +149,7 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
     """
     if len({TIMES in day.column_names for day in days}) > 1:
         raise ValueError("internal error, please report: only some tables of clicks have times")
-    users, user_keys = codes_of(_chunks(day.column(USER_KEY) for day in days))
+    users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
     sorted_keys = pc.sort_indices(user_keys).to_numpy()
     code_of = np.empty(len(user_keys), np.int64)  # the code of a user becomes the place of its key
     code_of[sorted_keys] = np.arange(len(user_keys))
@@ -160,7 +161,7 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
         taken_of_day.insert(0, np.minimum(counts, missing[users]))
         missing[users] -= taken_of_day[0]
     total = length - missing
-    items, item_keys = codes_of(_chunks(_flat(day.column(ITEMS)) for day in days))
+    items, item_keys = codes_of(_encoded(_flat(day.column(ITEMS)) for day in days))
     items_of_day = np.split(items, np.cumsum([counts.sum() for counts in counts_of_day])[:-1])
     merged, next_place = np.empty(total.sum(), np.int32), np.cumsum(total) - total
     times = np.empty(len(merged), np.int64) if TIMES in days[0].column_names else None
@@ -277,7 +278,7 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
         items: the items of these clicks, ordered by user, the oldest click of a user first.
         older: the clicks of earlier days.
     """
-    both, keys = codes_of(_chunks([items.to_array(), older.items.to_array()]))
+    both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
     last = len(both) - 1  # the array is filled from its end: the last user comes first
     of_day = last - np.arange(len(items.codes)) - np.repeat(np.cumsum(older.counts), today)
     of_older = last - np.arange(len(older.items.codes)) - np.repeat(np.cumsum(today) - today, older.counts)
@@ -420,7 +421,7 @@ def _lists(values: _Keyed, starts: np.ndarray, lengths: np.ndarray) -> pa.Chunke
         arrays.append(
             pa.ListArray.from_arrays(_offsets(lengths[part]), _Keyed(codes, values.keys).to_array())
         )
-    return pa.chunked_array(arrays, pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    return pa.chunked_array(arrays, pa.list_(_KEYS))
 
 
 def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -473,12 +474,13 @@ def _list_lengths(column: pa.ChunkedArray) -> np.ndarray:
     return _numbers(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
 
 
-def _chunks(columns: Iterable[pa.Array | pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Returns the values of all columns, which may have different dictionaries."""
+def _encoded(columns: Iterable[pa.Array | pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Returns the strings of all columns as dictionary arrays, which may have different dictionaries."""
     chunks: list[pa.Array] = []
     for column in columns:
-        chunks += [column] if isinstance(column, pa.Array) else column.chunks
-    return pa.chunked_array(chunks)
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        chunks += [coded] if isinstance(coded, pa.Array) else coded.chunks
+    return pa.chunked_array(chunks, _KEYS)
 
 
 def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:

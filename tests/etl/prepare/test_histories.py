@@ -183,13 +183,15 @@ def test_tables_equal_frames_of_spark(
     merged = merge_days(of_days, length)
     merged_frame = frames.merge_days([earlier_frame(spark, day) for day in of_days], length)
     assert users_of(merged) == users_of_frame(merged_frame)
+    stored = [as_stored(day) for day in of_days]
+    assert merge_days([*stored[:1], *of_days[1:]], length).equals(merged)
     latest = as_history(merged, History(length=max(1, length - 1)))
     expected = frames.as_history(merged_frame, History(length=max(1, length - 1))).collect()
     assert latest.column("history").type == LISTS
     assert {row["user_key"]: row["history"] for row in latest.to_pylist()} == {
         row["user_key"]: list(row["history"]) for row in expected
     }
-    for earlier in (merged, without_times(merged), None):
+    for earlier in (merged, as_stored(merged), without_times(merged), None):
         result = add_history(tables[-1], history, earlier)
         frame = frames.add_history(
             frame_of(spark, tables[-1]), history, None if earlier is None else earlier_frame(spark, earlier)
@@ -211,6 +213,12 @@ def users_of_frame(clicks: DataFrame) -> dict[str, list[tuple[int | None, str]]]
         row["user_key"]: [(click["time"], click["item"]) for click in row["clicks"]]
         for row in clicks.collect()
     }
+
+
+def as_stored(clicks: pa.Table) -> pa.Table:
+    """The table with plain strings, as it is in a lake."""
+    items = clicks.column("items").cast(pa.list_(pa.string()))
+    return clicks.set_column(1, "items", items)
 
 
 def without_times(clicks: pa.Table) -> pa.Table:
