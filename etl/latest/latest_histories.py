@@ -1,21 +1,38 @@
-"""Computes the histories with which lists are scored: each user's last clicks up to the run date."""
+"""Computes the histories with which lists are scored: each user's last clicks up to the run date.
+
+`histories_of` computes them on one machine from Arrow tables, and on clusters from Spark frames. Both results
+are equal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from fractions import Fraction
+from typing import assert_never
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.types import SPLITS, Config, Split
+from conf.errors import DataError
+from conf.types import SPLITS, Config, History, Split, SplitConfig
+from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts
+from etl.prepare.good_rows import good_rows_of
+from etl.prepare.histories import as_history as as_history_table
+from etl.prepare.histories import lists_of_clicks, recent_clicks
 from etl.raw.files import RawFiles
 from etl.spark.histories import as_history, last_clicks
 from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
 from etl.split.time_split import SPLIT
+from etl.text.two_passes import reads_blocks
+from spark.local_workers import LocalWorkers
 from spark.workers import Workers
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.manifest import digest_of
 from storage.paths import Lake
 
@@ -25,13 +42,31 @@ class LatestHistories:
     """The latest histories of all users with a click.
 
     Attributes:
-        rows: a table or a frame with user_key and the column `history.column`, one row per user. Users
-            without a click have no row. None if no user has a click.
+        rows: user_key and the column `history.column`, one row per user. Users without a click have no row.
+            It is a table if processes of this machine computed it, with lists of dictionary codes, and
+            otherwise a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """
 
     rows: pa.Table | DataFrame | None
     digest: str
+
+
+def histories_of(
+    workers: Workers,
+    config: Config,
+    lake: Lake,
+    splits: Mapping[Split, Sequence[RawFiles]],
+    *,
+    before: Split | None = None,
+) -> LatestHistories | None:
+    """Returns the latest histories of a run: a table with LocalWorkers, which starts no JVM, else a frame.
+
+    See `latest_histories` for the rules and the other arguments.
+    """
+    if isinstance(workers, LocalWorkers) and reads_blocks(config):
+        return latest_histories_table(workers, config, lake, splits, before=before)
+    return latest_histories(workers.spark, config, lake, splits, before=before)
 
 
 def latest_histories(
@@ -42,7 +77,7 @@ def latest_histories(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run; None if the section `history` is not set.
+    """Returns the latest histories of a run as a frame; None if the section `history` is not set.
 
     If the lists are compared with the test split, no click of the test split is in a history, because the
     lists would be computed from the clicks on which they are measured.
@@ -54,24 +89,20 @@ def latest_histories(
     history = config.history
     if history is None:
         return None
-    known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
-    if config.measure.against == "test_split" and "test" in known:
-        known.remove("test")
+    known = _known_splits(config, before)
     earlier = clicks_before(spark, config, lake)
     if earlier is not None:
-        last = max(day.dt for split in known for day in splits[split])
-        day_after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
+        day_after = _day_after(splits, known)
         clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
     else:
         rows = logged_rows(spark, config, lake, splits["train"][0])
         clicks, digest = last_clicks(rows.where(F.col(SPLIT).isin(*known)), history.length), ""
     return LatestHistories(
-        None if clicks is None else as_history(clicks, history),
-        digest_of([preparation(config), known, digest]),
+        None if clicks is None else as_history(clicks, history), _digest(config, known, digest)
     )
 
 
-def histories_of(
+def latest_histories_table(
     workers: Workers,
     config: Config,
     lake: Lake,
@@ -79,7 +110,130 @@ def histories_of(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run (`latest_histories`, which has the same arguments)."""
-    if config.history is None:
+    """Returns the same as `latest_histories`, which has the same arguments, as a table."""
+    history = config.history
+    if history is None:
         return None
-    return latest_histories(workers.spark, config, lake, splits, before=before)
+    known = _known_splits(config, before)
+    earlier = click_tables(workers, config, lake)
+    clicks: pa.Table | None
+    if earlier is not None:
+        day_after = _day_after(splits, known)
+        clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
+    else:
+        of_splits = _clicks_of_splits(workers, config, splits["train"][0], len(known), history)
+        clicks, digest = lists_of_clicks(of_splits), ""
+    return LatestHistories(
+        None if clicks is None else as_history_table(clicks, history), _digest(config, known, digest)
+    )
+
+
+def _known_splits(config: Config, before: Split | None) -> list[Split]:
+    """Returns the splits whose clicks are in the histories. Each is before those that are left out."""
+    known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
+    if config.measure.against == "test_split" and "test" in known:
+        known.remove("test")
+    return known
+
+
+def _day_after(splits: Mapping[Split, Sequence[RawFiles]], known: Sequence[Split]) -> str:
+    """Returns the day after the last day of the known splits."""
+    last = max(day.dt for split in known for day in splits[split])
+    return (date.fromisoformat(last) + timedelta(days=1)).isoformat()
+
+
+def _digest(config: Config, known: Sequence[Split], digest_of_clicks: str) -> str:
+    return digest_of([preparation(config), known, digest_of_clicks])
+
+
+def _clicks_of_splits(
+    workers: Workers, config: Config, raw: RawFiles, splits: int, history: History
+) -> pa.Table:
+    """Returns the last clicks of each user (recent_clicks) in the first splits of a log that is one table.
+
+    Args:
+        workers, config, raw: the workers, the configuration, and the files of the log.
+        splits: the number of splits whose rows are used.
+        history: the settings.
+    """
+    by, timed = config.split.by, config.log.event_time is not None
+    if by == "leave_last_out":
+        # Only clicks decide on the split of a click, and only the last ones of a user can be left out.
+        left_out = len(SPLITS) - splits
+        parts = clicks_of_log(workers, config, raw)
+        clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
+        return recent_clicks(_without_last(clicks, left_out), history.length)
+    if by == "fraction":
+        parts = good_rows_of(
+            workers, config, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *([EVENT_TIME] if timed else [])]
+        )
+        return _clicks_before_cut(parts, config.split, splits, history.length, timed=timed)
+    if by == "day":
+        raise ValueError("internal error, please report: rows of one day are all in the same split")
+    assert_never(by)
+
+
+def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
+    """Leaves out the last clicks of each user, which are in the test split and in the validation split.
+
+    The last click of a user is in the test split. The second last one is in the validation split.
+
+    Args:
+        clicks: the result of `recent_clicks`.
+        left_out: 0, 1 (the test split) or 2 (both).
+    """
+    users = clicks.column(USER_KEY).combine_chunks().indices.to_numpy()
+    firsts = np.flatnonzero(np.diff(users, prepend=-1))
+    counts = np.diff(firsts, append=len(users))
+    later = np.repeat(firsts + counts, counts) - np.arange(len(users)) - 1
+    return clicks.filter(pa.array(later >= left_out))
+
+
+def _clicks_before_cut(
+    parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
+) -> pa.Table:
+    """Returns the last clicks of each user in the first splits (etl.split.time_split, by `fraction`).
+
+    Args:
+        parts: all good rows of the log.
+        config: the shares of the splits.
+        splits: the number of splits whose rows are used.
+        length: largest number of clicks of a user.
+        timed: whether the rows have event_time.
+
+    Raises:
+        DataError: there are no rows.
+    """
+    name = EVENT_TIME if timed else ROW_ID
+    order, clicks = [np.zeros(0, np.int64)], []
+    for part in parts:
+        order.append(part.column(name).to_numpy())
+        clicks.append(part.filter(pc.equal(part.column(LABEL), 1)))
+    values = np.concatenate(order)
+    if not len(values):
+        raise DataError(
+            "the log has no good row",
+            "correct the raw log; the quarantine has a reason for each rejected row",
+        )
+    if splits < len(SPLITS):
+        cut = _time_cut(values, config, splits) if timed else _position_cut(values, config, splits)
+        clicks = [rows.filter(pa.array(rows.column(name).to_numpy() <= cut)) for rows in clicks]
+    return clicks_of_parts(iter(clicks), length, timed=timed)
+
+
+def _time_cut(times: np.ndarray, config: SplitConfig, splits: int) -> float:
+    """Returns the percentile of the times (µs) at which the last of the first splits ends, as Spark does."""
+    position = (len(times) - 1) * [config.train, config.train + config.validation][splits - 1]
+    low, high = math.floor(position), math.ceil(position)
+    ordered = np.partition(times, [low, high])
+    first, last = float(ordered[low]), float(ordered[high])
+    return first if first == last else (high - position) * first + (position - low) * last
+
+
+def _position_cut(row_ids: np.ndarray, config: SplitConfig, splits: int) -> int:
+    """Returns the row_id of the last row of the first splits."""
+    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
+    train = Fraction(str(config.train))
+    share = [train, train + Fraction(str(config.validation))][splits - 1]
+    rank = math.floor((len(row_ids) - 1) * share)
+    return int(np.partition(row_ids, rank)[rank])

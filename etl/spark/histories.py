@@ -21,10 +21,6 @@ from pyspark.sql import functions as F
 from conf.types import History
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
-# Parts of the digest of prepared rows. Change them when the code would compute other histories for the same
-# log: METHOD for logs without groups, GROUP_METHOD for logs with groups.
-METHOD = "clicks before the row"
-GROUP_METHOD = "clicks before the group"
 CLICKS = "clicks"
 _EARLIER, _RECENT, _TODAY = "_earlier", "_recent", "_today"
 ARRAY = "array<struct<time:bigint,item:string>>"

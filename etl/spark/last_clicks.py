@@ -7,26 +7,21 @@ So the histories of a day need only one small table for each earlier day, and no
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config, History
-from etl.raw.files import find_raw
-from etl.raw.layout_digest import layout_digest
-from etl.spark.histories import ARRAY, CLICKS, METHOD, last_clicks, merge_days
+from etl.raw.click_days import click_days
+from etl.raw.files import RawFiles
+from etl.spark.histories import ARRAY, CLICKS, last_clicks, merge_days
 from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
 from storage.feature_spec import USER_KEY
-from storage.manifest import Manifest, combined_digest, current_manifest, is_published, read_manifest
+from storage.manifest import Manifest, combined_digest
 from storage.paths import Lake, Partition
 from storage.publish import Rules, publish, rows_of
-
-log = logging.getLogger("nightrank.etl")
 
 
 @dataclass(frozen=True)
@@ -58,28 +53,9 @@ class LastClicks:
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:
-        last, count = date.fromisoformat(day), self.history.days or 0
-        dates = [(last - timedelta(days=back)).isoformat() for back in range(count, 0, -1)]
-        return [manifest for dt in dates if (manifest := self._published(dt)) is not None]
+        return click_days(self.config, self.history, self.lake, day, self._publish)
 
-    def _published(self, dt: str) -> Manifest | None:
-        """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
-
-        Returns None if the day has neither a raw log nor a partition. A partition without a raw log is used
-        only if it was computed with the present settings, because it cannot be computed again.
-        """
-        partition = self.lake.last_clicks.partition(dt)
-        raw = find_raw(self.config, self.config.log, dt, self.lake.recorder)
-        rules = {
-            "layout": layout_digest(self.config),
-            "history": f"{METHOD}, {self.history.length}",
-        }
-        if raw is None or raw.bytes == 0:
-            return _without_raw_log(partition, rules)
-        inputs = {"raw": raw.digest, **rules}
-        current = current_manifest(partition, inputs)
-        if current is not None:
-            return current
+    def _publish(self, raw: RawFiles, partition: Partition, inputs: dict[str, str]) -> Manifest:
         clicks = last_clicks(
             good_rows(day_rows(self.spark, self.config, self.lake, raw)), self.history.length
         )
@@ -93,22 +69,6 @@ class LastClicks:
             sort_by=[USER_KEY],
             grace_hours=self.config.output.grace_hours,
         )
-
-
-def _without_raw_log(partition: Partition, rules: Mapping[str, str]) -> Manifest | None:
-    """Returns the manifest of a day whose raw log does not exist; None if its clicks cannot be used."""
-    if not is_published(partition):
-        return None
-    manifest = read_manifest(partition)
-    if rules.items() <= dict(manifest.inputs).items():
-        return manifest
-    log.warning(
-        "the clicks of %s in %s were computed with other settings, and the day has no raw log to compute "
-        "them again: histories leave them out",
-        partition.dt,
-        partition.path,
-    )
-    return None
 
 
 def _as_clicks(rows: DataFrame) -> DataFrame:

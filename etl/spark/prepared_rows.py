@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.ops import operator_digests
+from etl.raw.click_days import GROUP_METHOD, METHOD
 from etl.raw.files import RawFiles
-from etl.spark.histories import GROUP_METHOD, METHOD, add_history
+from etl.spark.histories import add_history
 from etl.spark.last_clicks import LastClicks
 from etl.spark.read_log import good_rows, read_attributes
 from etl.spark.shown_positions import add_positions, positions_method

@@ -1,0 +1,492 @@
+"""Histories of rows in Arrow tables: the items that the user of each row clicked last before the row.
+
+The rules are those of etl/spark/histories.py, and the results are equal. No code loops over rows or users:
+rows are sorted once, and each history is a slice of an array that has the clicks of a user side by side.
+
+The clicks of users have two forms. The table `last_clicks` of a lake has one row per user: user_key, items
+(list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The functions here
+return lists of dictionary codes, so that each key is stored once. `recent_clicks` returns one row per click,
+with its row_id, so that the clicks of several parts of a day can be merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
+
+from conf.types import History
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+
+ITEMS, TIMES = "items", "times"
+_KEYS = pa.dictionary(pa.int32(), pa.string())
+# The offsets of a list array have 32 bits, so a column with more values has several arrays.
+_LIST_VALUES = 2**31 - 1
+# Values that one step copies or compares, so that its temporary arrays fit in the cache of a core.
+_STEP_VALUES = 2**18
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = None) -> pa.Table:
+    """Adds the column `history.column`: a list of item keys, the most recent one first.
+
+    The list is empty if the user has no click before the row. Rows stay in their order.
+
+    Args:
+        rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
+            unique) and, if the log has them, group_key (as the other keys) and event_time (int64, µs). All
+            rows that a user has on the day must be in the table.
+        history: the settings.
+        earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
+            them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
+
+    Returns:
+        `rows` with one more column, of the type list<dictionary<int32, string>>.
+
+    Raises:
+        ValueError: a key is null.
+    """
+    users, user_keys = codes_of(rows.column(USER_KEY))
+    items, item_keys = codes_of(rows.column(ITEM_KEY))
+    times = _numbers(rows.column(EVENT_TIME)) if EVENT_TIME in rows.column_names else None
+    order = _order(users, times, _numbers(rows.column(ROW_ID)))  # (n,)
+    users, clicked = users[order], _numbers(rows.column(LABEL))[order] == 1
+    today = np.bincount(users[clicked], minlength=len(user_keys))
+    # (n,): the number of clicks of the row's user on this day that come before the row.
+    known = np.cumsum(clicked) - clicked - (np.cumsum(today) - today)[users]
+    if GROUP_KEY in rows.column_names:
+        groups, group_keys = codes_of(rows.column(GROUP_KEY))
+        pairs = users.astype(np.int64) * len(group_keys) + groups[order]
+        _, first_row, pair = np.unique(pairs, return_index=True, return_inverse=True)
+        known = known[first_row][pair]
+    older = _earlier_clicks(earlier, user_keys)
+    timelines = _timelines(today, _Keyed(items[order[clicked]], item_keys), older)
+    starts = timelines.ends[users] - known
+    lengths = np.minimum(known + older.counts[users], history.length)
+    clicks = timelines.items
+    if times is not None:
+        mixed = _rows_with_later_clicks(older, users, times[order], known, history.length)
+        if len(mixed):
+            own, own_lengths = _earlier_than_rows(
+                timelines, older, users[mixed], times[order[mixed]], known[mixed], history.length
+            )
+            starts[mixed] = len(clicks.codes) + np.cumsum(own_lengths) - own_lengths
+            lengths[mixed] = own_lengths
+            clicks = _Keyed(np.concatenate([clicks.codes, own]), clicks.keys)
+    starts_of_rows, lengths_of_rows = np.empty_like(starts), np.empty_like(lengths)
+    starts_of_rows[order], lengths_of_rows[order] = starts, lengths
+    lists = _lists(clicks.compact(), starts_of_rows, lengths_of_rows)
+    return rows.append_column(history.column, lists)
+
+
+def last_clicks(rows: pa.Table, length: int) -> pa.Table:
+    """Returns one row per user with a click: user_key, items and times, the last `length` clicks.
+
+    The columns items and times are lists, the oldest click first. Without event_time in `rows`, the column
+    times is missing.
+
+    Args:
+        rows: all rows of some users, with the columns of `recent_clicks`.
+        length: largest number of clicks of a user.
+    """
+    return lists_of_clicks(recent_clicks(rows, length))
+
+
+def recent_clicks(rows: pa.Table, length: int) -> pa.Table:
+    """Returns the last `length` clicks of each user, ordered by user, the oldest first, one row per click.
+
+    To merge parts of a day, concatenate the results for the parts, and call this function again.
+
+    Args:
+        rows: rows with user_key, item_key, row_id and, if the log has them, event_time. A row is a click if
+            its label is 1. Without a column label, all rows are clicks.
+        length: largest number of clicks of a user.
+
+    Returns:
+        user_key and item_key as dictionary arrays, row_id, and event_time if `rows` has it.
+    """
+    if LABEL in rows.column_names:
+        rows = rows.filter(pc.equal(rows.column(LABEL), 1))
+    users, user_keys = codes_of(rows.column(USER_KEY))
+    items, item_keys = codes_of(rows.column(ITEM_KEY))
+    row_ids = _numbers(rows.column(ROW_ID))
+    times = _numbers(rows.column(EVENT_TIME)) if EVENT_TIME in rows.column_names else None
+    order = _order(users, times, row_ids)
+    order = order[_are_last(users[order], length)]
+    columns = {
+        USER_KEY: _Keyed(users[order], user_keys).compact().to_array(),
+        ITEM_KEY: _Keyed(items[order], item_keys).compact().to_array(),
+        ROW_ID: pa.array(row_ids[order]),
+    }
+    if times is not None:
+        columns[EVENT_TIME] = pa.array(times[order])
+    return pa.table(columns)
+
+
+def lists_of_clicks(clicks: pa.Table) -> pa.Table:
+    """Returns one row per user (user_key, items and times) of the clicks that `recent_clicks` returns."""
+    users, user_keys = codes_of(clicks.column(USER_KEY))
+    items, item_keys = codes_of(clicks.column(ITEM_KEY))
+    times = _numbers(clicks.column(EVENT_TIME)) if EVENT_TIME in clicks.column_names else None
+    firsts = np.flatnonzero(np.diff(users, prepend=-1))
+    counts = np.diff(firsts, append=len(users))
+    return _rows_of_users(user_keys.take(pa.array(users[firsts])), counts, _Keyed(items, item_keys), times)
+
+
+def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
+    """Merges the last clicks of several days, which are given oldest first.
+
+    Each element of `days` and the result have the columns user_key, items and, if the log has them, times.
+    Clicks of a later day are more recent than those of an earlier day. The result has one row per user with
+    at most `length` clicks, ordered by user_key.
+
+    Raises:
+        ValueError: some days have times, and others do not.
+    """
+    if len({TIMES in day.column_names for day in days}) > 1:
+        raise ValueError("internal error, please report: only some tables of clicks have times")
+    users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
+    sorted_keys = pc.sort_indices(user_keys).to_numpy()
+    code_of = np.empty(len(user_keys), np.int64)  # the code of a user becomes the place of its key
+    code_of[sorted_keys] = np.arange(len(user_keys))
+    users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
+    counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]
+    # From the last day to the first: how many clicks of each user are still missing.
+    missing, taken_of_day = np.full(len(user_keys), length), list[np.ndarray]()
+    for users, counts in zip(reversed(users_of_day), reversed(counts_of_day), strict=True):
+        taken_of_day.insert(0, np.minimum(counts, missing[users]))
+        missing[users] -= taken_of_day[0]
+    total = length - missing
+    items, item_keys = codes_of(_encoded(_flat(day.column(ITEMS)) for day in days))
+    items_of_day = np.split(items, np.cumsum([counts.sum() for counts in counts_of_day])[:-1])
+    merged, next_place = np.empty(total.sum(), np.int32), np.cumsum(total) - total
+    times = np.empty(len(merged), np.int64) if TIMES in days[0].column_names else None
+    for day, users, counts, taken, codes in zip(
+        days, users_of_day, counts_of_day, taken_of_day, items_of_day, strict=True
+    ):
+        starts = np.cumsum(counts) - taken
+        places = np.repeat(next_place[users] - (np.cumsum(taken) - taken), taken)
+        places += np.arange(len(places))
+        merged[places] = _gather(codes, starts, taken)
+        if times is not None:
+            times[places] = _gather(_times_of(day), starts, taken)
+        next_place[users] += taken
+    keys = user_keys.take(pa.array(sorted_keys))
+    return _rows_of_users(keys, total, _Keyed(merged, item_keys).compact(), times)
+
+
+def as_history(clicks: pa.Table, history: History) -> pa.Table:
+    """Converts last clicks (user_key, items) to histories (user_key and the column `history.column`).
+
+    The histories have the type list<dictionary<int32, string>>, the most recent item first.
+    """
+    column = clicks.column(ITEMS)
+    counts = _list_lengths(column)
+    items, item_keys = codes_of(_flat(column))
+    ends = len(items) - np.cumsum(counts)  # where the last click of each list is in the reversed array
+    lists = _lists(_Keyed(items[::-1], item_keys).compact(), ends, np.minimum(counts, history.length))
+    return pa.table({USER_KEY: clicks.column(USER_KEY), history.column: lists})
+
+
+def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Returns (codes, keys): n int32 codes, and the distinct strings that they number.
+
+    Args:
+        column: n strings, or dictionary arrays of strings. Their dictionaries may differ, may have the same
+            key twice, and may have keys that do not occur.
+
+    Raises:
+        ValueError: a value is null.
+    """
+    parts, dictionaries, first_code = [], [pa.array([], pa.string())], 0
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    for chunk in encoded.chunks:
+        if not chunk.dictionary.equals(dictionaries[-1]):
+            first_code += len(dictionaries[-1])
+            dictionaries.append(chunk.dictionary.cast(pa.string()))
+        if chunk.null_count:
+            raise ValueError("internal error, please report: a row without a key is used for histories")
+        parts.append(chunk.indices.to_numpy() + np.int32(first_code))
+    keys = pa.concat_arrays(dictionaries).dictionary_encode()
+    if keys.null_count:
+        raise ValueError("internal error, please report: a key is null")
+    codes = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    if len(keys.dictionary) < len(keys):
+        codes = keys.indices.to_numpy()[codes]
+    return codes.astype(np.int32, copy=False), keys.dictionary
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """An array of keys: codes (int32) of the strings `keys`."""
+
+    codes: np.ndarray
+    keys: pa.Array
+
+    def compact(self) -> _Keyed:
+        """Returns the same values without the keys that do not occur."""
+        used = np.zeros(len(self.keys), bool)
+        used[self.codes] = True
+        if used.all():
+            return self
+        new_codes = np.cumsum(used, dtype=np.int32) - np.int32(1)
+        return _Keyed(new_codes[self.codes], self.keys.take(pa.array(np.flatnonzero(used))))
+
+    def to_array(self) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(self.codes), self.keys)
+
+
+@dataclass(frozen=True)
+class _Older:
+    """The clicks of users on earlier days. Those of a user are side by side, the oldest first.
+
+    Attributes:
+        counts: (users,) int64: the number of clicks of each user.
+        items: m items, ordered by the code of their user.
+        times: (m,) int64 µs, or None.
+    """
+
+    counts: np.ndarray
+    items: _Keyed
+    times: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Timelines:
+    """All clicks of all users in one array. Those of a user are side by side, the most recent one first.
+
+    Attributes:
+        items: m items.
+        places_of_older: where in `items` each click of an earlier day is.
+        ends: (users,) where the clicks of earlier days begin. Those of the day come before this place.
+    """
+
+    items: _Keyed
+    places_of_older: np.ndarray
+    ends: np.ndarray
+
+
+def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
+    """Returns the timelines of users.
+
+    Args:
+        today: (users,) the number of clicks of each user on the day.
+        items: the items of these clicks, ordered by user, the oldest click of a user first.
+        older: the clicks of earlier days.
+    """
+    both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
+    last = len(both) - 1  # the array is filled from its end: the last user comes first
+    of_day = last - np.arange(len(items.codes)) - np.repeat(np.cumsum(older.counts), today)
+    of_older = last - np.arange(len(older.items.codes)) - np.repeat(np.cumsum(today) - today, older.counts)
+    codes = np.empty(len(both), np.int32)
+    codes[of_day] = both[: len(of_day)]
+    codes[of_older] = both[len(of_day) :]
+    ends = len(both) - np.cumsum(older.counts) - (np.cumsum(today) - today)
+    return _Timelines(_Keyed(codes, keys), of_older, ends)
+
+
+def _rows_with_later_clicks(
+    older: _Older, users: np.ndarray, times: np.ndarray, known: np.ndarray, length: int
+) -> np.ndarray:
+    """Returns the indices of rows whose earlier clicks may not all be before the row.
+
+    The time of a row may precede the day of its partition.
+
+    Args:
+        older: the clicks of earlier days. An unknown time is before no row.
+        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        length: the largest length of a history.
+    """
+    some = np.flatnonzero(older.counts)
+    if not len(some):
+        return some
+    latest = np.full(len(older.counts), _FIRST)
+    latest[some] = _LAST
+    if older.times is not None:
+        latest[some] = np.maximum.reduceat(older.times, (np.cumsum(older.counts) - older.counts)[some])
+    return np.flatnonzero((older.counts[users] > 0) & (latest[users] >= times) & (known < length))
+
+
+def _earlier_than_rows(
+    timelines: _Timelines,
+    older: _Older,
+    users: np.ndarray,
+    times: np.ndarray,
+    known: np.ndarray,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the histories of rows from whose earlier clicks only those before the row are used.
+
+    Args:
+        timelines, older: the clicks of all users.
+        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        length: the largest length of a history; `known` is less.
+
+    Returns:
+        (codes of items, lengths): the histories one after the other, and their lengths (n,).
+    """
+    times_of_clicks = np.full(len(timelines.items.codes), _LAST)
+    if older.times is not None:
+        times_of_clicks[timelines.places_of_older] = older.times
+    codes, lengths = [], []
+    for step in _steps(older.counts[users] + known):
+        ends, today = timelines.ends[users[step]], known[step]
+        counts = today + older.counts[users[step]]
+        places, row = _ranges(ends - today, counts)
+        kept = (places < ends[row]) | (times_of_clicks[places] < times[step][row])
+        running = np.cumsum(kept)
+        before = np.concatenate([[0], running])[np.cumsum(counts) - counts]
+        kept &= running - before[row] <= length
+        codes.append(timelines.items.codes[places[kept]])
+        lengths.append(np.bincount(row[kept], minlength=len(counts)))
+    return np.concatenate(codes), np.concatenate(lengths)
+
+
+def _earlier_clicks(earlier: pa.Table | None, user_keys: pa.Array) -> _Older:
+    """Returns the earlier clicks of the users with these keys."""
+    counts = np.zeros(len(user_keys), np.int64)
+    if earlier is None or not len(earlier):
+        return _Older(counts, _Keyed(np.zeros(0, np.int32), pa.array([], pa.string())), None)
+    keys = earlier.column(USER_KEY).cast(pa.string()).combine_chunks()
+    codes = pc.index_in(keys, value_set=user_keys)
+    rows = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
+    codes = codes.drop_null().to_numpy()
+    in_order = np.argsort(codes)
+    lengths = _list_lengths(earlier.column(ITEMS))
+    starts, lengths = (np.cumsum(lengths) - lengths)[rows[in_order]], lengths[rows[in_order]]
+    counts[codes[in_order]] = lengths
+    items, item_keys = codes_of(_flat(earlier.column(ITEMS)))
+    chosen = _Keyed(_gather(items, starts, lengths), item_keys).compact()
+    times = _gather(_times_of(earlier), starts, lengths) if TIMES in earlier.column_names else None
+    return _Older(counts, chosen, times)
+
+
+def _times_of(clicks: pa.Table) -> np.ndarray:
+    """Returns the times of all clicks. A null time counts as the last possible one, which precedes no row."""
+    return _numbers(pc.fill_null(_flat(clicks.column(TIMES)), _LAST))
+
+
+def _rows_of_users(
+    user_keys: pa.Array, counts: np.ndarray, items: _Keyed, times: np.ndarray | None
+) -> pa.Table:
+    """Returns one row per user, with lists of `counts` clicks, which are one after the other."""
+    firsts = np.cumsum(counts) - counts
+    columns = {USER_KEY: pa.chunked_array([user_keys]), ITEMS: _lists(items, firsts, counts)}
+    if times is not None:
+        parts = [
+            pa.ListArray.from_arrays(
+                _offsets(counts[part]), pa.array(_gather(times, firsts[part], counts[part]))
+            )
+            for part in _parts(counts)
+        ]
+        columns[TIMES] = pa.chunked_array(parts, pa.list_(pa.int64()))
+    return pa.table(columns)
+
+
+def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> np.ndarray:
+    """Returns the indices that sort n rows by user, time and row_id: (n,) int64."""
+    if not len(users):
+        return np.zeros(0, np.int64)
+    keys = [users]
+    if times is not None:
+        first, last, count = int(times.min()), int(times.max()), int(users.max()) + 1
+        span = last - first + 1
+        # One number for both is sorted in less than half the time.
+        fits = span * count < 2**63
+        keys = [users.astype(np.int64) * span + (times - first)] if fits else [times, users]
+    if (np.diff(row_ids) > 0).all():
+        return np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys)
+    return np.lexsort([row_ids, *keys])
+
+
+def _are_last(users: np.ndarray, length: int) -> np.ndarray:
+    """Returns which of n clicks are among the last `length` of their user: (n,) bool.
+
+    `users` has the code of the user of each click. The clicks of a user are side by side, the oldest first.
+    """
+    firsts = np.flatnonzero(np.diff(users, prepend=-1))
+    counts = np.diff(firsts, append=len(users))
+    return np.repeat(firsts + counts, counts) - np.arange(len(users)) <= length
+
+
+def _lists(values: _Keyed, starts: np.ndarray, lengths: np.ndarray) -> pa.ChunkedArray:
+    """Returns n lists, which are slices of `values`: list<dictionary<int32, string>>."""
+    arrays = []
+    for part in _parts(lengths):
+        codes = _gather(values.codes, starts[part], lengths[part])
+        arrays.append(
+            pa.ListArray.from_arrays(_offsets(lengths[part]), _Keyed(codes, values.keys).to_array())
+        )
+    return pa.chunked_array(arrays, pa.list_(_KEYS))
+
+
+def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns n slices of `values` one after the other."""
+    result, done = np.empty(int(lengths.sum()), values.dtype), 0
+    for step in _steps(lengths):
+        begin, counts = starts[step], lengths[step]
+        width, size = int(counts.max()), int(counts.sum())
+        to_fill = result[done : done + size]
+        if size == width * len(counts) and width:  # whole slices are copied several times faster
+            to_fill.reshape(-1, width)[:] = sliding_window_view(values, width)[begin]
+        else:
+            np.take(values, _ranges(begin, counts)[0], out=to_fill, mode="clip")
+        done += size
+    return result
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the elements of n ranges, and for each element the index of its range: two int64 arrays."""
+    row = np.repeat(np.arange(len(starts)), lengths)
+    return (starts - (np.cumsum(lengths) - lengths))[row] + np.arange(len(row)), row
+
+
+def _steps(lengths: np.ndarray) -> Iterator[slice]:
+    """Divides n rows into slices with about _STEP_VALUES values each."""
+    return _divided(lengths, _STEP_VALUES)
+
+
+def _parts(lengths: np.ndarray) -> Iterator[slice]:
+    """Divides n rows into slices whose values fit in one list array; yields one slice if there is no row."""
+    return _divided(lengths, _LIST_VALUES) if lengths.sum() > _LIST_VALUES else iter([slice(0, len(lengths))])
+
+
+def _divided(lengths: np.ndarray, most: int) -> Iterator[slice]:
+    """Yields slices of n rows with at most `most` values, or with one row."""
+    ends, first = np.cumsum(lengths), 0
+    while first < len(ends):
+        before = int(ends[first]) - int(lengths[first])
+        last = max(int(np.searchsorted(ends, before + most, side="right")), first + 1)
+        yield slice(first, last)
+        first = last
+
+
+def _offsets(lengths: np.ndarray) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _list_lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns the lengths of n lists: (n,) int64. Null has the length 0."""
+    return _numbers(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+
+
+def _encoded(columns: Iterable[pa.Array | pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Returns the strings of all columns as dictionary arrays, which may have different dictionaries."""
+    chunks: list[pa.Array] = []
+    for column in columns:
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        chunks += [coded] if isinstance(coded, pa.Array) else coded.chunks
+    return pa.chunked_array(chunks, _KEYS)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns the elements of all lists."""
+    return pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    return column.combine_chunks().to_numpy(zero_copy_only=False) if len(column) else np.zeros(0, np.int64)
