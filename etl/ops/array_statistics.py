@@ -85,8 +85,12 @@ class GroupedNumbers:
         is_small = np.abs(units) < _EXACT
         whole = np.where(is_small, units, 0).astype(np.int64)
         # Each half has at most 31 bits, so the sums of fewer than 2**32 rows fit.
-        high = self._add(whole >> _HALF_BITS).astype(object)
-        totals = high * 2**_HALF_BITS + self._add(whole & (2**_HALF_BITS - 1)).astype(object)
+        high = self._add(whole >> _HALF_BITS)
+        low = self._add(whole & (2**_HALF_BITS - 1))
+        if is_small.all() and np.all(np.abs(high) < 2**_HALF_BITS) and np.all(low < 2**61):
+            # The totals fit in 64 bits.
+            return pa.array((high * 2**_HALF_BITS + low).astype(np.float64) / _UNITS)
+        totals = high.astype(object) * 2**_HALF_BITS + low.astype(object)
         for index in np.flatnonzero(fits & ~is_small).tolist():
             # Spark converts a double to a decimal by its shortest notation.
             totals[self.groups[index]] += int(Decimal(repr(float(units[index]))))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F, Window
 from etl.ops.base import KEYS, NUMBERS, Type
-from etl.ops.doubles import bounded_column
+from etl.ops.doubles import bounded_array, bounded_column, from_doubles
 from etl.ops.frames import RowChanger
 from etl.ops.parameters import Integer, Texts
+from etl.ops.row_groups import groups_of, integers_of, numbers_of, with_column
 from storage.feature_spec import EVENT_TIME, ROW_ID
 
 if TYPE_CHECKING:
@@ -82,3 +85,28 @@ class DifferenceLag(RowChanger):
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )
+
+    def apply_table(self, rows: pa.Table) -> pa.Table:
+        """Returns the rows, in their order, with the differences as new columns."""
+        groups, _ = groups_of(rows, self.by)
+        times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
+        order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, groups))
+        # places[i] is the row `lag` rows before row i in this order. It is i itself if there is no such row.
+        earlier = np.arange(len(rows)) - self.lag
+        inside = (earlier >= 0) & (earlier < len(rows))
+        inside[inside] = groups[order[earlier[inside]]] == groups[order[inside]]
+        places = np.arange(len(rows))
+        places[order[inside]] = order[earlier[inside]]
+        has_earlier = np.zeros(len(rows), bool)
+        has_earlier[order] = inside
+        changed = rows
+        for name in self.columns:
+            values, nulls = numbers_of(rows.column(name))
+            no_difference = nulls | nulls[places] | ~has_earlier
+            differences = bounded_array(values - values[places])
+            changed = with_column(changed, self._named(name), from_doubles(differences, no_difference))
+        return changed
+
+    def key_columns(self) -> tuple[str, ...]:
+        """Returns the columns `by`."""
+        return self.by

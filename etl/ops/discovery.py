@@ -27,6 +27,7 @@ _SHARED_MODULES = {
     "package_operators",
     "pages",
     "parameters",
+    "row_groups",
     "tables",
     "training_statistics",
     "xxhash64",

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import pyarrow as pa
+
+from conf.errors import ConfigError
 from etl.ops.base import Type
 from etl.ops.parameters import Parameters
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit, and always runs in the engine `sql`, on one day at a time.
+    """An operator over rows. It needs no fit, and runs on one day at a time.
 
     Attributes:
         page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
@@ -45,8 +48,34 @@ class RowFilter(FrameOperator):
 
 
 class RowChanger(FrameOperator):
-    """An operator that adds columns or combines rows."""
+    """An operator that adds columns or combines rows.
+
+    `apply` is its form for Spark frames, and `apply_table` its form for Arrow tables. Both return the same
+    rows, in any order.
+    """
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
         """Returns the rows after the operator."""
+
+    def apply_table(self, rows: pa.Table) -> pa.Table:
+        """Returns the rows after the operator. `rows` are all rows of a day with some keys (`key_columns`).
+
+        A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise ConfigError(
+            f"the operator {self.name} changes rows only in Spark: it does not define `apply_table`",
+            f"define the method `apply_table` of {self.name}, which takes and returns a pyarrow.Table, or "
+            "set workflow.engine=sql",
+        )
+
+    def key_columns(self) -> tuple[str, ...]:
+        """Returns the columns whose values decide which rows of a day the operator needs together.
+
+        A row's result must depend only on the rows of the day that have the same values in these columns.
+        Without columns, the operator needs all rows of the day.
+        """
+        return ()

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, assert_never
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
+from etl.ops.array_statistics import GroupedNumbers
 from etl.ops.base import KEYS, NUMBERS, Type
+from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
 from etl.ops.parameters import Texts
+from etl.ops.row_groups import groups_of, integers_of, plain, whole
 from etl.split.time_split import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
@@ -101,6 +107,98 @@ class Groupby(RowChanger):
         # Rows of different splits are not combined: a training row must not contain later events.
         by = [*self.by, *(name for name in (SPLIT,) if name in rows.columns)]
         return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
+
+    def apply_table(self, rows: pa.Table) -> pa.Table:
+        """Returns one row for each combination of values in the columns `by`, with the columns of `apply`.
+
+        Columns that are only copied keep their dictionaries. The aggregates are plain arrays.
+        """
+        names = rows.column_names
+        by = [*self.by, *(name for name in (SPLIT,) if name in names)]
+        groups, size = groups_of(rows, by)
+        row_ids = integers_of(rows.column(ROW_ID))
+        times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in names else []
+        # The rows of a group, in the order of time, follow each other.
+        order = np.lexsort((row_ids, *times, groups))
+        sizes = np.bincount(groups, minlength=size)
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        first = pa.array(order[starts])
+        copied = [name for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in names]
+        columns = {name: whole(rows.column(name)).take(first) for name in by}
+        columns[ROW_ID] = pa.array(np.minimum.reduceat(row_ids[order], starts) if size else row_ids)
+        labels = plain(rows.column(LABEL)).to_numpy(zero_copy_only=False)
+        columns[LABEL] = pa.array(np.maximum.reduceat(labels[order], starts) if size else labels)
+        columns |= {name: whole(rows.column(name)).take(first) for name in copied}
+        if times:
+            columns[EVENT_TIME] = pa.array(times[0][order[ends - 1]])
+        columns |= {name: whole(rows.column(name)).take(first) for name in names if name.startswith("_")}
+        for column, wanted in self.aggregates.items():
+            ordered = _OrderedGroups(whole(rows.column(column)).take(pa.array(order)), starts, ends)
+            columns |= {f"{column}_{aggregate}": ordered.aggregate(aggregate) for aggregate in wanted}
+        return pa.table(columns)
+
+    def key_columns(self) -> tuple[str, ...]:
+        """Returns the columns `by`."""
+        return self.by
+
+
+class _OrderedGroups:
+    """The values of a column, ordered by group and then by time.
+
+    Attributes:
+        values: n values, with or without a dictionary.
+        starts, ends: (m,) int64. The values from starts[i] to before ends[i] are those of group i. No group
+            is empty.
+        present: the values that are not null, without a dictionary.
+        groups: the group of each of them.
+        counts: (m,) int64, how many of them each group has.
+    """
+
+    def __init__(self, values: pa.Array, starts: np.ndarray, ends: np.ndarray) -> None:
+        self.values, self.starts, self.ends = values, starts, ends
+        self.present = plain(pa.chunked_array([values])).drop_null()
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        self.groups = np.repeat(np.arange(len(starts)), ends - starts)[valid]
+        self.counts = np.bincount(self.groups, minlength=len(starts))
+
+    def aggregate(self, name: Aggregate) -> pa.Array:
+        """Returns one value of each group."""
+        match name:
+            case "sum":
+                return self._sums()
+            case "mean":
+                return pc.divide(self._sums(), pa.array(np.maximum(self.counts, 1)).cast(pa.float64()))
+            case "min":
+                return self._extremes(np.minimum)
+            case "max":
+                return self._extremes(np.maximum)
+            case "count":
+                return pa.array(self.counts)
+            case "first":
+                return self.values.take(pa.array(self.starts))
+            case "last":
+                return self.values.take(pa.array(self.ends - 1))
+            case "list":
+                offsets = np.concatenate([[0], np.cumsum(self.counts)])
+                return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self.present)
+        assert_never(name)
+
+    def _sums(self) -> pa.Array:
+        """Returns the exact sums; null for a group without values."""
+        values, _ = as_doubles(self.present)
+        sums, too_large = as_doubles(GroupedNumbers(values, self.groups, len(self.counts)).exact_sums())
+        return from_doubles(sums, too_large | (self.counts == 0))
+
+    def _extremes(self, least_or_most: np.ufunc) -> pa.Array:
+        """Returns the least or the largest values, in the type of the column."""
+        values = self.present.to_numpy(zero_copy_only=False)
+        with_values = self.counts > 0
+        extremes = np.zeros(len(self.counts), values.dtype)
+        if len(values):
+            starts = (np.cumsum(self.counts) - self.counts)[with_values]
+            extremes[with_values] = least_or_most.reduceat(values, starts)
+        return pa.array(extremes, self.present.type, mask=~with_values)
 
 
 def _gives(aggregate: Aggregate, kind: Type) -> Type:

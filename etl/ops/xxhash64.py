@@ -6,10 +6,14 @@ algorithm description"). Strings of equal length are hashed together.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 SEED = 42
+# Blocks of this size stay in the cache while they are hashed.
+_BLOCK_ROWS = 2**15
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -46,9 +50,46 @@ def xxhash64(texts: pa.Array, seed: int = SEED) -> np.ndarray:
 
 def xxhash64_of_longs(numbers: np.ndarray, seed: int = SEED) -> np.ndarray:
     """Returns the hash of the 8 bytes (little endian) of each of n integers, shape (n,), int64."""
-    rows = np.ascontiguousarray(numbers, "<i8").view(np.uint8).reshape(len(numbers), 8)
+    words = np.ascontiguousarray(numbers, "<i8").view(np.uint64)
     with np.errstate(over="ignore"):
-        return _of_one_length(rows, 8, np.uint64(seed)).view(np.int64)
+        return _of_long(words, np.full(1, seed, np.int64).view(np.uint64)).view(np.int64)
+
+
+def xxhash64_of_draws(row_ids: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """Returns Spark's `xxhash64(row_id, draw, seed)` of n rows for each draw from 1 to `draws`.
+
+    Spark uses the hash of a column as the seed of the hash of the next column. A row_id has 64 bits, and a
+    draw has 32 bits. `seed` has 32 bits if it fits, as in `pyspark.sql.functions.lit`, else 64.
+
+    Args:
+        row_ids: (n,) int64
+        draws: number of draws, less than 2**31.
+        seed: from 0 to 2**63 - 1.
+
+    Returns:
+        (n, draws) int64
+    """
+    hashes = np.empty((len(row_ids), draws), np.int64)
+    of_seed = _of_int if seed < 2**31 else _of_long
+    for start in range(0, len(row_ids), _BLOCK_ROWS):
+        of_rows = xxhash64_of_longs(row_ids[start : start + _BLOCK_ROWS]).view(np.uint64)
+        with np.errstate(over="ignore"):
+            for draw in range(1, draws + 1):
+                hashed = of_seed(np.uint64(seed), _of_int(np.uint64(draw), of_rows))
+                hashes[start : start + _BLOCK_ROWS, draw - 1] = hashed.view(np.int64)
+    return hashes
+
+
+def _of_long(words: Any, seeds: np.ndarray) -> np.ndarray:
+    """Hashes integers of 64 bits with a seed for each of them. `words` has the type uint64."""
+    hashed = seeds + _P5 + np.uint64(8)
+    return _mixed(_left(hashed ^ (_left(words * _P2, 31) * _P1), 27) * _P1 + _P4)
+
+
+def _of_int(words: Any, seeds: np.ndarray) -> np.ndarray:
+    """Hashes integers of 32 bits, which are not negative, with a seed for each of them."""
+    hashed = seeds + _P5 + np.uint64(4)
+    return _mixed(_left(hashed ^ (words * _P1), 23) * _P2 + _P3)
 
 
 def _of_one_length(rows: np.ndarray, length: int, seed: np.uint64) -> np.ndarray:
@@ -74,6 +115,11 @@ def _of_one_length(rows: np.ndarray, length: int, seed: np.uint64) -> np.ndarray
     while done < length:
         hashed = _left(hashed ^ (rows[:, done].astype(np.uint64) * _P5), 11) * _P1
         done += 1
+    return _mixed(hashed)
+
+
+def _mixed(hashed: np.ndarray) -> np.ndarray:
+    """Runs the last steps of the algorithm ("avalanche")."""
     hashed = (hashed ^ (hashed >> np.uint64(33))) * _P2
     hashed = (hashed ^ (hashed >> np.uint64(29))) * _P3
     return hashed ^ (hashed >> np.uint64(32))
@@ -89,5 +135,5 @@ def _round(lane: np.ndarray, word: np.ndarray) -> np.ndarray:
     return _left(lane + word * _P2, 31) * _P1
 
 
-def _left(word: np.ndarray, bits: int) -> np.ndarray:
+def _left(word: Any, bits: int) -> Any:
     return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -31,6 +32,8 @@ from spark.workers import Workers
 from storage import file_io
 from storage.feature_spec import EVENT_TIME
 from storage.manifest import digest_of
+
+log = logging.getLogger("nightrank.etl")
 
 _BATCH_ROWS = 50_000
 ERROR = "error"
@@ -109,6 +112,29 @@ def unreadable(error: str) -> DataError:
         f"the log of impressions cannot be read: {error}",
         "deliver the file again, or correct serving.impressions in the configuration",
     )
+
+
+def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
+    """Logs how many impressions of a day are invalid, and a warning if they are too many.
+
+    Args:
+        settings: the section `serving.impressions`.
+        dt: the date of the day.
+        rows: number of impressions. Nothing is logged if it is 0.
+        invalid: how many of them have no user, item, position or time.
+    """
+    if not rows:
+        return
+    log.info("impressions of %s: %d rows, of which %d are invalid", dt, rows, invalid)
+    if invalid / rows > settings.max_unmatched_share:
+        log.warning(
+            "impressions: %d of %d rows of %s have no user, item, position or time, a larger share than "
+            "serving.impressions.max_unmatched_share=%g; they give no position to rows of the click log",
+            invalid,
+            rows,
+            dt,
+            settings.max_unmatched_share,
+        )
 
 
 def _read_file(

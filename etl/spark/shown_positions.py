@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from conf.serving_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.raw.impression_log import ERROR, impressions_of, read_impressions, unreadable
+from etl.raw.impression_log import ERROR, impressions_of, log_counts, read_impressions, unreadable
 from spark.arrow_frames import frame_of
 from spark.spark_workers import SparkWorkers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
@@ -133,14 +133,4 @@ def _check(logged: DataFrame, settings: Impressions, dt: str) -> None:
         return
     if counted[ERROR] is not None:
         raise unreadable(counted[ERROR])
-    rows, invalid = counted["rows"], counted["invalid"]
-    log.info("impressions of %s: %d rows, of which %d are invalid", dt, rows, invalid)
-    if invalid / rows > settings.max_unmatched_share:
-        log.warning(
-            "impressions: %d of %d rows of %s have no user, item, position or time, a larger share than "
-            "serving.impressions.max_unmatched_share=%g; they give no position to rows of the click log",
-            invalid,
-            rows,
-            dt,
-            settings.max_unmatched_share,
-        )
+    log_counts(settings, dt, counted["rows"], counted["invalid"])

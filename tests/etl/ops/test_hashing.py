@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl.ops.xxhash64 import xxhash64
+from etl.ops.xxhash64 import xxhash64, xxhash64_of_draws, xxhash64_of_longs
 from tests.etl.ops import hashing
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
@@ -50,3 +51,30 @@ def test_spark_hashes_texts_and_integers_as_the_oracle_does(spark: SparkSession)
     assert len(collected) == len(rows)
     for text, integer, of_text, of_integer in collected:
         assert (of_text, of_integer) == (hashing.of_text(text), hashing.of_integer(integer))
+
+
+def test_integers_and_draws_hash_as_in_spark(spark: SparkSession) -> None:
+    """`F.lit` makes integers of 32 bits of small seeds, and integers of 64 bits of large seeds."""
+    row_ids = np.array([0, 1, 42, 2**31, 2**40 + 3, 2**63 - 1, 12345678901])
+    frame = spark.createDataFrame([(row_id,) for row_id in row_ids.tolist()], "row_id long")
+    draws = frame.withColumn("draw", F.explode(F.sequence(F.lit(1), F.lit(4))))
+    seeds = [0, 5, 2**31 - 1, 2**31, 2**63 - 1]
+    hashed = [F.xxhash64("row_id", "draw", F.lit(seed)).alias(f"of{seed}") for seed in seeds]
+    collected = draws.select("row_id", "draw", *hashed).collect()
+    for seed in seeds:
+        expected = {(row["row_id"], row["draw"]): row[f"of{seed}"] for row in collected}
+        hashes = xxhash64_of_draws(row_ids, 4, seed)
+        assert {
+            (row_id, draw + 1): int(hashes[place, draw])
+            for place, row_id in enumerate(row_ids.tolist())
+            for draw in range(4)
+        } == expected
+    assert xxhash64_of_longs(row_ids).tolist() == [hashing.of_integer(row_id) for row_id in row_ids.tolist()]
+
+
+def test_draws_of_many_rows_are_hashed_in_blocks() -> None:
+    row_ids = np.arange(70_000) * 3
+    hashes = xxhash64_of_draws(row_ids, 2, 9)
+    for start in (0, 2**15 - 1, 2**15, 69_999):
+        assert (hashes[start] == xxhash64_of_draws(row_ids[start : start + 1], 2, 9)[0]).all()
+    assert len(np.unique(hashes)) == hashes.size

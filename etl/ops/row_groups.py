@@ -1,0 +1,113 @@
+"""Columns of Arrow tables as codes and numbers: what operators need that combine the rows with equal keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from etl.ops.doubles import as_doubles
+
+# Products of numbers of distinct values stay below this limit, so that codes fit in 64 bits.
+_LARGEST = 2**62
+
+
+def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Returns n values as one array with a dictionary. A null has no entry in the dictionary."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    chunks = column.unify_dictionaries().chunks
+    if len(chunks) == 1:
+        return chunks[0]
+    if not chunks:
+        return pa.array([], column.type)
+    indices = pa.concat_arrays([chunk.indices for chunk in chunks])
+    return pa.DictionaryArray.from_arrays(indices, chunks[0].dictionary)
+
+
+def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Returns the values of a column as indices of its distinct values.
+
+    Args:
+        column: n values, with or without a dictionary.
+
+    Returns:
+        codes: (n,) int64, the index of each value; the number of distinct values for a null.
+        distinct: the dictionary, whose length is the number of distinct values. Some may not occur.
+    """
+    coded = encoded(column)
+    indices = coded.indices.cast(pa.int64())
+    if indices.null_count:
+        indices = indices.fill_null(len(coded.dictionary))
+    return indices.to_numpy(), coded.dictionary
+
+
+def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Divides n rows into groups with equal values in some columns. Nulls are equal to each other.
+
+    Returns:
+        groups: (n,) int64, the group of each row, from 0.
+        size: the number of groups.
+    """
+    groups, size = np.zeros(len(rows), np.int64), 1
+    for name in names:
+        codes, distinct = codes_of(rows.column(name))
+        values = len(distinct) + 1  # with null
+        if size > _LARGEST // values:
+            kept, groups = np.unique(groups, return_inverse=True)
+            size = len(kept)
+        groups, size = groups * values + codes, size * values
+    return dense_codes(groups, size)
+
+
+def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    """Numbers the codes that occur without gaps, in their order.
+
+    Args:
+        codes: (n,) int64, each below `size`.
+        size: how many codes there may be.
+
+    Returns:
+        dense: (n,) int64
+        count: the number of codes that occur.
+    """
+    if size > 4 * len(codes) + 1024:
+        kept, dense = np.unique(codes, return_inverse=True)
+        return dense, len(kept)
+    occurs = np.zeros(size, bool)
+    occurs[codes] = True
+    return (np.cumsum(occurs) - 1)[codes], int(np.count_nonzero(occurs))
+
+
+def plain(column: pa.ChunkedArray) -> pa.Array:
+    """Returns the values of a column as one array without a dictionary."""
+    if pa.types.is_dictionary(column.type):
+        coded = encoded(column)
+        return coded.dictionary.take(coded.indices)
+    return whole(column)
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """Returns the values of a column as one array, with a dictionary if the column has one."""
+    if pa.types.is_dictionary(column.type):
+        return encoded(column)
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def numbers_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns n numbers as (n,) float64, with NaN for null, and an (n,) bool array that is true for nulls."""
+    return as_doubles(plain(column))
+
+
+def integers_of(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns n integers without nulls as (n,) int64."""
+    return plain(column).cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """Returns the rows with a new column at the end, or with other values in the column of this name."""
+    if name in rows.column_names:
+        return rows.set_column(rows.column_names.index(name), name, values)
+    return rows.append_column(name, values)

@@ -1,0 +1,156 @@
+"""Divides rows into train, validation and test without Spark, with the results of etl/split/time_split.py.
+
+With `split.by=leave_last_out`, each task divides the rows of its users. With `split.by=fraction`, the driver
+computes the two cuts from counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows
+with these cuts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import DataError
+from conf.types import SPLITS, SplitConfig
+from etl.ops.row_groups import codes_of, integers_of, plain, with_column
+from etl.split.time_split import SPLIT
+from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
+
+# The last event time (µs) or row_id of the train split, and that of the validation split.
+Cuts = tuple[float, float]
+_TRAIN, _VALIDATION, _TEST = range(len(SPLITS))
+
+
+def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.Table:
+    """Adds the column `split`, a dictionary array of strings with int32 indices.
+
+    Args:
+        rows: rows of one partition. With `leave_last_out`, all rows of some users.
+        config: the section `split`, whose `by` is not `day`.
+        cuts: with `fraction`, the result of `time_cuts` if the log has event times, else of `position_cuts`.
+            Not used with `leave_last_out`.
+
+    Raises:
+        DataError: `cuts` is None with `fraction`, because the log has no rows.
+        ValueError: `config.by` is `day`, so that whole partitions are splits.
+    """
+    if config.by == "fraction":
+        numbers = _by_cuts(rows, cuts)
+    elif config.by == "leave_last_out":
+        numbers = _leave_last_out(rows)
+    else:
+        raise ValueError("internal error, please report: rows of one day are all in the same split")
+    values = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(SPLITS, pa.string()))
+    return with_column(rows, SPLIT, values)
+
+
+def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct event times (µs) of rows, ascending, and their numbers of rows: both int64."""
+    times, counts = np.unique(integers_of(rows.column(EVENT_TIME)), return_counts=True)
+    return times, counts.astype(np.int64)
+
+
+def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cuts | None:
+    """Returns the percentiles of event_time (µs) at which the train split and the validation split end.
+
+    They are computed as by Spark's `percentile`: the position of a percentile among the sorted rows is
+    (n - 1) * share. Between two rows, it is interpolated linearly.
+
+    Args:
+        times: (m,) int64 µs, in any order. A time may occur several times.
+        counts: (m,) int64, how many rows have each time.
+        config: the section `split`.
+
+    Returns:
+        The cuts, or None if there are no rows.
+    """
+    order = np.argsort(times, kind="stable")
+    in_order, ends = times[order], np.cumsum(counts[order])
+    if not len(ends) or not ends[-1]:
+        return None
+    # Sums of floats, as in Spark: positions of rows use exact decimals (`position_ranks`).
+    shares = (config.train, config.train + config.validation)
+    first, second = (_percentile(in_order, ends, float(int(ends[-1]) - 1) * share) for share in shares)
+    return first, second
+
+
+def _percentile(times: np.ndarray, ends: np.ndarray, position: float) -> float:
+    """Returns the time at a position among sorted rows. `ends` are the cumulative counts of the times."""
+    lower, higher = math.floor(position), math.ceil(position)
+    below, above = (float(times[np.searchsorted(ends, rank + 1)]) for rank in (lower, higher))
+    if below == above:
+        return below
+    return (higher - position) * below + (position - lower) * above
+
+
+def position_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
+    """Returns the ranks of the last train row and of the last validation row among `total` rows, from 0.
+
+    The shares are exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
+    """
+    train = Fraction(str(config.train))
+    both = train + Fraction(str(config.validation))
+    return math.floor((total - 1) * train), math.floor((total - 1) * both)
+
+
+def position_cuts(
+    counts: Sequence[int], row_ids: Callable[[int], np.ndarray], config: SplitConfig
+) -> tuple[int, int] | None:
+    """Returns the row_ids of the last train row and of the last validation row; None if there are no rows.
+
+    Args:
+        counts: the number of good rows of each file split, in the order of the rows.
+        row_ids: returns the row_ids of the good rows of a file split, by its index in `counts`: int64, in any
+            order. It is called for at most two file splits.
+        config: the section `split`.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    ends = list(accumulate(counts))
+    known: dict[int, np.ndarray] = {}
+    cuts = []
+    for rank in position_ranks(total, config):
+        index = bisect_right(ends, rank)
+        if index not in known:
+            known[index] = np.sort(row_ids(index))
+        cuts.append(int(known[index][rank - (ends[index] - counts[index])]))
+    first, second = cuts
+    return first, second
+
+
+def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
+    if cuts is None:
+        raise DataError(
+            "the log has no good row",
+            "correct the raw log; the quarantine has a reason for each rejected row",
+        )
+    timed = EVENT_TIME in rows.column_names
+    order = integers_of(rows.column(EVENT_TIME if timed else ROW_ID))
+    # As in Spark, times are compared with cuts as doubles. Cuts of positions are integers.
+    compared = order.astype(np.float64) if timed else order
+    return np.where(compared <= cuts[0], _TRAIN, np.where(compared <= cuts[1], _VALIDATION, _TEST))
+
+
+def _leave_last_out(rows: pa.Table) -> np.ndarray:
+    """Returns the number of each row's split, shape (n,)."""
+    users, _ = codes_of(rows.column(USER_KEY))
+    times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
+    order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, users))
+    positive = (plain(rows.column(LABEL)).to_numpy(zero_copy_only=False) == 1)[order]
+    until_now = np.cumsum(positive)
+    in_order = users[order]
+    last_rows = np.searchsorted(in_order, in_order, side="right") - 1
+    first_rows = np.searchsorted(in_order, in_order, side="left")
+    later = until_now[last_rows] - until_now  # positives of the user strictly after this row
+    total = until_now[last_rows] - until_now[first_rows] + positive[first_rows]
+    of_ordered = np.where(later == 0, _TEST, np.where((later == 1) & (total > 1), _VALIDATION, _TRAIN))
+    numbers = np.empty(len(rows), np.int64)
+    numbers[order] = np.where(total == 0, _TRAIN, of_ordered)
+    return numbers
