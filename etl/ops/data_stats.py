@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -79,6 +80,20 @@ class DataStats(Operator):
             return measured | extremes(pc.list_value_length(values))
         measured["distinct"] = count_distinct(values)
         return measured | extremes(values if kind in NUMBERS else pc.utf8_length(values))
+
+    def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from value counts of all training rows."""
+        nulls = values.is_null().to_numpy(zero_copy_only=False)
+        measured = self.aggregate_values(values, kind)
+        return measured | {"rows": int(counts.sum()), "nulls": int(counts[nulls].sum())}
+
+    def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """Returns the statistics of two parts of a column of lists, from those of both parts."""
+        merged: dict[str, Any] = {name: first[name] + second[name] for name in ("rows", "nulls")}
+        for name, choose in (("min", min), ("max", max)):
+            present = [part[name] for part in (first, second) if part[name] is not None]
+            merged[name] = choose(present, default=None)
+        return merged
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
         """Returns the fitted step."""

@@ -146,9 +146,9 @@ class TextPasses:
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Returns whether workers can compute all features.
 
-        They can if no chain needs Spark frames, and all tables fit in memory.
+        They can, unless the configuration wants the engine `sql`.
         """
-        return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
+        return workflow.engine == "arrow"
 
     def encode_days(
         self,
@@ -174,7 +174,7 @@ class TextPasses:
             for index, scanned in enumerate(self._splits[dt]):
                 path = partition.file(f"{attempts[dt]}/part-{index:05d}.parquet")
                 scratch = self._scratch.get(scanned.file_split)
-                tasks.append(EncodeTask(scanned.file_split, first_row, path, scratch))
+                tasks.append(EncodeTask(scanned.file_split, first_row, path, dt, scratch=scratch))
                 first_row += scanned.lines
         encoding = Encoding(
             layout=self._layout([raw for raw, _, _ in days.values()]),
