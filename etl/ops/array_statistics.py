@@ -285,3 +285,12 @@ def extremes(values: pa.Array) -> dict[str, Any]:
     """Returns the least (`min`) and the largest value (`max`); None if all values are null."""
     both = pc.min_max(values).as_py()
     return {"min": both["min"], "max": both["max"]}
+
+
+def merge_extremes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `extremes` of two parts together."""
+    merged = {}
+    for name, choose in (("min", min), ("max", max)):
+        present = [part[name] for part in (first, second) if part[name] is not None]
+        merged[name] = choose(present, default=None)
+    return merged

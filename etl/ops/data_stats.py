@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
-from etl.ops.array_statistics import count_distinct, extremes
+from etl.ops.array_statistics import count_distinct, extremes, merge_extremes
 from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Need, Statistics
@@ -25,6 +25,7 @@ class FittedDataStats(RowWise):
     """The operator `data_stats` after its fit."""
 
     name: ClassVar[str] = "data_stats"
+    takes_codes: ClassVar[bool] = True
     size: int | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,11 +90,8 @@ class DataStats(Operator):
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         """Returns the statistics of two parts of a column of lists, from those of both parts."""
-        merged: dict[str, Any] = {name: first[name] + second[name] for name in ("rows", "nulls")}
-        for name, choose in (("min", min), ("max", max)):
-            present = [part[name] for part in (first, second) if part[name] is not None]
-            merged[name] = choose(present, default=None)
-        return merged
+        added = {name: first[name] + second[name] for name in ("rows", "nulls")}
+        return added | merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
         """Returns the fitted step."""
