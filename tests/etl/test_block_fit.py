@@ -42,6 +42,9 @@ from tests.etl import cases
 from tests.etl.block_rows import ARROW_TYPES, InThisProcess, blocks_of_rows
 from tests.etl.ops.case import GROUPS
 from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
+from tests.etl.ops.on_frames import EXTERNAL as EXTERNAL_OPERATORS
+from tests.etl.ops.on_frames import as_table, name_of, new_workflow
+from tests.etl.ops.on_frames import learned as learned_without_days
 from tests.etl.ops.rows import (
     DAYS,
     TEST_DAY,
@@ -474,3 +477,27 @@ def test_operators_that_measure_only_in_spark_are_refused(
     config = make_config(tmp_path / "config", [{"columns": ["T"], "kind": "multi_hot", "ops": ops}])
     with pytest.raises(ConfigError, match="value_count computes statistics only in Spark"):
         fit_blocks(config, rows, tmp_path / "lake", tasks=2)
+
+
+def test_one_day_of_blocks_equals_a_frame_in_memory(tmp_path: Path) -> None:
+    """A workflow that is fitted on a frame learns the same. Neither needs Spark."""
+    groups = [group for group in ALL if not EXTERNAL_OPERATORS & set(map(name_of, group["ops"]))]
+    groups = [group for group in groups if "max_age_days" not in str(group)]
+    rows = rows_of_days((150,), DAYS[:1])
+    config = make_config(tmp_path / "config", groups)
+    lake, workflow = fit_blocks(config, rows, tmp_path / "lake", tasks=3, batch_rows=20, coded=True)
+    of_frame: Any = new_workflow(groups).fit(as_table(rows))._require_fitted()
+    assert list(map(learned_without_days, workflow.chains)) == list(
+        map(learned_without_days, of_frame.chains)
+    )
+    stored = table_of(lake, workflow.version, VOCABULARY)
+    for name, entries in of_frame.local.vocabularies.items():
+        mine = stored.filter(pc.equal(stored["column"], name)).sort_by("id")
+        assert mine.drop_columns("last_seen").equals(
+            entries.drop_columns("last_seen").cast(mine.schema.remove(4))
+        )
+        assert workflow.vocabularies[name] == of_frame.vocabularies[name]
+    for name in set(of_frame.local.names) - {VOCABULARY}:
+        mine, expected = table_of(lake, workflow.version, name), of_frame.local.keyed(name)[1]
+        assert not len(expected) or mine.column_names == expected.column_names
+        assert repr(mine.to_pylist()) == repr(expected.to_pylist()), name
