@@ -51,8 +51,7 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`sql` parses lines and looks up ids with Spark expressions and joins, which RAPIDS can "
         "run on a GPU. `arrow` parses lines and looks up ids in Python workers on Arrow batches, which is "
-        "faster, also where there is a GPU (docs/gpu.md). `auto` is `arrow`; for looking up ids it is `sql` "
-        "if the vocabularies together have more than `output.broadcast_max_rows` rows. Both engines give the "
+        "faster, also where there is a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the "
         "same rows. With `auto`, a job that Python and not spark-submit has started on one machine reads "
         "text in processes of its own, and starts a JVM only for what needs it. "
         "`arrow` reads text in the Python workers of Spark in any case.",

@@ -23,6 +23,7 @@ from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_da
 from etl.fit.fit_workflow import fit_workflow
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import earlier_clicks, passes_of
+from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
 from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
@@ -36,6 +37,7 @@ from etl.spark.typed_rows import delete_unneeded_days
 from etl.split.time_split import SPLIT
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from spark.local_workers import LocalWorkers
 from spark.rows import union_all
 from spark.workers import Workers
 from storage import file_io
@@ -215,7 +217,19 @@ def _workflow(
     require_labels(labels, only_clicks=config.train.only_positive_rows)
     counts_of = partial(checked.passes.counts_of, split="train") if checked.passes else None
     train = checked.splits["train"]
-    workflow = fit_workflow(workers, config, lake, train, checked.rows_of, parent, counts_of)
+    passes = checked.passes
+    blocks_of = passes.training_blocks if passes and isinstance(workers, LocalWorkers) else None
+    workflow = fit_workflow(
+        workers,
+        config,
+        lake,
+        train,
+        checked.rows_of,
+        parent,
+        counts_of,
+        blocks_of,
+        read_attribute_table,
+    )
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
 

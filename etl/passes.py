@@ -7,6 +7,7 @@ from typing import Protocol
 
 from conf.errors import ConfigError
 from conf.types import Config, Split
+from etl.fit.fit_inputs import TrainingBlocks
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.prepare.row_operators import require_table_forms
@@ -37,6 +38,9 @@ class DayPasses(CountedDays, Protocol):
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a scanned day, or of its rows in one split."""
+
+    def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
+        """Returns the training rows of scanned days."""
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Returns whether tasks can compute all features."""

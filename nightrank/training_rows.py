@@ -14,7 +14,7 @@ from storage.table_digest import table_digest
 
 def is_out_of_fold(workflow: LocalWorkflow) -> bool:
     """Returns whether features of training rows depend on their positions (operator target_encoding)."""
-    return any(chain.sql_only for chain in workflow.chains)
+    return any(chain.out_of_fold for chain in workflow.chains)
 
 
 def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) -> str:

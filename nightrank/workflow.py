@@ -155,7 +155,7 @@ class Workflow:
         fitted, table = self._learn(rows)
         if not is_spark_frame(rows):
             features: AnyFrame = with_columns(rows, keep, frame_like(rows, fitted.encode_training(table)))
-        elif any(chain.sql_only for chain in fitted.chains):
+        elif is_out_of_fold(fitted):
             raise ConfigError(
                 "target_encoding needs the positions of training rows, which rows of a frame of Spark do not "
                 "have",

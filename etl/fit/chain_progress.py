@@ -51,7 +51,7 @@ class ChainRequest:
 class StatisticsSource(Protocol):
     """A source of statistics of the training days.
 
-    The two sources are etl.fit.row_statistics and etl.fit.count_statistics.
+    The sources are row_statistics.py, block_statistics.py and count_statistics.py of etl/fit.
     """
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
@@ -20,15 +20,31 @@ from spark.workers import Workers
 from storage.publish import new_attempt
 
 
+def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
+    """Returns the first input of a step, which is computed from the value counts of one raw column."""
+    return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
+
+
 class CountStatistics:
     """A StatisticsSource that reads value counts. Steps must be countable (etl.fit.rounds.is_countable)."""
 
-    def __init__(self, workers: Workers, tables: VersionTables, counts: Counts) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        tables: VersionTables,
+        counts: Counts,
+        column_of: Callable[[ChainRequest, Step], DerivedColumn] = derived_from_raw,
+    ) -> None:
         """Creates a source of statistics that publishes vocabularies in `tables`.
 
-        `counts` are the value counts of the training days.
+        Args:
+            workers: run the tasks.
+            tables: publishes the vocabularies.
+            counts: the value counts of the training days.
+            column_of: returns which counts the first input of a requested step has.
         """
         self._workers, self._tables, self._counts = workers, tables, counts
+        self._column_of = column_of
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
@@ -59,7 +75,7 @@ class CountStatistics:
         for request in requests:
             for step in request.steps:
                 key = _key(request, step)
-                column = DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
+                column = self._column_of(request, step)
                 operator = step.operator
                 if isinstance(operator, Categorify):
                     count_requests[key] = CountRequest(

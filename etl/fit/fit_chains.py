@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from conf.types import Config
+from etl.fit.block_statistics import BlockStatistics
 from etl.fit.chain_progress import ChainProgress, StatisticsSource
 from etl.fit.count_statistics import CountStatistics
 from etl.fit.fit_inputs import TrainingDays
@@ -49,22 +50,25 @@ def fit_chains(
         DataError: the statistics of a column cannot be computed.
     """
     counts = training.value_counts
-    sources: dict[SourceName, StatisticsSource] = {"rows": RowStatistics(workers, config, tables, training)}
+    of_rows: StatisticsSource = (
+        RowStatistics(workers, config, tables, training)
+        if training.blocks is None
+        else BlockStatistics(workers, config, tables, training)
+    )
+    sources: dict[SourceName, StatisticsSource] = {"rows": of_rows}
     if counts is not None:
         sources["value_counts"] = CountStatistics(workers, tables, counts)
     rounds = plan_rounds(chains, extends=parent is not None, has_value_counts=counts is not None)
     if parent is None:
         return fit_rounds(chains, rounds, sources, fit_without_statistics)
-    return fit_rounds(chains, rounds, sources, partial(_reuse, workers, parent, tables))
+    return fit_rounds(chains, rounds, sources, partial(_reuse, parent, tables))
 
 
-def _reuse(
-    workers: Workers, parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step
-) -> None:
+def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:
     """Adds the fitted step of the parent workflow."""
     cardinality = progress.cardinality(step)
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
-        tables.copy_from_parent(workers, known.table)
+        tables.copy_from_parent(known.table)
     # The vocabulary whose ids the step reads may have grown.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)

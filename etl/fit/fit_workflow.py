@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.dates import days_since_epoch
 from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
-from etl.fit.fit_inputs import TrainingDays
+from etl.fit.fit_inputs import ReadTable, TrainingBlocks, TrainingDays
 from etl.fit.version_tables import VersionTables
 from etl.fit.workflow_version import require_same_chains, workflow_version
 from etl.ops.tables import LocalTables
@@ -41,6 +41,8 @@ def fit_workflow(
     rows_of: Callable[[RawFiles], DataFrame],
     parent: FittedWorkflow | None,
     counts_of: Callable[[RawFiles], Counts] | None = None,
+    blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
+    read_table: ReadTable | None = None,
 ) -> FittedWorkflow:
     """Returns the workflow version of these training days. Fits this version if it does not exist yet.
 
@@ -53,6 +55,9 @@ def fit_workflow(
             steps are fitted.
         counts_of: returns the value counts of a day. None if there are no value counts, or if only some of
             the day's rows are training rows.
+        blocks_of: returns the prepared training rows of some days as blocks. If it is given, `rows_of` is not
+            called, and no JVM is needed.
+        read_table: reads the tables of `join_external`, if there are blocks.
 
     Raises:
         ConfigError: the configuration's features differ from the features of the parent.
@@ -78,6 +83,8 @@ def fit_workflow(
         value_counts=join_days(latest, [counts_of(day) for day in new_days]) if counts_of else None,
         days=sorted(day.dt for day in new_days),
         latest=latest,
+        blocks=blocks_of(new_days) if blocks_of else None,
+        read_table=read_table,
     )
     tables = VersionTables(lake, version, parent.version if parent else None, config.output.row_group_rows)
     chains = fit_chains(workers, config, planned.chains, training, parent, tables)

@@ -24,7 +24,9 @@ from etl.statistics.mergeable import MeasuredStatistic
 from etl.statistics.moments import sums_of_counts
 from etl.statistics.quantiles import quantiles_of_counts
 from etl.value_counts.vocabularies import VOCABULARY_SCHEMA
+from etl.workflow.fitted_chains import RowPlace
 from etl.workflow.raw_values import raw_values
+from etl.workflow.row_values import decoded
 
 # The day of all rows, in days since 1970-01-01: a frame has no days.
 NO_DAY = 0
@@ -128,9 +130,9 @@ class FrameStatistics:
     def _inputs(self, requests: Sequence[ChainRequest], tables: MemoryTables) -> Iterator[_Inputs]:
         for request in requests:
             arrays = [self.rows.raw[name] for name in request.before.inputs]
-            values = request.before.training_values(arrays, tables, self.rows.row_ids)
+            values = request.before.values(arrays, tables, RowPlace(self.rows.row_ids))
             for step in request.steps:
-                yield _Inputs(request, step, tuple(values[name] for name in step.inputs))
+                yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
 
     def _measure(self, inputs: _Inputs) -> Statistics:
         """Returns the statistics of a step that are no vocabulary."""

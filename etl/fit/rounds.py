@@ -164,4 +164,4 @@ def _needs_rows(step: Step) -> bool:
     The outputs of such a step depend on rows or tables.
     """
     _, fitted_type = column_operator(step.operator.name)
-    return step.operator.needs in _WITH_TABLE or fitted_type.sql_only
+    return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold

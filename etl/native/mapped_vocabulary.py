@@ -1,14 +1,7 @@
-"""Stores vocabularies as files on the local disk, which all Python workers of a machine map into memory.
-
-The hash table of a large vocabulary needs gigabytes, and a copy in every worker would not fit. The first
-worker that needs a vocabulary writes this file to Spark's local directory. Spark deletes the directory when
-the application ends. If the directory does not exist or is full, each worker keeps the hash table in its own
-memory.
-"""
+"""Opens vocabularies, which all Python workers of a machine map into memory (etl/native/mapped_files.py)."""
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from etl.native.library import is_built
 from etl.native.lookup import Lookup
+from etl.native.mapped_files import open_mapped
 from storage import file_io
-from storage.manifest import digest_of
 from storage.parquet_files import errors_of_file
 
 _REPAIR = "restore the file, or fit a new workflow (build_features with --set workflow.mode=fit)"
@@ -41,21 +33,21 @@ def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabular
         DataError: a file does not exist, or is damaged.
         InfrastructureError: a file could not be read.
     """
-    folders = os.environ.get("SPARK_LOCAL_DIRS")
-    if not folders or not is_built():
-        return _read(files, name, oldest)
-    path = Path(folders.split(",")[0]) / f"nightrank-vocabulary-{digest_of([*files, name, oldest])}"
-    try:
-        if not path.exists():
-            lookup, ids = _read(files, name, oldest)
-            if not len(ids):
-                return lookup, ids
-            written = path.with_suffix(f".{os.getpid()}")
-            lookup.save(written, ids)
-            written.replace(path)
-        return Lookup.load(path)
-    except OSError:  # the directory is full or does not exist
-        return _read(files, name, oldest)
+    return open_mapped(
+        "vocabulary",
+        [*files, name, oldest],
+        lambda path: _write(path, files, name, oldest),
+        Lookup.load,
+        lambda: _read(files, name, oldest),
+    )
+
+
+def _write(path: Path, files: tuple[str, ...], name: str, oldest: int) -> Vocabulary | None:
+    lookup, ids = _read(files, name, oldest)
+    if not len(ids):
+        return lookup, ids
+    lookup.save(path, ids)
+    return None
 
 
 def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:

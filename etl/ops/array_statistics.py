@@ -1,10 +1,13 @@
-"""Statistics of training rows in the memory of one process. They equal those that Spark aggregates."""
+"""Statistics of training rows in the memory of one process. They equal those that Spark aggregates.
+
+Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist of
+integers, minima and maxima, so the result does not depend on how rows are divided.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,11 @@ _UNITS = 2.0**24  # as in etl/ops/keyed.py: sums of multiples of 6e-8 do not dep
 _LARGEST = 10**38  # a Spark decimal has 38 digits
 _EXACT = 2.0**53
 _HALF_BITS = 31
+_HALF = 2**_HALF_BITS - 1
+# Limbs of a sum of numbers below 2**53 units, and of any numbers of at most 38 digits.
+_FEW_LIMBS, _ALL_LIMBS = 2, 5
+# Doubles add integers of 31 bits exactly for at most this number of rows.
+_ROWS_ADDED_AS_DOUBLES = 2**22
 
 
 @dataclass(frozen=True)
@@ -74,30 +82,34 @@ class GroupedNumbers:
         """Returns how many numbers each group has, shape (size,), int64."""
         return np.bincount(self.groups, minlength=self.size)
 
+    def sums(self) -> np.ndarray:
+        """Returns the exact sum of the numbers of each group, in a form that can be added.
+
+        The result has the shape (size, 1 + limbs), int64. Column 0 is how many numbers have an absolute value
+        of 5e30 or more, which do not fit. The sum, in units of 2**-24, is the sum of limb[i] * 2**(31 * i).
+        There are 2 limbs, or 5 if a number has more than 53 bits. The sums of fewer than 2**32 rows fit.
+        """
+        units = np.rint(self.values * _UNITS)
+        fits = np.abs(units) < float(_LARGEST)
+        is_small = np.abs(units) < _EXACT
+        whole = np.where(is_small, units, 0).astype(np.int64)
+        limbs = [self._add(whole & _HALF, self.groups), self._add(whole >> _HALF_BITS, self.groups)]
+        large = np.flatnonzero(fits & ~is_small)
+        if len(large):
+            groups = self.groups[large]
+            parts = [self._add(part, groups) for part in _limbs_of_large(units[large])]
+            none = np.zeros(self.size, np.int64)
+            limbs = [a + b for a, b in zip([*limbs, none, none, none], parts, strict=True)]
+        unfit = np.bincount(self.groups[~fits], minlength=self.size)
+        return np.stack([unfit, *limbs], axis=1)
+
     def exact_sums(self) -> pa.Array:
         """Returns the sum of the numbers of each group, float64, as `etl.ops.keyed.exact_sum` computes it.
 
         The sum of a group without numbers is 0. It is null if the absolute value of a number, or of the sum,
         is 5e30 or more.
         """
-        units = np.rint(self.values * _UNITS)
-        fits = np.abs(units) < float(_LARGEST)
-        is_small = np.abs(units) < _EXACT
-        whole = np.where(is_small, units, 0).astype(np.int64)
-        # Each half has at most 31 bits, so the sums of fewer than 2**32 rows fit.
-        high = self._add(whole >> _HALF_BITS)
-        low = self._add(whole & (2**_HALF_BITS - 1))
-        if is_small.all() and np.all(np.abs(high) < 2**_HALF_BITS) and np.all(low < 2**61):
-            # The totals fit in 64 bits.
-            return pa.array((high * 2**_HALF_BITS + low).astype(np.float64) / _UNITS)
-        totals = high.astype(object) * 2**_HALF_BITS + low.astype(object)
-        for index in np.flatnonzero(fits & ~is_small).tolist():
-            # Spark converts a double to a decimal by its shortest notation.
-            totals[self.groups[index]] += int(Decimal(repr(float(units[index]))))
-        too_large = np.array([abs(total) >= _LARGEST for total in totals], bool)
-        too_large |= np.bincount(self.groups[~fits], minlength=self.size) > 0
-        sums = np.where(too_large, 0, totals).astype(np.float64) / _UNITS
-        return from_doubles(sums, too_large)
+        return doubles_of_sums(self.sums())
 
     def least(self) -> np.ndarray:
         """Returns the least number of each group, shape (size,); infinity for a group without numbers."""
@@ -111,10 +123,156 @@ class GroupedNumbers:
         np.maximum.at(most, self.groups, self.values)
         return most
 
-    def _add(self, numbers: np.ndarray) -> np.ndarray:
+    def _add(self, numbers: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Adds (k,) integers of at most 31 bits by group."""
+        if len(numbers) <= _ROWS_ADDED_AS_DOUBLES:
+            return np.bincount(groups, numbers, self.size).astype(np.int64)
         sums = np.zeros(self.size, np.int64)
-        np.add.at(sums, self.groups, numbers)
+        np.add.at(sums, groups, numbers)
         return sums
+
+
+def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
+    """Returns the 5 limbs of (k,) whole doubles below 1e38.
+
+    Spark converts a double to a decimal by its shortest notation, which Arrow writes, too.
+    """
+    decimals = pa.array(units).cast(pa.string()).cast(pa.decimal128(38, 0))
+    words = np.frombuffer(decimals.buffers()[1], np.int64, 2 * len(units)).reshape(-1, 2)  # (k, low and high)
+    low, high = words[:, 0].view(np.uint64), words[:, 1]
+    return [
+        (low & np.uint64(_HALF)).astype(np.int64),
+        (low >> np.uint64(31)).astype(np.int64) & _HALF,
+        (low >> np.uint64(62)).astype(np.int64) | ((high & (2**29 - 1)) << 2),
+        (high >> 29) & _HALF,
+        high >> 60,
+    ]
+
+
+def doubles_of_sums(sums: np.ndarray) -> pa.Array:
+    """Returns the sums that `GroupedNumbers.sums` computes as float64, rounded once.
+
+    A sum is null if a number of it did not fit, or if its absolute value is 5e30 or more.
+
+    Args:
+        sums: (size, 1 + limbs) int64.
+    """
+    unfit, limbs = sums[:, 0] > 0, _normalised(sums[:, 1:])
+    negative = limbs[:, -1] < 0
+    limbs = _normalised(np.where(negative[:, None], -limbs, limbs))
+    # A sum of 2**127 or more has more than 38 digits. Smaller sums fit two words of 64 bits.
+    too_large = unfit | (limbs[:, 4] >= 8)
+    words = np.where(too_large[:, None], 0, limbs).astype(np.uint64)
+    low = words[:, 0] | (words[:, 1] << np.uint64(31)) | (words[:, 2] << np.uint64(62))
+    high = (words[:, 2] >> np.uint64(2)) | (words[:, 3] << np.uint64(29)) | (words[:, 4] << np.uint64(60))
+    most_high, most_low = np.uint64(_LARGEST >> 64), np.uint64(_LARGEST & (2**64 - 1))
+    too_large |= (high > most_high) | ((high == most_high) & (low >= most_low))
+    # The first 64 bits become a double. If a lower bit is set, so is the last of them: this rounds correctly.
+    shift = np.frexp(high.astype(np.float64))[1].astype(np.uint64)
+    shifts = shift > 0
+    left = np.where(shifts, np.uint64(64) - shift, np.uint64(0))
+    top = np.where(shifts, (high << left) | (low >> np.where(shifts, shift, np.uint64(0))), low)
+    top |= (shifts & ((low << left) != 0)).astype(np.uint64)
+    magnitudes = np.ldexp(top.astype(np.float64), shift.astype(np.int64)) / _UNITS
+    return from_doubles(np.where(too_large, 0.0, np.where(negative, -magnitudes, magnitudes)), too_large)
+
+
+def _normalised(limbs: np.ndarray) -> np.ndarray:
+    """Returns 5 limbs (size, 5) of equal sums, of which the first four have 31 bits and are not negative."""
+    wide = np.zeros((len(limbs), _ALL_LIMBS), np.int64)
+    wide[:, : limbs.shape[1]] = limbs
+    for index in range(_ALL_LIMBS - 1):
+        wide[:, index + 1] += wide[:, index] >> _HALF_BITS
+        wide[:, index] &= _HALF
+    return wide
+
+
+@dataclass(frozen=True)
+class GroupParts:
+    """Statistics of some training rows of each group, which are merged with those of other rows.
+
+    Attributes:
+        size: the number of groups.
+        sums: maps names to arrays (size, k) int64, which are added. k may differ between parts; missing
+            columns are 0. These are numbers of rows (k = 1), and what `GroupedNumbers.sums` returns.
+        least: maps names to arrays (size,) float64, of which the minimum is taken.
+        most: maps names to arrays (size,) float64, of which the maximum is taken.
+    """
+
+    size: int
+    sums: Mapping[str, np.ndarray]
+    least: Mapping[str, np.ndarray] = field(default_factory=dict)
+    most: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def count(self, name: str) -> np.ndarray:
+        """Returns numbers of rows, shape (size,), int64."""
+        return np.ascontiguousarray(self.sums[name][:, 0])
+
+    def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
+        """Merges groups: group i becomes a part of group `groups[i]` of `size` groups. Each has a part."""
+        order = np.argsort(groups, kind="stable")
+        starts = np.searchsorted(groups[order], np.arange(size))
+        if not size:
+            return GroupParts(0, *({n: v[:0] for n, v in kind.items()} for kind in self._kinds()))
+        return GroupParts(
+            size,
+            {name: np.add.reduceat(values[order], starts) for name, values in self.sums.items()},
+            {name: np.minimum.reduceat(values[order], starts) for name, values in self.least.items()},
+            {name: np.maximum.reduceat(values[order], starts) for name, values in self.most.items()},
+        )
+
+    def to_arrays(self) -> dict[str, pa.Array]:
+        """Returns one array of `size` values for each column of the parts, by name."""
+        arrays = {f"s/{n}/{i}": pa.array(v[:, i]) for n, v in self.sums.items() for i in range(v.shape[1])}
+        arrays |= {f"l/{name}": pa.array(values) for name, values in self.least.items()}
+        return arrays | {f"m/{name}": pa.array(values) for name, values in self.most.items()}
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> GroupParts:
+        """Returns the parts from the columns that `to_arrays` returned. Other columns are ignored."""
+        numbers = {name: table[name].to_numpy() for name in table.column_names if name[1:2] == "/"}
+        sums: dict[str, list[np.ndarray]] = {}
+        for column in (name for name in numbers if name.startswith("s/")):
+            sums.setdefault(column[2:].rpartition("/")[0], []).append(numbers[column])
+        return cls(
+            len(table),
+            {name: np.stack(columns, axis=1) for name, columns in sums.items()},
+            {name[2:]: values for name, values in numbers.items() if name.startswith("l/")},
+            {name[2:]: values for name, values in numbers.items() if name.startswith("m/")},
+        )
+
+    def _kinds(self) -> tuple[Mapping[str, np.ndarray], ...]:
+        return self.sums, self.least, self.most
+
+
+def concat_groups(parts: Sequence[GroupParts]) -> GroupParts:
+    """Returns the groups of all parts, one after the other. There is at least one part."""
+    first = parts[0]
+
+    def joined(name: str) -> np.ndarray:
+        arrays = [part.sums[name] for part in parts]
+        width = max(array.shape[1] for array in arrays)
+        return np.concatenate([np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in arrays])
+
+    return GroupParts(
+        sum(part.size for part in parts),
+        {name: joined(name) for name in first.sums},
+        {name: np.concatenate([part.least[name] for part in parts]) for name in first.least},
+        {name: np.concatenate([part.most[name] for part in parts]) for name in first.most},
+    )
+
+
+def merge_groups(keys: Sequence[pa.Array], parts: Sequence[GroupParts]) -> tuple[pa.Array, GroupParts]:
+    """Merges parts by key. Returns the (size,) different keys, ascending by their bytes, and their parts.
+
+    `keys` has one array of strings without nulls for each part.
+    """
+    coded = pa.concat_arrays(keys).dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    position = np.empty(len(order), np.int64)
+    position[order.to_numpy()] = np.arange(len(order))
+    merged = concat_groups(parts).regrouped(position[coded.indices.to_numpy()], len(order))
+    return coded.dictionary.take(order), merged
 
 
 def count_distinct(values: pa.Array) -> int:
@@ -127,3 +285,12 @@ def extremes(values: pa.Array) -> dict[str, Any]:
     """Returns the least (`min`) and the largest value (`max`); None if all values are null."""
     both = pc.min_max(values).as_py()
     return {"min": both["min"], "max": both["max"]}
+
+
+def merge_extremes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `extremes` of two parts together."""
+    merged = {}
+    for name, choose in (("min", min), ("max", max)):
+        present = [part[name] for part in (first, second) if part[name] is not None]
+        merged[name] = choose(present, default=None)
+    return merged

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
-from etl.ops.array_statistics import GroupedRows
+from etl.ops.array_statistics import GroupedRows, GroupParts
 from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
@@ -43,13 +43,17 @@ LISTS: tuple[Type, ...] = ("ints", "strings")
 class Fitted(ABC):
     """A fitted step computes values of `outputs` from values of `inputs`, row by row.
 
-    `sql_only` is true if an output also depends on columns that are not in `inputs`. The engine `sql` then
-    computes the outputs for all feature tables, and `compute` is used only for single raw rows that are not
-    in a feature table.
+    Attributes:
+        out_of_fold: whether the outputs of a training row differ from those of an equal row that is no
+            training row. `compute_training` then computes the outputs of training rows from the positions of
+            the rows.
+        takes_codes: whether `compute` and `compute_training` accept dictionary-encoded arrays, and lists with
+            dictionary-encoded elements. Otherwise, arrays are decoded before.
     """
 
     name: ClassVar[str]
-    sql_only: ClassVar[bool] = False
+    out_of_fold: ClassVar[bool] = False
+    takes_codes: ClassVar[bool] = False
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -74,11 +78,17 @@ class Fitted(ABC):
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
     ) -> list[pa.Array]:
-        """Does the same as `compute`, for rows that the step was fitted on. An override may differ.
+        """Does the same as `compute`, for rows that the step was fitted on, if the step is `out_of_fold`.
 
-        `row_ids` are the positions of these rows in the training rows, shape (n,), int64.
+        `row_ids` are the ids of these rows, shape (n,), int64: the position of a row in the log of its day,
+        or in the frame that the step was fitted on.
         """
         return self.compute(values, tables)
+
+    @property
+    def training_days(self) -> tuple[str, ...]:
+        """Returns the days that an `out_of_fold` step was fitted on, as ISO dates."""
+        return ()
 
     def state(self) -> dict[str, Any]:
         """Returns JSON values from which `from_state` creates an equal fitted step."""
@@ -195,6 +205,26 @@ class Operator(Parameters, ABC):
         """
         raise self._not_in_memory()
 
+    def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from value counts of all training rows.
+
+        An override can avoid an array of all rows.
+
+        Args:
+            values: (n,) different values; one of them may be null. They are no lists.
+            counts: (n,) int64, the number of rows with each value.
+            kind: the type of the values.
+        """
+        return self.aggregate_values(values.take(pa.array(np.repeat(np.arange(len(counts)), counts))), kind)
+
+    def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """Returns the statistics of two parts of a column of lists, from those of both parts.
+
+        Raises:
+            ConfigError: the operator accepts lists, but does not define this method.
+        """
+        raise self._not_in_memory()
+
     def probabilities(self) -> tuple[float, ...]:
         """Returns the probabilities of the quantiles of the first input that `fit` needs."""
         raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
@@ -221,8 +251,42 @@ class Operator(Parameters, ABC):
         """Returns the statistics of `groups` from rows in memory: one array of `rows.size` values for each.
 
         Raises:
+            ConfigError: the operator defines neither this method nor `group_parts`.
+        """
+        parts = self.group_parts(rows)
+        if self.reads_rows_twice:
+            squares = self.group_squares(rows, self.group_means(parts))
+            parts = replace(parts, sums={**parts.sums, **squares})
+        return self.group_statistics(parts)
+
+    @property
+    def reads_rows_twice(self) -> bool:
+        """Returns whether the statistics by key need a second pass over the rows (`group_squares`)."""
+        return False
+
+    def group_parts(self, rows: GroupedRows) -> GroupParts:
+        """Returns statistics by key of some of the training rows. Those of all rows are merged from them.
+
+        Raises:
             ConfigError: the operator does not define this method.
         """
+        raise self._not_in_memory()
+
+    def group_means(self, parts: GroupParts) -> dict[str, np.ndarray]:
+        """Returns what `group_squares` needs of all training rows: (parts.size,) float64 arrays by name."""
+        return {}
+
+    def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the sums that a second pass over some of the rows adds to `GroupParts.sums`.
+
+        Args:
+            rows: some of the training rows.
+            means: the result of `group_means` for the groups of `rows`: arrays (rows.size,).
+        """
+        return {}
+
+    def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
+        """Returns the statistics of `groups`, from the merged parts of all training rows."""
         raise self._not_in_memory()
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,8 +303,9 @@ class Operator(Parameters, ABC):
 
     def _not_in_memory(self) -> ConfigError:
         return ConfigError(
-            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame",
-            "remove the operator, or fit the workflow with build_features",
+            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame, "
+            "or without a JVM",
+            "remove the operator, or fit the workflow with build_features and workflow.engine=arrow",
         )
 
     def require_types(self, columns: Mapping[str, Type]) -> None:

@@ -30,6 +30,7 @@ class FittedCategorify(Fitted):
     """The operator `categorify` after its fit."""
 
     name: ClassVar[str] = "categorify"
+    takes_codes: ClassVar[bool] = True
     vocabulary: str = ""
     size: int = NUM_RESERVED_IDS
     min_count: int = 1
@@ -85,9 +86,16 @@ class FittedCategorify(Fitted):
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         """Returns one Arrow array per output."""
-        texts = text_array(pc.list_flatten(values[0]) if self.lists else values[0])
-        ids = pa.array(self._ids(texts, tables), pa.int64())
+        ids = self._ids_of(pc.list_flatten(values[0]) if self.lists else values[0], tables)
         return [over_elements(values[0], ids) if self.lists else ids]
+
+    def _ids_of(self, values: pa.Array, tables: LocalTables) -> pa.Array:
+        """Returns the ids of n values, int64. Each value of a dictionary is looked up once."""
+        if not isinstance(values, pa.DictionaryArray):
+            return pa.array(self._ids(text_array(values), tables), pa.int64())
+        of_distinct = np.append(self._ids(text_array(values.dictionary), tables), NULL_ID)
+        codes = values.indices.fill_null(len(of_distinct) - 1).to_numpy(zero_copy_only=False)
+        return pa.array(of_distinct[codes], pa.int64())
 
     def _ids(self, texts: pa.Array, tables: LocalTables) -> np.ndarray:
         lookup, ids = tables.vocabulary(self.vocabulary, self.max_age_days)

@@ -7,12 +7,10 @@ from typing import Literal
 Engine = Literal["sql", "arrow"]
 
 
-def choose_engine(wanted: Literal["auto", "sql", "arrow"], in_memory: bool = True) -> Engine:
+def choose_engine(wanted: Literal["auto", "sql", "arrow"]) -> Engine:
     """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
 
-    `auto` chooses `sql` if the tables of the workflow are too large for a Python worker (`in_memory` is
-    false). Otherwise it chooses `arrow`, which is faster, also than `sql` on a GPU (docs/decisions/0075).
+    `auto` chooses `arrow`, which is faster, also than `sql` on a GPU (docs/decisions/0075). Tables of any
+    size are mapped into memory (etl/native/mapped_tables.py), so their size does not matter.
     """
-    if wanted != "auto":
-        return wanted
-    return "arrow" if in_memory else "sql"
+    return "arrow" if wanted == "auto" else wanted

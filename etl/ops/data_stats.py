@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
-from etl.ops.array_statistics import count_distinct, extremes
+from etl.ops.array_statistics import count_distinct, extremes, merge_extremes
 from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Need, Statistics
@@ -24,6 +25,7 @@ class FittedDataStats(RowWise):
     """The operator `data_stats` after its fit."""
 
     name: ClassVar[str] = "data_stats"
+    takes_codes: ClassVar[bool] = True
     size: int | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -79,6 +81,17 @@ class DataStats(Operator):
             return measured | extremes(pc.list_value_length(values))
         measured["distinct"] = count_distinct(values)
         return measured | extremes(values if kind in NUMBERS else pc.utf8_length(values))
+
+    def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from value counts of all training rows."""
+        nulls = values.is_null().to_numpy(zero_copy_only=False)
+        measured = self.aggregate_values(values, kind)
+        return measured | {"rows": int(counts.sum()), "nulls": int(counts[nulls].sum())}
+
+    def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """Returns the statistics of two parts of a column of lists, from those of both parts."""
+        added = {name: first[name] + second[name] for name in ("rows", "nulls")}
+        return added | merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
         """Returns the fitted step."""

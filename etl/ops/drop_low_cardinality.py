@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
@@ -82,6 +83,10 @@ class DropLowCardinality(Operator):
     def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
         """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
         return {"distinct": count_distinct(values)}
+
+    def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from value counts of all training rows."""
+        return self.aggregate_values(values, kind)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
         """Returns the fitted step."""

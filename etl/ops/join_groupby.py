@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
-from etl.ops.array_statistics import GroupedRows
+from etl.ops.array_statistics import GroupedRows, GroupParts, doubles_of_sums
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
@@ -172,27 +172,50 @@ class JoinGroupby(Operator):
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
 
-    def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
-        """Returns the statistics of `groups`, computed from rows in memory."""
-        table = {"count": pa.array(rows.counts(), pa.float64())}
-        for column in self.of:
+    @property
+    def reads_rows_twice(self) -> bool:
+        """Returns whether squared differences from the mean are needed."""
+        return bool({"var", "std"} & set(self.statistics)) and bool(self.of)
+
+    def group_parts(self, rows: GroupedRows) -> GroupParts:
+        """Returns counts, sums, minima and maxima by key of some rows."""
+        sums, least, most = {"count": rows.counts()[:, None]}, {}, {}
+        for column in dict.fromkeys(self.of):
             numbers = rows.column(column)
-            counts = numbers.counts()
+            sums |= {f"{column}_rows": numbers.counts()[:, None], f"{column}_sum": numbers.sums()}
+            least[column], most[column] = numbers.least(), numbers.most()
+        return GroupParts(rows.size, sums, least, most)
+
+    def group_means(self, parts: GroupParts) -> dict[str, np.ndarray]:
+        """Returns the mean of each column by key, float64; NaN if the sum is too large."""
+        return {column: _means(parts, column) for column in dict.fromkeys(self.of)}
+
+    def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the sums of squared differences from the mean by key, of some rows."""
+        squares = {}
+        for column in dict.fromkeys(self.of):
+            numbers = rows.column(column)
+            with np.errstate(over="ignore", invalid="ignore"):
+                distances = numbers.values - means[column][numbers.groups]
+                squares[f"{column}_squares"] = replace(numbers, values=distances * distances).sums()
+        return squares
+
+    def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
+        """Returns the columns of `groups`."""
+        table = {"count": pa.array(parts.count("count"), pa.float64())}
+        for column in self.of:
+            counts = parts.count(f"{column}_rows")
             nothing = counts == 0
-            sums, no_sum = as_doubles(numbers.exact_sums())
+            sums, no_sum = as_doubles(doubles_of_sums(parts.sums[f"{column}_sum"]))
             without = nothing | no_sum
-            means = sums / np.where(nothing, 1, counts)
             table |= {
                 f"{column}_sum": from_doubles(sums, without),
-                f"{column}_mean": from_doubles(means, without),
-                f"{column}_min": from_doubles(numbers.least(), nothing),
-                f"{column}_max": from_doubles(numbers.most(), nothing),
+                f"{column}_mean": from_doubles(_means(parts, column), without),
+                f"{column}_min": from_doubles(parts.least[column], nothing),
+                f"{column}_max": from_doubles(parts.most[column], nothing),
             }
-            if {"var", "std"} & set(self.statistics):
-                with np.errstate(over="ignore", invalid="ignore"):
-                    distances = numbers.values - means[numbers.groups]
-                    squares = replace(numbers, values=distances * distances).exact_sums()
-                squared, too_large = as_doubles(squares)
+            if self.reads_rows_twice:
+                squared, too_large = as_doubles(doubles_of_sums(parts.sums[f"{column}_squares"]))
                 variances = squared / np.where(nothing, 1, counts)
                 table[f"{column}_var"] = from_doubles(variances, without | too_large)
                 table[f"{column}_std"] = from_doubles(np.sqrt(variances), without | too_large)
@@ -201,3 +224,10 @@ class JoinGroupby(Operator):
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
         """Returns the fitted step."""
         return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))
+
+
+def _means(parts: GroupParts, column: str) -> np.ndarray:
+    """Returns the mean of a column by key, (size,) float64; NaN if the sum is too large, 0 without rows."""
+    counts = parts.count(f"{column}_rows")
+    sums, _ = as_doubles(doubles_of_sums(parts.sums[f"{column}_sum"]))
+    return np.asarray(sums / np.where(counts == 0, 1, counts))

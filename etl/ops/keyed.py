@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +14,7 @@ from conf.errors import ConfigError
 from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, Fitted, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
-from etl.raw.value_text import joined_array, joined_column
+from etl.raw.value_text import joined_array, joined_column, text_array
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,6 +41,7 @@ def exact_sum(value: Column) -> Column:
 class KeyedFitted(Fitted):
     """A fitted step that builds a key from its inputs, and looks it up in a table with a column `key`."""
 
+    takes_codes: ClassVar[bool] = True
     table: str = ""
 
     def join_table(
@@ -58,25 +60,62 @@ class KeyedFitted(Fitted):
 
     def look_up(
         self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
-    ) -> Callable[[str], pa.Array]:
+    ) -> LookedUp:
         """Looks up the key of each of n rows in the step's table.
 
         Args:
+            values: one array of n values for each input. They may be dictionary-encoded.
             types: types of the table columns that are not doubles. They are used only if the table has no
                 rows.
 
         Returns:
-            A function that takes the name of a table column. It returns an array with the column's value for
-            the key of each row, shape (n,). The value is null if the table does not contain the key.
+            The values of the table's columns for the key of each row.
         """
         lookup, table = tables.keyed(self.table)
         if not len(table):
-            return lambda name: pa.nulls(len(values[0]), (types or {}).get(name, pa.float64()))
-        coded = joined_array(values).dictionary_encode()
-        at = pa.array(lookup.find(coded.dictionary))
+            return LookedUp(table, pa.nulls(len(values[0]), pa.int64()), types or {})
+        coded = _coded(values)
+        at = pa.array(lookup.find(text_array(coded.dictionary)))
         of_distinct = pc.if_else(pc.greater_equal(at, 0), at, pa.scalar(None, pa.int64()))
-        places = of_distinct.take(coded.indices)
-        return lambda name: table[name].combine_chunks().take(places)
+        return LookedUp(table, of_distinct.take(coded.indices), types or {})
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """The keys of n rows, which were looked up in a table.
+
+    Attributes:
+        table: the table. Without rows, it has no columns.
+        places: (n,) int64, the row of the table with the key of each row; null if there is none.
+        types: types of the columns that are not doubles. They are used only if the table has no rows.
+    """
+
+    table: pa.Table
+    places: pa.Array
+    types: Mapping[str, pa.DataType]
+
+    def __call__(self, name: str, rows: np.ndarray | None = None) -> pa.Array:
+        """Returns the values of a table's column, one for each row; null if the table lacks the key.
+
+        Args:
+            name: the name of the column.
+            rows: (m,) int64, the indices of the rows to return; None for all rows.
+        """
+        places = self.places if rows is None else self.places.take(pa.array(rows))
+        if not len(self.table):
+            return pa.nulls(len(places), self.types.get(name, pa.float64()))
+        return self.table[name].combine_chunks().take(places)
+
+
+def _coded(values: Sequence[pa.Array]) -> pa.DictionaryArray:
+    """Returns the key of each row, dictionary-encoded."""
+    if len(values) == 1 and isinstance(values[0], pa.DictionaryArray):
+        return values[0]
+    plain = [
+        array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+        for array in values
+    ]
+    return joined_array(plain).dictionary_encode()
 
 
 def table_name(step: Step) -> str:

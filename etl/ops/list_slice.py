@@ -17,7 +17,6 @@ from etl.ops.base import LISTS, Fitted, Operator, Step, Type
 from etl.ops.parameters import Integer
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Statistics
-from etl.raw.value_text import over_elements
 from storage.feature_spec import PAD_ID
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class FittedListSlice(Fitted):
     """The operator `list_slice` after its fit."""
 
     name: ClassVar[str] = "list_slice"
+    takes_codes: ClassVar[bool] = True
     start: int = 0
     length: int = 1
     columns: bool = False
@@ -71,6 +71,8 @@ class FittedListSlice(Fitted):
         first = np.maximum(0, lengths + self.start) if self.start < 0 else np.full(len(lengths), self.start)
         flat = pc.list_flatten(lists)
         if self.columns:
+            if isinstance(flat, pa.DictionaryArray):
+                flat = flat.dictionary.take(flat.indices)
             ids = np.append(flat.to_numpy(zero_copy_only=False).astype(np.int64), PAD_ID)
             places = [first + place for place in range(self.length)]
             return [
@@ -80,11 +82,11 @@ class FittedListSlice(Fitted):
         taken = np.clip(lengths - first, 0, self.length)
         at = np.repeat(begins + first - np.concatenate([[0], np.cumsum(taken)])[:-1], taken)
         part = flat.take(pa.array(at + np.arange(len(at))))
-        shape = pa.array(
-            [None if null else [0] * n for n, null in zip(taken, lists.is_null().to_pylist(), strict=True)],
-            pa.list_(pa.int8()),
+        ends = pa.array(
+            np.concatenate([[0], np.cumsum(taken)]).astype(np.int32),
+            mask=np.append(lists.is_null().to_numpy(zero_copy_only=False), False),
         )
-        return [over_elements(shape, part)]
+        return [pa.ListArray.from_arrays(ends, part)]
 
 
 class ListSlice(Operator):

@@ -68,6 +68,10 @@ class NormalizeMinMax(Operator):
         """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
         return extremes(values.cast(pa.float64(), safe=False))
 
+    def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
+        """Returns the statistics of `aggregates`, computed from value counts of all training rows."""
+        return self.aggregate_values(values, kind)
+
     def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
         """Returns the fitted step."""
         least, most = statistics.aggregates["min"], statistics.aggregates["max"]

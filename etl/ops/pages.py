@@ -97,8 +97,8 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
     if not issubclass(operator, Operator):
         return "\n".join([*facts, "This operator always runs in the engine `sql`.\n"])
     sentence = f"Takes: {', '.join(operator.takes)}."
-    if OPERATORS[operator.name][1].sql_only:
-        sentence += " Feature tables with this operator are always computed by the engine `sql`."
+    if OPERATORS[operator.name][1].out_of_fold:
+        sentence += " Features of frames of Spark are always computed by the engine `sql`."
     return "\n".join([*facts, sentence + "\n"])
 
 

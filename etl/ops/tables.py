@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
 from etl.native.lookup import Lookup
+from etl.native.mapped_tables import open_keyed
 from etl.native.mapped_vocabulary import open_vocabulary
 from storage import file_io
 from storage.manifest import data_files, read_manifest
@@ -95,7 +95,7 @@ class LocalTables:
         A table without rows has no columns.
         """
         files = self.files[name]
-        return _read_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
+        return open_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,3 @@ def open_tables(
         frame = rows_of(spark, partition, manifest)
         frames[name] = frame.persist() if rows.get(name, 0) <= broadcast_max_rows else frame
     return Tables(frames, dict(rows), broadcast_max_rows, LocalTables(files, latest))
-
-
-def _read(files: tuple[str, ...]) -> pa.Table:
-    return pa.concat_tables(read_file(path) for path in files).combine_chunks()
-
-
-@lru_cache(maxsize=32)
-def _read_keyed(files: tuple[str, ...]) -> tuple[Lookup, pa.Table]:
-    table = _read(files)
-    return Lookup(table["key"].combine_chunks()), table

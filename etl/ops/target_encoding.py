@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
-from etl.ops.array_statistics import GroupedRows
+from etl.ops.array_statistics import GroupedRows, GroupParts, doubles_of_sums
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
@@ -48,7 +48,7 @@ class FittedTargetEncoding(KeyedFitted):
     """The operator `target_encoding` after its fit."""
 
     name: ClassVar[str] = "target_encoding"
-    sql_only: ClassVar[bool] = True
+    out_of_fold: ClassVar[bool] = True
     folds: int = 5
     smoothing: float = 20.0
     prior: float = 0.0
@@ -92,9 +92,13 @@ class FittedTargetEncoding(KeyedFitted):
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
         # Without smoothing, a key whose targets are all null has a count of 0. It gets the prior, as in sql.
-        return [
-            pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
-        ]
+        means = pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
+        return [pc.fill_null(means, self.prior)]
+
+    @property
+    def training_days(self) -> tuple[str, ...]:
+        """Returns the days that the step was fitted on, as ISO dates."""
+        return self.days
 
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
@@ -106,12 +110,13 @@ class FittedTargetEncoding(KeyedFitted):
         counts, _ = as_doubles(of("count"))
         encoded = np.zeros(len(row_ids))
         for index, prior in enumerate(self.fold_priors):
-            inside, no_inside = as_doubles(of(f"sum_{index}"))
-            weights = counts - as_doubles(of(f"count_{index}"))[0] + self.smoothing
+            rows = np.flatnonzero(folds == index)
+            inside, no_inside = as_doubles(of(f"sum_{index}", rows))
+            weights = counts[rows] - as_doubles(of(f"count_{index}", rows))[0] + self.smoothing
             # Without smoothing, a key that is only in this fold has a weight of 0, and gets the prior.
-            has_mean = ~no_total & ~no_inside & (weights > 0)
-            means = (totals - inside + prior * self.smoothing) / np.where(has_mean, weights, 1.0)
-            encoded = np.where(folds == index, np.where(has_mean, means, prior), encoded)
+            has_mean = ~no_total[rows] & ~no_inside & (weights > 0)
+            means = (totals[rows] - inside + prior * self.smoothing) / np.where(has_mean, weights, 1.0)
+            encoded[rows] = np.where(has_mean, means, prior)
         return [pa.array(encoded)]
 
 
@@ -184,15 +189,29 @@ class TargetEncoding(Operator):
             measures |= {f"sum_{index}": exact_sum(inside), f"count_{index}": F.count(inside)}
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
 
-    def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
-        """Returns the statistics of `groups`, computed from rows in memory."""
+    def group_parts(self, rows: GroupedRows) -> GroupParts:
+        """Returns the sum and the count of the target for each key and fold of some rows."""
         target = rows.column(self.target)
         _, nulls = rows.numbers(self.target)
         folds = folds_of(rows.row_ids[rows.rows][~nulls[rows.rows]], self.folds)
-        parts = [("", target)] + [(f"_{index}", target.where(folds == index)) for index in range(self.folds)]
-        table: dict[str, pa.Array] = {}
-        for suffix, numbers in parts:
-            table |= {f"sum{suffix}": numbers.exact_sums(), f"count{suffix}": pa.array(numbers.counts())}
+        of_folds = replace(target, groups=target.groups * self.folds + folds, size=target.size * self.folds)
+        counts = of_folds.counts().reshape(-1, self.folds)
+        sums = of_folds.sums()
+        sums = sums.reshape(rows.size, self.folds, sums.shape[1])
+        parts: dict[str, np.ndarray] = {}
+        for index in range(self.folds):
+            parts |= {f"sum_{index}": sums[:, index], f"count_{index}": counts[:, index : index + 1]}
+        return GroupParts(rows.size, parts)
+
+    def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
+        """Returns the columns of `groups`. The sum of all folds is the sum of the sums of the folds."""
+        folds = range(self.folds)
+        sums = sum((parts.sums[f"sum_{index}"] for index in folds[1:]), parts.sums["sum_0"])
+        counts = sum((parts.count(f"count_{index}") for index in folds[1:]), parts.count("count_0"))
+        table = {"sum": doubles_of_sums(sums), "count": pa.array(counts)}
+        for index in folds:
+            table[f"sum_{index}"] = doubles_of_sums(parts.sums[f"sum_{index}"])
+            table[f"count_{index}"] = pa.array(parts.count(f"count_{index}"))
         return table
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
-from etl.ops.array_statistics import extremes
+from etl.ops.array_statistics import extremes, merge_extremes
 from etl.ops.base import LISTS, Operator, Step, Type
 from etl.ops.data_stats import FittedDataStats
 from etl.ops.training_statistics import Need, Statistics
@@ -54,6 +54,10 @@ class ValueCount(Operator):
     def aggregate_values(self, values: pa.Array, kind: Type) -> dict[str, Any]:
         """Returns the statistics of `aggregates`, computed from an Arrow array of all training rows."""
         return extremes(pc.list_value_length(values))
+
+    def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """Returns the statistics of two parts of a column of lists, from those of both parts."""
+        return merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:
         """Returns the fitted step."""

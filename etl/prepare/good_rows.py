@@ -14,7 +14,7 @@ from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import plain, read_split
-from etl.text.scan_pass import columns_to_parse
+from etl.text.row_source import columns_to_parse
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 

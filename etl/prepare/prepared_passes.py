@@ -21,6 +21,7 @@ import pyarrow as pa
 from conf.dates import days_since_epoch
 from conf.load import config_digest
 from conf.types import SPLITS, Config, RawTable, Split
+from etl.fit.fit_inputs import TrainingBlocks
 from etl.ops import RowChanger
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables, click_tables
@@ -59,6 +60,7 @@ from etl.text.row_source import RowSource
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
 from etl.text.scanned_day import ScannedDay
 from etl.text.spilled_rows import Spill
+from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
@@ -167,9 +169,21 @@ class PreparedPasses:
             columns,
         )
 
+    def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
+        """Returns the training rows of scanned days."""
+        self._prepare([raw for raw in days if not self._is_prepared(raw)])
+        splits = [
+            TrainingSplit(FileSplit(path, 0, None), raw.dt)
+            for raw in days
+            for part in self._parts(raw.dt, read_manifest(self._prepared(raw.dt)))
+            if part.split in (None, "train")
+            for path in part.files
+        ]
+        return training_blocks(splits, self._source())
+
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Returns whether tasks can compute all features."""
-        return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
+        return workflow.engine == "arrow"
 
     def encode_days(
         self,
@@ -199,7 +213,7 @@ class PreparedPasses:
             for part in self._parts(dt, prepared):
                 for path in part.files:
                     name = _labelled(attempts[dt], part.split, f"part-{len(tasks) - start:05d}.parquet")
-                    task = EncodeTask(FileSplit(path, 0, None), 0, partition.file(name))
+                    task = EncodeTask(FileSplit(path, 0, None), 0, partition.file(name), dt, part.split)
                     tasks.append(task)
                     labels.append(part.split)
             tasks_of_day[dt] = range(start, len(tasks))

@@ -16,7 +16,7 @@ from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text import parsed_splits
 from etl.text.parse_block import ParsedBlock, unify
 from etl.text.row_source import RowSource
-from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
+from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
@@ -36,6 +36,8 @@ class EncodeTask:
         first_row: row_id of the first line of the file split.
         features_file: path of the file to write. Each attempt at the task adds different digits to the file
             name (storage.publish.own_path).
+        dt: the day of the rows, as an ISO date.
+        split: the split of the rows, if one partition of the log contains several splits; otherwise None.
         scratch: name under which the scan pass saved the parsed split; None if it did not save it.
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
@@ -43,6 +45,8 @@ class EncodeTask:
     file_split: FileSplit
     first_row: int
     features_file: str
+    dt: str
+    split: str | None = None
     scratch: str | None = None
     lines: tuple[int, int] | None = None
 
@@ -113,9 +117,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
             if pending_bytes >= FILE_SPLIT_BYTES:
-                _write(writer, pending, encoding, task.file_split.path)
+                _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
-        _write(writer, pending, encoding, task.file_split.path)
+        _write(writer, pending, encoding, task)
     return path
 
 
@@ -136,11 +140,11 @@ def _parsed_blocks(
     blocks = [saved] if saved is not None else source.blocks(task.file_split, names)
     lines = 0
     for parsed in blocks:
-        yield task.first_row + lines, _rows_in(parsed, task.lines, lines)
+        yield task.first_row + lines, rows_in(parsed, task.lines, lines)
         lines += parsed.lines
 
 
-def _rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
+def rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
     """Returns the rows of a block whose line in the file split is within bounds.
 
     Args:
@@ -158,9 +162,9 @@ def _rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: in
 
 
 def _write(
-    writer: pq.ParquetWriter, blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding, raw_path: str
+    writer: pq.ParquetWriter, blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding, task: EncodeTask
 ) -> None:
-    """Writes the rows of some blocks of the raw file `raw_path` as row groups of equal size.
+    """Writes the rows of some blocks of the task's file split as row groups of equal size.
 
     Raises:
         DataError: a feature is null.
@@ -168,11 +172,11 @@ def _write(
     rows = sum(len(block.row_lines) for _, block in blocks)
     if not rows:
         return
-    columns = _columns(blocks, encoding)
+    columns = _columns(blocks, encoding, task)
     schema = encoding.schema
     for field in schema:
         if not field.nullable and columns[field.name].null_count:
-            raise null_column(raw_path, field.name, columns[field.name].null_count, rows)
+            raise null_column(task.file_split.path, field.name, columns[field.name].null_count, rows)
     table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
     groups = -(-rows // encoding.row_group_rows)
     table = _dealt(table, groups) if groups > 1 else table
@@ -212,13 +216,16 @@ def _dealt_values(values: np.ndarray, groups: int) -> np.ndarray:
     return np.concatenate([values[group::groups] for group in range(groups)])
 
 
-def _columns(blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding) -> Mapping[str, pa.Array]:
+def _columns(
+    blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding, task: EncodeTask
+) -> Mapping[str, pa.Array]:
     """Returns the (n,) values of each column of the feature table, by column name."""
     names = {name for chain in encoding.chains for name in chain.inputs}
     raw = {name: unify([block.columns[name] for _, block in blocks]) for name in sorted(names)}
     dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}
-    columns = compute_features(encoding.chains, raw, dtypes, encoding.tables)
     row_ids = np.concatenate([first_row + block.row_lines for first_row, block in blocks])
+    place = RowPlace(row_ids, task.dt, task.split)
+    columns = compute_features(encoding.chains, raw, dtypes, encoding.tables, place)
     columns[ROW_ID] = pa.array(row_ids, pa.int64())
     for key in _RAW_KEYS:
         if key in encoding.spec.key_columns:

@@ -15,6 +15,7 @@ from conf.dates import days_since_epoch
 from conf.load import config_digest
 from conf.names import scheme_of
 from conf.types import Config, Split
+from etl.fit.fit_inputs import TrainingBlocks
 from etl.native.library import is_built
 from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
@@ -36,6 +37,7 @@ from etl.text.publish_value_counts import file_name, publish_counts
 from etl.text.row_source import LogRows
 from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
+from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
@@ -178,9 +180,26 @@ class TextPasses:
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Returns whether workers can compute all features.
 
-        They can if no chain needs Spark frames, and all tables fit in memory.
+        They can, unless the configuration wants the engine `sql`.
         """
-        return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
+        return workflow.engine == "arrow"
+
+    def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
+        """Returns the training rows of scanned days."""
+        splits = []
+        for raw in days:
+            first_row = 0
+            for scanned in self._splits[raw.dt]:
+                if scanned.parts is None:
+                    splits.append(TrainingSplit(scanned.file_split, raw.dt, first_row))
+                else:
+                    splits += [
+                        TrainingSplit(scanned.file_split, raw.dt, first_row, (first, end))
+                        for split, first, end in scanned.parts
+                        if split == "train"
+                    ]
+                first_row += scanned.lines
+        return training_blocks(splits, LogRows(self._layout(days)))
 
     def encode_days(
         self,
@@ -210,7 +229,8 @@ class TextPasses:
                     name = _labelled(attempts[dt], split, f"part-{len(tasks) - start:05d}.parquet")
                     path = partition.file(name)
                     bounds = (lines[0], lines[1]) if split else None
-                    tasks.append(EncodeTask(scanned.file_split, first_row, path, scratch, bounds))
+                    task = EncodeTask(scanned.file_split, first_row, path, dt, split, scratch, bounds)
+                    tasks.append(task)
                     labels.append(split)
                     scratch = None  # its file is deleted when it has been read
                 first_row += scanned.lines

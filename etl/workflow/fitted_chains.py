@@ -14,6 +14,7 @@ from conf.lazy_pyspark import F, T
 from etl.ops import Fitted, operator_extension, stored_fitted_type
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables, Tables
+from etl.workflow.row_values import RowValues, common_codes, decoded, row_values
 from etl.workflow.step_outputs import require_arrays
 from storage.feature_spec import Feature
 
@@ -32,6 +33,27 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 
 @dataclass(frozen=True)
+class RowPlace:
+    """The place of n rows in the log. It decides whether they are training rows of a step.
+
+    Attributes:
+        row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
+            that a workflow was fitted on.
+        dt: the day of the rows as an ISO date; None for all rows of a frame that a workflow was fitted on.
+        split: the split of the rows, if one partition of the log contains several splits; otherwise None.
+    """
+
+    row_ids: np.ndarray
+    dt: str | None = None
+    split: str | None = None
+
+    def is_training_row_of(self, step: Fitted) -> bool:
+        """Returns whether `compute_training` computes the outputs of the step for these rows."""
+        in_training = self.dt is None or (self.dt in step.training_days and self.split in (None, "train"))
+        return step.out_of_fold and in_training
+
+
+@dataclass(frozen=True)
 class FittedChain:
     """A sequence of fitted steps that computes features from raw columns.
 
@@ -47,9 +69,9 @@ class FittedChain:
     outputs: tuple[str, ...]
 
     @property
-    def sql_only(self) -> bool:
-        """Returns whether only the engine `sql` can compute this chain for feature tables."""
-        return any(step.sql_only for step in self.steps)
+    def out_of_fold(self) -> bool:
+        """Returns whether the features of a training row depend on its position (Fitted.out_of_fold)."""
+        return any(step.out_of_fold for step in self.steps)
 
     @property
     def cardinalities(self) -> dict[str, int]:
@@ -78,86 +100,47 @@ class FittedChain:
         return rows, values
 
     def compute(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
+        self,
+        arrays: Sequence[pa.Array],
+        tables: LocalTables,
+        dtypes: Mapping[str, str] | None = None,
+        place: RowPlace | None = None,
     ) -> dict[str, pa.Array]:
         """Computes the outputs of the chain in the engine `arrow`. Returns one array per output.
 
-        `arrays` has one array per input.
-
-        If the chain has only one input, and this input has strings or is dictionary-encoded, the steps
-        process each distinct value only once.
+        Steps process each distinct value of a dictionary-encoded input only once, as long as they read one
+        input. If the chain has a single input of strings, this input is encoded first.
 
         Args:
+            arrays: one array of n values per input. Arrays, and the elements of lists, may be
+                dictionary-encoded.
+            tables: the tables that steps look up.
             dtypes: maps each feature to return to its dtype. If it is None, all outputs are returned with the
                 types that the steps return.
+            place: the place of the rows in the log; None for rows that are no training rows.
         """
-        encoded = arrays[0] if len(arrays) == 1 else None
-        if encoded is not None and (
-            isinstance(encoded, pa.DictionaryArray) or pa.types.is_string(encoded.type)
-        ):
-            if not isinstance(encoded, pa.DictionaryArray):
-                encoded = encoded.dictionary_encode()
-            distinct = pa.concat_arrays([encoded.dictionary, pa.nulls(1, encoded.dictionary.type)])
-            codes = encoded.indices.fill_null(len(encoded.dictionary))
-            outputs = self._run([distinct], tables, dtypes)
-            return {name: output.take(codes) for name, output in outputs.items()}
-        plain = [
-            array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
-            for array in arrays
-        ]
-        return self._run(plain, tables, dtypes)
-
-    def compute_training(
-        self,
-        arrays: Sequence[pa.Array],
-        tables: LocalTables,
-        row_ids: np.ndarray,
-        dtypes: Mapping[str, str] | None = None,
-    ) -> dict[str, pa.Array]:
-        """Does the same as `compute`, for rows that the chain was fitted on. No array is dictionary-encoded.
-
-        Args:
-            row_ids: the positions of these rows in the training rows, shape (n,), int64.
-        """
-        if not self.sql_only:
-            return self.compute(arrays, tables, dtypes)
-        return self._run(arrays, tables, dtypes, row_ids)
-
-    def training_values(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
-    ) -> dict[str, pa.Array]:
-        """Returns the inputs, and the outputs of all steps, of rows that the chain was fitted on."""
-        return self._values(arrays, tables, row_ids)
-
-    def _values(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray | None
-    ) -> dict[str, pa.Array]:
-        values = dict(zip(self.inputs, arrays, strict=True))
-        for step in self.steps:
-            inputs = [values[name] for name in step.inputs]
-            if row_ids is None:
-                outputs = step.compute(inputs, tables)
-            else:
-                outputs = step.compute_training(inputs, tables, row_ids)
-            require_arrays(step, outputs, len(inputs[0]))
-            values |= dict(zip(step.outputs, outputs, strict=True))
-        return values
-
-    def _run(
-        self,
-        arrays: Sequence[pa.Array],
-        tables: LocalTables,
-        dtypes: Mapping[str, str] | None,
-        row_ids: np.ndarray | None = None,
-    ) -> dict[str, pa.Array]:
-        values = self._values(arrays, tables, row_ids)
+        values = self.values(arrays, tables, place)
         if dtypes is None:
-            return {name: values[name] for name in self.outputs}
+            return {name: values[name].plain for name in self.outputs}
         return {
-            name: values[name].cast(FEATURE_ARROW_TYPES[dtypes[name]], safe=False)
+            name: _cast(values[name], FEATURE_ARROW_TYPES[dtypes[name]])
             for name in self.outputs
             if name in dtypes
         }
+
+    def values(
+        self, arrays: Sequence[pa.Array], tables: LocalTables, place: RowPlace | None = None
+    ) -> dict[str, RowValues]:
+        """Returns the inputs of the chain, and the outputs of all its steps, by name.
+
+        The arguments are those of `compute`.
+        """
+        encode = len(arrays) == 1
+        values = {name: row_values(array, encode) for name, array in zip(self.inputs, arrays, strict=True)}
+        for step in self.steps:
+            inputs = [values[name] for name in step.inputs]
+            values |= dict(zip(step.outputs, _outputs(step, inputs, tables, place), strict=True))
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """Returns the chain as JSON values."""
@@ -218,10 +201,11 @@ def apply_chains(
 
     Args:
         features: the features to compute, in the order and with the dtypes of the result.
-        arrow: whether to use Python workers. If so, these workers compute all chains that are not `sql_only`
-            in one pass. Spark expressions and joins compute all other chains.
+        arrow: whether to use Python workers. If so, these workers compute all chains that are not
+            `out_of_fold` in one pass. Spark expressions and joins compute all other chains, because a batch
+            of a frame may have rows of several days and splits.
     """
-    in_workers = [chain for chain in chains if arrow and not chain.sql_only]
+    in_workers = [chain for chain in chains if arrow and not chain.out_of_fold]
     values: dict[str, Column] = {}
     for index, chain in enumerate(chains):
         if chain not in in_workers:
@@ -301,20 +285,43 @@ def compute_features(
     raw: Mapping[str, pa.Array],
     dtypes: Mapping[str, str],
     tables: LocalTables,
-    row_ids: np.ndarray | None = None,
+    place: RowPlace | None = None,
 ) -> dict[str, pa.Array]:
     """Computes the features in `dtypes` from raw columns. Returns one array per feature.
 
     The raw columns and the features are arrays of n values.
 
     Args:
-        row_ids: for the rows that the chains were fitted on, their positions: (n,) int64. None for others.
+        place: the place of the n rows in the log, which decides whether they are training rows of a step.
+            None for rows that are no training rows.
     """
     features: dict[str, pa.Array] = {}
     for chain in chains:
-        arrays = [raw[name] for name in chain.inputs]
-        if row_ids is None:
-            features |= chain.compute(arrays, tables, dtypes)
-        else:
-            features |= chain.compute_training(arrays, tables, row_ids, dtypes)
+        features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes, place)
     return features
+
+
+def _outputs(
+    step: Fitted, inputs: Sequence[RowValues], tables: LocalTables, place: RowPlace | None
+) -> list[RowValues]:
+    """Runs one step, over distinct values if all inputs are values of the same raw column."""
+    trains = place is not None and place.is_training_row_of(step)
+    codes = None if trains else common_codes(inputs)
+    if codes is not None:
+        arrays = [value.distinct for value in inputs]
+    elif step.takes_codes:
+        arrays = [value.encoded for value in inputs]
+    else:
+        arrays = [value.plain for value in inputs]
+    if not step.takes_codes:
+        arrays = [decoded(array) for array in arrays]
+    if place is not None and trains:
+        outputs = step.compute_training(arrays, tables, place.row_ids)
+    else:
+        outputs = step.compute(arrays, tables)
+    require_arrays(step, outputs, len(arrays[0]))
+    return [RowValues(output, codes) for output in outputs]
+
+
+def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
+    return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain

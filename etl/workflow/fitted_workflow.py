@@ -113,7 +113,7 @@ def load_workflow(
     def open_frames() -> Tables:
         return open_tables(workers.spark, lake, version, names, sizes, broadcast_max_rows, latest)
 
-    in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
-    engine_used = choose_engine(engine, in_memory)
     local = local_tables(lake, version, stored)
-    return FittedWorkflow(**parts_of(stored), local=local, open_frames=open_frames, engine=engine_used)
+    return FittedWorkflow(
+        **parts_of(stored), local=local, open_frames=open_frames, engine=choose_engine(engine)
+    )

@@ -16,7 +16,7 @@ from conf.errors import ConfigError, DataError
 from etl.ops import column_operator
 from etl.ops.base import Type
 from etl.ops.tables import RARE, LocalTables, vocabulary_key, workflow_table
-from etl.workflow.fitted_chains import FittedChain, compute_features
+from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.raw_values import as_number, one_row, raw_types, raw_values
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import FeatureSpec
@@ -89,16 +89,14 @@ class LocalWorkflow:
 
         So target encodings are out of fold.
         """
-        return self._encoded(rows, None, np.arange(len(rows)))
+        return self._encoded(rows, None, RowPlace(np.arange(len(rows))))
 
-    def _encoded(
-        self, rows: pa.Table, features: Sequence[str] | None, row_ids: np.ndarray | None
-    ) -> pa.Table:
+    def _encoded(self, rows: pa.Table, features: Sequence[str] | None, place: RowPlace | None) -> pa.Table:
         names = [feature.name for feature in self.spec.features] if features is None else list(features)
         dtypes = self._dtypes(names)
         chains = self._chains_of(names)
         raw = raw_values(rows, raw_types(chains))
-        values = compute_features(chains, raw, dtypes, self.local, row_ids)
+        values = compute_features(chains, raw, dtypes, self.local, place)
         return pa.table({name: values[name] for name in names})
 
     def _dtypes(self, features: Sequence[str]) -> dict[str, str]:

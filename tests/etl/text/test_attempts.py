@@ -61,7 +61,7 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
         spec = FeatureSpec(
             (Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v"
         )
-        task = encode_pass.EncodeTask(file_split, 0, f"{out}/part-00000.parquet")
+        task = encode_pass.EncodeTask(file_split, 0, f"{out}/part-00000.parquet", "2026-01-01")
         return partial(
             _encode, task, encode_pass.Encoding(LogRows(layout), (chain,), spec, LocalTables({}), 64)
         )

@@ -1,0 +1,214 @@
+"""Computes statistics of the training days from blocks of their rows, in tasks without Spark frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from conf.errors import InfrastructureError
+from conf.types import Config
+from etl.fit.block_steps import BlockStep
+from etl.fit.block_tasks import (
+    KeyedFiles,
+    Measured,
+    aggregate_counts,
+    measure_blocks,
+    measure_squares,
+    merge_by_key,
+)
+from etl.fit.chain_progress import ChainRequest
+from etl.fit.count_statistics import CountStatistics
+from etl.fit.fit_inputs import TrainingDays
+from etl.fit.version_tables import VersionTables
+from etl.ops.base import LISTS, Step, Type
+from etl.ops.categorify import Categorify
+from etl.ops.join_external import JoinExternal
+from etl.ops.keyed import KEY, table_name
+from etl.ops.tables import VOCABULARY
+from etl.ops.training_statistics import Statistics
+from etl.raw.value_text import text_array
+from etl.statistics.mergeable import VALUE_TYPES
+from etl.value_counts.requests import Counts, DerivedColumn
+from etl.workflow.fitted_chains import FittedChain
+from spark.workers import Workers
+from storage import file_io
+from storage.publish import new_attempt
+
+# The types of the elements of lists, and of other values.
+_ELEMENTS: Mapping[Type, Type] = {"ints": "int", "strings": "string"}
+# Statistics that are computed from the value counts of a step's first input.
+_COUNTED = ("moments", "quantiles", "mergeable", "counts")
+
+
+class BlockStatistics:
+    """A StatisticsSource that reads the training rows in blocks.
+
+    One pass over the rows measures all steps of a round. Tasks write the value counts of the values that
+    earlier steps compute, and statistics by key. So the work is that of CountStatistics from there on.
+    """
+
+    def __init__(
+        self, workers: Workers, config: Config, tables: VersionTables, training: TrainingDays
+    ) -> None:
+        """Creates a source of statistics that reads `training.blocks`, which must not be None.
+
+        The tables that steps need are published in `tables`.
+        """
+        if training.blocks is None:
+            raise ValueError("internal error, please report: the training rows are not given as blocks")
+        self._workers, self._config, self._tables, self._training = workers, config, tables, training
+        self._blocks = training.blocks
+
+    def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
+        """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
+        statistics: dict[str, Statistics] = {}
+        of_rows: dict[str, BlockStep] = {}
+        for request in requests:
+            for step in request.steps:
+                if step.operator.needs == "external":
+                    statistics[request.key(step)] = self._join_external(step)
+                elif _reads_rows(step):
+                    of_rows[request.key(step)] = _block_step(request, step)
+        folder = self._tables.partition(VOCABULARY).file(new_attempt(self._tables.partition(VOCABULARY)))
+        local = self._tables.local(self._training.latest)
+        latest = self._training.latest
+        if of_rows:
+            measured = measure_blocks(
+                self._workers, self._blocks, list(of_rows.values()), local, folder, latest
+            )
+        else:
+            measured = Measured(Counts((), latest, {}), {}, {}, {}, ())
+        try:
+            statistics |= self._count(requests, measured.counts)
+            statistics |= self._aggregate(requests, of_rows, measured)
+            return statistics | self._group(requests, of_rows, measured)
+        finally:
+            _delete(measured.files)
+
+    def _count(self, requests: Sequence[ChainRequest], counts: Counts) -> dict[str, Statistics]:
+        """Returns the statistics that value counts suffice for. Publishes the vocabularies."""
+        counted = [
+            ChainRequest(request.index, request.before, request.types, request.cardinalities, steps)
+            for request in requests
+            if (steps := tuple(step for step in request.steps if step.operator.needs in _COUNTED))
+        ]
+        if not counted:
+            return {}
+        return CountStatistics(self._workers, self._tables, counts, _counted_column).measure(counted)
+
+    def _aggregate(
+        self, requests: Sequence[ChainRequest], of_rows: Mapping[str, BlockStep], measured: Measured
+    ) -> dict[str, Statistics]:
+        steps = [step for step in of_rows.values() if step.operator.needs == "aggregates"]
+        of_lists = [step for step in steps if step.kind in LISTS]
+        aggregates = aggregate_counts(
+            self._workers, [step for step in steps if step.kind not in LISTS], measured.counts
+        )
+        for step in of_lists:
+            nothing = pa.array([], pa.list_(VALUE_TYPES[step.kind]))
+            known = measured.lists.get(step.key)
+            aggregates[step.key] = known or step.operator.aggregate_values(nothing, step.kind)
+        return {
+            request.key(step): Statistics(
+                aggregates=aggregates[request.key(step)], cardinality=request.cardinality(step)
+            )
+            for request in requests
+            for step in request.steps
+            if request.key(step) in aggregates
+        }
+
+    def _group(
+        self, requests: Sequence[ChainRequest], of_rows: Mapping[str, BlockStep], measured: Measured
+    ) -> dict[str, Statistics]:
+        """Publishes the keyed tables of the steps with statistics by key."""
+        steps = {key: step for key, step in of_rows.items() if step.operator.needs == "groups"}
+        if not steps:
+            return {}
+        names = {
+            request.key(step): table_name(step)
+            for request in requests
+            for step in request.steps
+            if request.key(step) in steps
+        }
+        attempts = {key: new_attempt(self._tables.partition(name)) for key, name in names.items()}
+        folders = {key: self._tables.partition(name).file(attempts[key]) for key, name in names.items()}
+        rows = self._tables.row_group_rows
+        files = merge_by_key(self._workers, steps, measured.parts, folders, rows)
+        twice = {key: step for key, step in steps.items() if step.operator.reads_rows_twice}
+        if twice:
+            first = {key: files[key] for key in twice}
+            local = self._tables.local(self._training.latest)
+            final, unneeded = measure_squares(self._workers, self._blocks, twice, first, local, folders, rows)
+            files |= final
+            _delete(unneeded)
+        statistics = {}
+        for key, name in names.items():
+            self._publish(files[key], attempts[key], name)
+            facts = {**_facts(steps[key], steps, measured), "days": list(self._training.days)}
+            statistics[key] = Statistics(table=name, facts=facts)
+        return statistics
+
+    def _publish(self, files: KeyedFiles, attempt: str, name: str) -> None:
+        self._tables.publish_files([f"{attempt}/{path.rsplit('/', 1)[1]}" for path in files.files], name)
+
+    def _join_external(self, step: Step) -> Statistics:
+        """Publishes the external table that a join_external step reads."""
+        if self._training.read_table is None:
+            raise InfrastructureError(
+                "the fit of join_external got no function that reads its table",
+                "internal error, please report",
+            )
+        operator = cast(JoinExternal, step.operator)
+        source, key = operator.source(step)
+        day = self._training.days[-1]
+        table = self._training.read_table(self._config, source, key, "join_external", day)
+        keys = text_array(_decoded(table[key]))
+        columns = {
+            name: _decoded(table[name]).cast(VALUE_TYPES[kind]) for name, kind in operator.columns.items()
+        }
+        name = table_name(step)
+        self._tables.publish_table(pa.table({KEY: keys, **columns}).sort_by(KEY), name)
+        return Statistics(table=name, facts={"days": list(self._training.days)})
+
+
+def _reads_rows(step: Step) -> bool:
+    """Returns whether a step needs a pass over the rows. Some vocabularies are not counted."""
+    operator = step.operator
+    return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
+
+
+def _block_step(request: ChainRequest, step: Step) -> BlockStep:
+    return BlockStep(
+        request.key(step), request.before, step.operator, step.inputs, request.types[step.inputs[0]]
+    )
+
+
+def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
+    """Returns the column of value counts that has the name of the step's request."""
+    name, kind = request.key(step), request.types[step.inputs[0]]
+    chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
+    return DerivedColumn(name, chain, name)
+
+
+def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
+    """Returns what the operator computes from the statistics over all training rows."""
+    if not step.operator.of_all_rows:
+        return {}
+    owner = next(other for other in steps.values() if other.operator == step.operator)
+    if owner.key not in measured.whole:
+        return step.operator.facts({})
+    whole = step.operator.group_statistics(measured.whole[owner.key])
+    return step.operator.facts({name: array[0].as_py() for name, array in whole.items()})
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def _delete(paths: Sequence[str]) -> None:
+    for path in paths:
+        file_io.delete_if_present(path)

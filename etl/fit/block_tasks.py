@@ -1,0 +1,377 @@
+"""Tasks that measure training rows in blocks. They write value counts, and parts of statistics by key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.dates import days_since_epoch
+from conf.errors import InfrastructureError
+from etl.fit.block_steps import BlockStep, StepValues, counted_texts, read_steps
+from etl.fit.fit_inputs import TrainingBlocks
+from etl.fit.key_parts import (
+    KeyRange,
+    PartsByKey,
+    choose_ranges,
+    merge_parts,
+    one_group,
+    parts_from_json,
+    parts_to_json,
+    write_parts,
+    write_sorted,
+)
+from etl.native.count_sums import Sums
+from etl.native.mapped_tables import open_keyed
+from etl.ops import column_operator
+from etl.ops.array_statistics import GroupedRows, GroupParts
+from etl.ops.base import LISTS, Operator
+from etl.ops.keyed import KEY
+from etl.ops.tables import LocalTables
+from etl.statistics.mergeable import VALUE_TYPES
+from etl.value_counts.count_file_format import buckets_for, read_counts, write_counts
+from etl.value_counts.merge_tasks import MERGE_VALUES
+from etl.value_counts.requests import Counts
+from etl.workflow.row_values import decoded
+from spark.workers import Workers
+from storage.parquet_files import read_file
+
+_MEAN = "mean/"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one pass over the training rows has measured.
+
+    Attributes:
+        counts: the value counts of the steps whose values are counted; a step's column has the step's key.
+        parts: maps the key of each step with statistics by key to its files (write_parts).
+        whole: maps such a step to the statistics over all rows, if its operator is `of_all_rows`.
+        lists: maps each step with aggregates of lists to the aggregates.
+        files: the paths of all files that were written.
+    """
+
+    counts: Counts
+    parts: Mapping[str, Sequence[Mapping[str, Any]]]
+    whole: Mapping[str, GroupParts]
+    lists: Mapping[str, dict[str, Any]]
+    files: tuple[str, ...]
+
+
+def measure_blocks(
+    workers: Workers,
+    blocks: TrainingBlocks,
+    steps: Sequence[BlockStep],
+    tables: LocalTables,
+    folder: str,
+    latest: int,
+) -> Measured:
+    """Measures the inputs of all steps in one pass over the training rows.
+
+    Args:
+        workers: run the tasks of `blocks`.
+        blocks: the training rows.
+        steps: the steps to measure.
+        tables: the tables that fitted steps before these steps look up.
+        folder: where tasks write files.
+        latest: the last day that the workflow includes, in days since 1970-01-01.
+    """
+    run = partial(_measure_task, blocks, tuple(steps), tables, folder)
+    results = [json.loads(text) for text in workers.collect(blocks.tasks, run)]
+    counts = [file for result in results for file in result["counts"]]
+    values = dict.fromkeys((step.key for step in steps), 0)
+    for file in counts:
+        for name, number in file["values"].items():
+            values[name] += number
+    parts = {
+        step.key: [result["parts"][step.key] for result in results if step.key in result["parts"]]
+        for step in steps
+        if step.operator.needs == "groups"
+    }
+    whole: dict[str, list[GroupParts]] = {}
+    lists: dict[str, dict[str, Any]] = {}
+    operators = {step.key: step.operator for step in steps}
+    for result in results:
+        for key, stored in result["whole"].items():
+            whole.setdefault(key, []).append(parts_from_json(stored))
+        for key, aggregates in result["lists"].items():
+            merge = operators[key].merge_aggregates
+            lists[key] = merge(lists[key], aggregates) if key in lists else aggregates
+    paths = [file["path"] for file in [*counts, *(file for files in parts.values() for file in files)]]
+    return Measured(
+        Counts(tuple((file["path"], file["day"]) for file in counts), latest, values),
+        parts,
+        {key: one_group(groups) for key, groups in whole.items()},
+        lists,
+        tuple(paths),
+    )
+
+
+def _measure_task(
+    blocks: TrainingBlocks, steps: tuple[BlockStep, ...], tables: LocalTables, folder: str, task: int
+) -> str:
+    """Runs one task of `measure_blocks`. Returns its results as JSON."""
+    counted: dict[int, dict[str, _Counted]] = {}
+    by_key = {step.key: PartsByKey() for step in steps if step.operator.needs == "groups"}
+    whole: dict[str, GroupParts] = {}
+    lists: dict[str, dict[str, Any]] = {}
+    owners = _owners_of_whole(steps)
+    for inputs in read_steps(blocks, steps, tables, task):
+        for values in inputs:
+            step, operator = values.step, values.step.operator
+            if operator.needs == "groups":
+                keys, rows = values.by_key()
+                by_key[step.key].add(keys, operator.group_parts(rows))
+                if step.key in owners:
+                    part = operator.group_parts(values.all_rows())
+                    whole[step.key] = one_group([whole[step.key], part]) if step.key in whole else part
+            elif operator.needs == "aggregates" and step.kind in LISTS:
+                part_of_list = _list_aggregates(values)
+                known = lists.get(step.key)
+                lists[step.key] = operator.merge_aggregates(known, part_of_list) if known else part_of_list
+            else:
+                of_day = counted.setdefault(days_since_epoch(values.batch.dt), {})
+                of_day.setdefault(step.key, _Counted()).add(*counted_texts(values.values[0]))
+    parts = {
+        key: write_parts(f"{folder}/parts-{task:05d}-{number:03d}.parquet", *result)
+        for number, (key, accumulated) in enumerate(by_key.items())
+        if (result := accumulated.result()) is not None
+    }
+    files = []
+    for day, columns in counted.items():
+        results = {key: column.result() for key, column in columns.items()}
+        most = max(len(values) for values, _ in results.values())
+        buckets = buckets_for(most * blocks.tasks, MERGE_VALUES)
+        path, numbers = write_counts(f"{folder}/counts-{task:05d}-{day}.parquet", results, buckets)
+        files.append({"path": path, "day": day, "values": numbers})
+    stored = {key: parts_to_json(group) for key, group in whole.items()}
+    return json.dumps({"counts": files, "parts": parts, "whole": stored, "lists": lists})
+
+
+def _owners_of_whole(steps: Sequence[BlockStep]) -> set[str]:
+    """Returns the key of the first step of each operator that needs statistics over all rows."""
+    owners: list[BlockStep] = []
+    for step in steps:
+        if step.operator.of_all_rows and all(step.operator != owner.operator for owner in owners):
+            owners.append(step)
+    return {step.key for step in owners}
+
+
+def _list_aggregates(values: StepValues) -> dict[str, Any]:
+    step, lists = values.step, values.values[0].plain
+    takes_codes = column_operator(step.operator.name)[1].takes_codes
+    return step.operator.aggregate_values(lists if takes_codes else decoded(lists), step.kind)
+
+
+class _Counted:
+    """Counts the values of one column."""
+
+    def __init__(self) -> None:
+        self._sums, self._nulls = Sums(), 0
+
+    def add(self, texts: pa.Array, counts: np.ndarray, nulls: int) -> None:
+        self._sums.add(texts, counts)
+        self._nulls += nulls
+
+    def result(self) -> tuple[pa.Array, np.ndarray]:
+        """Returns (values, counts). If null occurs, it is the last value."""
+        values, counts, _ = self._sums.result()
+        summed = counts[:, 0]
+        if not self._nulls:
+            return values, summed
+        return pa.concat_arrays([values, pa.nulls(1, pa.string())]), np.append(summed, self._nulls)
+
+
+def aggregate_counts(
+    workers: Workers, steps: Sequence[BlockStep], counts: Counts
+) -> dict[str, dict[str, Any]]:
+    """Returns the aggregates of steps, by step key, from the value counts of their first inputs."""
+    run = partial(_aggregate_task, tuple(steps), counts)
+    results = workers.collect(len(steps), run)
+    return {step.key: json.loads(text) for step, text in zip(steps, results, strict=True)}
+
+
+def _aggregate_task(steps: tuple[BlockStep, ...], counts: Counts, index: int) -> str:
+    step, counted = steps[index], _Counted()
+    for path, _ in counts.files:
+        counted.add(*read_counts(path, step.key))
+    texts, summed = counted.result()
+    values = texts.cast(VALUE_TYPES[step.kind])
+    return json.dumps(step.operator.aggregates_of_counts(values, summed, step.kind))
+
+
+@dataclass(frozen=True)
+class KeyedFiles:
+    """The files of a step's merged ranges, in the order of the keys, and the ranges."""
+
+    ranges: tuple[KeyRange, ...]
+    files: tuple[str, ...]
+
+
+def merge_by_key(
+    workers: Workers,
+    steps: Mapping[str, BlockStep],
+    parts: Mapping[str, Sequence[Mapping[str, Any]]],
+    folders: Mapping[str, str],
+    row_group_rows: int,
+) -> dict[str, KeyedFiles]:
+    """Merges the parts of steps by key, and writes the ranges of their tables.
+
+    If an operator reads rows twice, the files contain merged parts and means, for `measure_squares`.
+
+    Args:
+        workers: run one task for each range of a step.
+        steps: the steps, by key.
+        parts: maps the key of each step to the files of its parts.
+        folders: maps the key of each step to the folder for its files.
+        row_group_rows: maximum number of rows of a Parquet row group.
+    """
+    ranges = {key: choose_ranges(files) for key, files in parts.items()}
+    tasks = [
+        _MergeTask(
+            steps[key].operator, tuple(file["path"] for file in parts[key]), keys, folders[key], number
+        )
+        for key, of_step in ranges.items()
+        for number, keys in enumerate(of_step)
+    ]
+    written = iter(workers.collect(len(tasks), partial(_merge_task, tuple(tasks), row_group_rows)))
+    return {
+        key: KeyedFiles(tuple(of_step), tuple(next(written) for _ in of_step))
+        for key, of_step in ranges.items()
+    }
+
+
+@dataclass(frozen=True)
+class _MergeTask:
+    """One range of keys of a step to merge.
+
+    Attributes:
+        first: the file with the merged parts of the first pass over the rows, if `paths` are files of the
+            second pass; otherwise None.
+    """
+
+    operator: Operator
+    paths: tuple[str, ...]
+    keys: KeyRange
+    folder: str
+    number: int
+    first: str | None = None
+
+
+def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) -> str:
+    """Merges one range. Returns the path of the file that it wrote.
+
+    Raises:
+        InfrastructureError: the second pass over the rows found other keys than the first.
+    """
+    task = tasks[index]
+    operator, path = task.operator, f"{task.folder}/part-{task.number:05d}.parquet"
+    merged = merge_parts(task.paths, task.keys)
+    if task.first is not None:
+        keys, parts = _read_merged(task.first)
+        if merged is not None and not merged[0].equals(keys):
+            raise InfrastructureError(
+                f"the training rows of {operator.name} changed while they were read",
+                "internal error, please report",
+            )
+        squares = merged[1].sums if merged else operator.group_squares(_NO_ROWS, operator.group_means(parts))
+        parts = replace(parts, sums={**parts.sums, **squares})
+    else:
+        keys, parts = merged or (pa.array([], pa.string()), operator.group_parts(_NO_ROWS))
+        if operator.reads_rows_twice:
+            means = {f"{_MEAN}{name}": pa.array(v) for name, v in operator.group_means(parts).items()}
+            return write_sorted(path, pa.table({KEY: keys, **parts.to_arrays(), **means}), row_group_rows)
+    return write_sorted(path, pa.table({KEY: keys, **operator.group_statistics(parts)}), row_group_rows)
+
+
+def _read_merged(path: str) -> tuple[pa.Array, GroupParts]:
+    table = read_file(path)
+    keys = pa.concat_arrays([pa.array([], pa.string()), *table[KEY].chunks])
+    return keys, GroupParts.from_table(table)
+
+
+def _no_numbers(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(0), np.zeros(0, bool)
+
+
+_NONE = np.zeros(0, np.int64)
+_NO_ROWS = GroupedRows(_no_numbers, _NONE, _NONE, _NONE, 0)
+
+
+def measure_squares(
+    workers: Workers,
+    blocks: TrainingBlocks,
+    steps: Mapping[str, BlockStep],
+    merged: Mapping[str, KeyedFiles],
+    tables: LocalTables,
+    folders: Mapping[str, str],
+    row_group_rows: int,
+) -> tuple[dict[str, KeyedFiles], tuple[str, ...]]:
+    """Makes the second pass over the training rows for steps whose operators read rows twice.
+
+    Args:
+        workers, blocks, steps, tables, folders, row_group_rows: as for `measure_blocks` and `merge_by_key`.
+        merged: maps the key of each step to the files with merged parts and means.
+
+    Returns:
+        (tables, files): for the key of each step the files of its final table; and the paths of all files
+            that are not part of a table.
+    """
+    of_step = tuple((step, merged[key].files, folders[key]) for key, step in steps.items())
+    results = [
+        json.loads(text)
+        for text in workers.collect(blocks.tasks, partial(_squares_task, blocks, of_step, tables))
+    ]
+    parts = {key: [result[key] for result in results if key in result] for key in steps}
+    tasks = [
+        _MergeTask(
+            steps[key].operator, tuple(file["path"] for file in parts[key]), keys, folders[key], number, first
+        )
+        for key, files in merged.items()
+        for number, (keys, first) in enumerate(zip(files.ranges, files.files, strict=True))
+    ]
+    written = iter(workers.collect(len(tasks), partial(_merge_task, tuple(tasks), row_group_rows)))
+    final = {
+        key: KeyedFiles(files.ranges, tuple(next(written) for _ in files.ranges))
+        for key, files in merged.items()
+    }
+    unneeded = [path for files in merged.values() for path in files.files]
+    unneeded += [file["path"] for files in parts.values() for file in files]
+    return final, tuple(unneeded)
+
+
+def _squares_task(
+    blocks: TrainingBlocks,
+    steps: tuple[tuple[BlockStep, tuple[str, ...], str], ...],
+    tables: LocalTables,
+    task: int,
+) -> str:
+    """Runs one task of `measure_squares`. Returns the files of parts by the key of each step, as JSON."""
+    by_key = {step.key: PartsByKey() for step, _, _ in steps}
+    files_of = {step.key: files for step, files, _ in steps}
+    for inputs in read_steps(blocks, [step for step, _, _ in steps], tables, task):
+        for values in inputs:
+            keys, rows = values.by_key()
+            if not len(keys):
+                continue
+            lookup, table = open_keyed(files_of[values.step.key])
+            at = lookup.find(keys)
+            means = {
+                name.removeprefix(_MEAN): table[name].combine_chunks().to_numpy(zero_copy_only=False)[at]
+                for name in table.column_names
+                if name.startswith(_MEAN)
+            }
+            squares = values.step.operator.group_squares(rows, means)
+            by_key[values.step.key].add(keys, GroupParts(rows.size, squares))
+    return json.dumps(
+        {
+            step.key: write_parts(f"{folder}/squares-{task:05d}.parquet", *result)
+            for step, _, folder in steps
+            if (result := by_key[step.key].result()) is not None
+        }
+    )
