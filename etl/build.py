@@ -180,7 +180,7 @@ def encoded_days(
     """
     if config.split.by != "day":
         return None
-    earlier = clicks_before(workers.spark, config, lake) if config.history else None
+    earlier = clicks_before(workers, config, lake) if config.history else None
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
     current = {raw.dt: current_manifest(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
@@ -249,7 +249,7 @@ def _publish_features(
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    earlier = clicks_before(workers.spark, config, lake) if config.history else None
+    earlier = clicks_before(workers, config, lake) if config.history else None
     for raw in checked.in_order:
         inputs = feature_inputs(config, raw, workflow.version, earlier)
         manifest = current_manifest(table.partition(raw.dt), inputs)

@@ -21,6 +21,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.spark.histories import ARRAY, CLICKS, METHOD, last_clicks, merge_days
 from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
+from spark.workers import Workers
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest, current_manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
@@ -33,10 +34,12 @@ log = logging.getLogger("nightrank.etl")
 class LastClicks:
     """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
 
+    `spark` is a session, or workers whose session is opened when rows are read or a partition is missing.
+
     A day counts if it has a raw log, or if its partition was published before its raw log was deleted.
     """
 
-    spark: SparkSession
+    spark: SparkSession | Workers
     config: Config
     history: History
     lake: Lake
@@ -48,10 +51,14 @@ class LastClicks:
         """
         table = self.lake.last_clicks
         days = [
-            _as_clicks(rows_of(self.spark, table.partition(manifest.partition), manifest))
+            _as_clicks(rows_of(self._session, table.partition(manifest.partition), manifest))
             for manifest in self._days(day)
         ]
         return merge_days(days, self.history.length) if days else None
+
+    @property
+    def _session(self) -> SparkSession:
+        return self.spark.spark if isinstance(self.spark, Workers) else self.spark
 
     def digest_before(self, day: str) -> str:
         """Returns a digest of everything that `before` reads."""
@@ -81,7 +88,7 @@ class LastClicks:
         if current is not None:
             return current
         clicks = last_clicks(
-            good_rows(day_rows(self.spark, self.config, self.lake, raw)), self.history.length
+            good_rows(day_rows(self._session, self.config, self.lake, raw)), self.history.length
         )
         times = [F.col(f"{CLICKS}.time").alias("times")] if self.config.log.event_time else []
         return publish(

@@ -164,7 +164,7 @@ def _latest_of_workflow(
             table = context.lake.features(version)
             of_days = [PublishedRows(table.partition(dt), manifest) for dt, manifest in encoded.items()]
             return _latest_published(context, of_days, key, columns, workflow.spec)
-    earlier = clicks_before(context.spark, config, context.lake) if config.history else None
+    earlier = clicks_before(workers_of(context), config, context.lake) if config.history else None
     published: list[PublishedRows] = []
     days = []
     for split in splits:

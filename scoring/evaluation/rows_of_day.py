@@ -41,6 +41,6 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
         return None
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
-    earlier = clicks_before(context.spark, config, lake) if config.history else None
+    earlier = clicks_before(workers_of(context), config, lake) if config.history else None
     manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

@@ -26,7 +26,7 @@ from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.reference_scores import CONTEXT, ReferenceScores
 from tests.scoring.scoring_lake import (
     DAY_AFTER,
     DAYS,
@@ -108,6 +108,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "measure": {"against": "test_split"},
         "candidates": {"exclude_clicked": ["train", "validation"]},
     },
+    "embeddings of one byte": {"score": {"k": 5, "context": CONTEXT, "device": "cpu", "embeddings": "int8"}},
     "filters by tables": {"candidates": FILTERS},
     "one filter by a table": {
         "candidates": {**FILTERS, "exclude_clicked": [], "filters": FILTERS["filters"][1:2]}
