@@ -33,7 +33,6 @@ from spark.local_workers import LocalWorkers
 from spark.rows import Rows
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
-from storage.dataset import read_dataset
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake
@@ -207,10 +206,6 @@ def test_the_stages_of_a_night_after_the_features_need_no_session(
         assert context.started_spark is None
     assert summaries["evaluate_model"].facts["promoted"]
     assert summaries["evaluate_model"].facts["list_users"] > 5
-    users = shop.built.dataset and read_manifest(
-        Lake(config.lake)
-        .users(read_dataset(Lake(config.lake), RUN_DATE).workflow_version)
-        .partition(RUN_DATE)
-    )
-    assert summaries["score_daily"].rows_in == users.rows
-    assert summaries["score_daily"].rows_out == users.rows * config.score.k
+    users = Lake(config.lake).users(shop.built.workflow.version).partition(RUN_DATE)
+    assert summaries["score_daily"].rows_in == read_manifest(users).rows
+    assert summaries["score_daily"].rows_out == read_manifest(users).rows * config.score.k
