@@ -83,4 +83,4 @@ def earlier_clicks(workers: Workers, config: Config, lake: Lake) -> ClickTables 
         return None
     if isinstance(workers, LocalWorkers) and reads_blocks(config):
         return click_tables(workers, config, lake)
-    return clicks_before(workers.spark, config, lake)
+    return clicks_before(workers, config, lake)

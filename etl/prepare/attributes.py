@@ -156,9 +156,14 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
         DataError: see `join_attributes`.
     """
     known_values = plain_array(known)
-    dictionaries = [
-        chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in keys.chunks
-    ]
+    dictionaries: list[pa.Array] = []
+    dictionary_of: list[int] = []  # of each chunk; chunks often share one, which is then looked up once
+    for chunk in keys.chunks:
+        is_encoded = isinstance(chunk, pa.DictionaryArray)
+        distinct = chunk.dictionary if is_encoded else chunk
+        if not (is_encoded and dictionaries and distinct.equals(dictionaries[-1])):
+            dictionaries.append(distinct)
+        dictionary_of.append(len(dictionaries) - 1)
     if not dictionaries:
         return pa.nulls(0, pa.int32())
     values = pa.concat_arrays(dictionaries)
@@ -173,11 +178,11 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
                 f"give {name} the same type in the log and in the table",
             )
     found = pc.index_in(values, value_set=known_values, skip_nulls=True)
-    parts, start = [], 0
-    for chunk, dictionary in zip(keys.chunks, dictionaries, strict=True):
-        of_values = found.slice(start, len(dictionary))
+    starts = np.cumsum([0, *map(len, dictionaries)])
+    parts = []
+    for chunk, number in zip(keys.chunks, dictionary_of, strict=True):
+        of_values = found.slice(starts[number], len(dictionaries[number]))
         parts.append(of_values.take(chunk.indices) if isinstance(chunk, pa.DictionaryArray) else of_values)
-        start += len(dictionary)
     return pa.concat_arrays(parts)
 
 

@@ -18,6 +18,7 @@ from etl.raw.files import RawFiles
 from etl.spark.histories import ARRAY, CLICKS, last_clicks, merge_days
 from etl.spark.read_log import good_rows
 from etl.spark.typed_rows import day_rows
+from spark.workers import Workers
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest
 from storage.paths import Lake, Partition
@@ -28,10 +29,12 @@ from storage.publish import Rules, publish, rows_of
 class LastClicks:
     """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
 
+    `spark` is a session, or workers whose session is opened when rows are read or a partition is missing.
+
     A day counts if it has a raw log, or if its partition was published before its raw log was deleted.
     """
 
-    spark: SparkSession
+    spark: SparkSession | Workers
     config: Config
     history: History
     lake: Lake
@@ -43,10 +46,14 @@ class LastClicks:
         """
         table = self.lake.last_clicks
         days = [
-            _as_clicks(rows_of(self.spark, table.partition(manifest.partition), manifest))
+            _as_clicks(rows_of(self._session, table.partition(manifest.partition), manifest))
             for manifest in self._days(day)
         ]
         return merge_days(days, self.history.length) if days else None
+
+    @property
+    def _session(self) -> SparkSession:
+        return self.spark.spark if isinstance(self.spark, Workers) else self.spark
 
     def digest_before(self, day: str) -> str:
         """Returns a digest of everything that `before` reads."""
@@ -57,7 +64,7 @@ class LastClicks:
 
     def _publish(self, raw: RawFiles, partition: Partition, inputs: dict[str, str]) -> Manifest:
         clicks = last_clicks(
-            good_rows(day_rows(self.spark, self.config, self.lake, raw)), self.history.length
+            good_rows(day_rows(self._session, self.config, self.lake, raw)), self.history.length
         )
         times = [F.col(f"{CLICKS}.time").alias("times")] if self.config.log.event_time else []
         return publish(

@@ -62,10 +62,11 @@ def prepared_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles
     return rows
 
 
-def clicks_before(spark: SparkSession, config: Config, lake: Lake) -> LastClicks | None:
+def clicks_before(spark: SparkSession | Workers, config: Config, lake: Lake) -> LastClicks | None:
     """Returns what reads the clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table.
+    Returns None if there are no histories, or if the log is one table. With workers, a session is opened only
+    if it is needed.
     """
     if config.history is None or config.split.by != "day":
         return None

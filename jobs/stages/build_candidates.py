@@ -36,7 +36,7 @@ def run(context: RunContext) -> JobSummary:
     """Assigns indices to the items of the run date, and publishes one list of candidates per user."""
     require(context.config, "keys")
     dataset = read_dataset(context.lake, context.run_date)
-    if not frames_needed(context.config.candidates):
+    if not frames_needed(context.config):
         stay_in_process(context, count_rows(context.lake, dataset))
     with context.phase("tables"):
         tables = read_candidate_tables(context, dataset.workflow_version)

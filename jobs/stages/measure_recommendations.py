@@ -58,7 +58,7 @@ def run(context: RunContext) -> JobSummary:
             run_date,
         )
     k = published.facts["k"]
-    if not frames_needed(context.config.candidates):
+    if not frames_needed(context.config):
         stay_in_process(context, count_rows(lake, dataset) + published.rows)
     train = read_split(context, dataset, ["train"], CLICK_COLUMNS)
     warm = persist(query("SELECT DISTINCT user_key FROM {train}", train=train))

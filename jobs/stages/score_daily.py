@@ -33,7 +33,7 @@ from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules, rows_of
+from storage.publish import Rules
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
 from training.registry.blends import BlendRecord
@@ -83,9 +83,8 @@ def run(context: RunContext) -> JobSummary:
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
         with context.phase("int8"):
-            known = rows_of(
-                context.spark, context.lake.users(dataset.workflow_version).partition(context.run_date), users
-            )
+            partition = context.lake.users(dataset.workflow_version).partition(context.run_date)
+            known = read_rows(context, partition, users)
             measured = {"int8": change_of_lists(known, model.spec, request)}
     with context.phase("score"):
         lists = _score(context, dataset, candidates, variants, experiment)

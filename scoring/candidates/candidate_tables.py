@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.types import AllItems, Candidates, NotAllowed, OutOfStock, Popular, RawTable, Split
+from conf.types import AllItems, Config, NotAllowed, OutOfStock, Popular, RawTable, Split
+from etl.prepare.attributes import plain_array, read_attribute_table, reads_in_process
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
@@ -22,7 +25,7 @@ from scoring.candidates.package_sources import source_digests
 from scoring.candidates.popular import SEGMENT
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
-from spark.rows import Rows, read_rows
+from spark.rows import Rows, read_rows, select
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, read_manifest
@@ -40,20 +43,20 @@ class CandidateTables:
     Attributes:
         users: the manifest of the table `users` on the run date.
         filters: the filters by a user attribute.
-        out_of_stock: a frame with the item_key of each item that is out of stock; None if no such table is
+        out_of_stock: rows with the item_key of each item that is out of stock; None if no such table is
             configured.
         segments: maps the name of each segment that a source uses to a frame with the columns user_key and
             segment.
-        attributes: a frame with user_key and all columns of the table `user_attributes`, one row per user;
+        attributes: rows with user_key and all columns of the table `user_attributes`, one row per user;
             None if this table is not configured.
         retriever: the model that the source `retrieval` uses; None if this source is not configured.
     """
 
     users: Manifest
     filters: list[AttributeFilter]
-    out_of_stock: DataFrame | None
+    out_of_stock: Rows | None
     segments: dict[str, DataFrame]
-    attributes: DataFrame | None
+    attributes: Rows | None
     retriever: ModelInfo | None
 
     def inputs(self, context: RunContext, dataset: Dataset) -> dict[str, str]:
@@ -71,17 +74,47 @@ class CandidateTables:
         }
 
 
-def frames_needed(config: Candidates) -> bool:
+def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    An Arrow table in this process suffices if all items are candidates, and no table filters them.
+    Arrow tables in this process suffice if all items are candidates, and this process can read the tables
+    that filter them. Spark and Arrow write different texts for the same float, so a filter that compares a
+    float with another type as texts needs frames.
     """
+    candidates = config.candidates
+    tables: list[RawTable | None] = [*candidates.filters, candidates.user_attributes]
     return (
-        not all(isinstance(source, AllItems) for source in config.sources)
-        or bool(config.filters)
-        or config.user_attributes is not None
-        or config.active_days is not None
+        not all(isinstance(source, AllItems) for source in candidates.sources)
+        or not reads_in_process(config, *tables)
+        or any(
+            isinstance(table, NotAllowed) and _compares_floats(config, table) for table in candidates.filters
+        )
     )
+
+
+def _compares_floats(config: Config, table: NotAllowed) -> bool:
+    """Returns whether a filter compares the text of a float with the text of another type."""
+    attributes = config.candidates.user_attributes
+    if table.rule == "at_least" or attributes is None:
+        return False
+    of_users = {column.name: column.type for column in attributes.columns}[table.attribute]
+    of_items = {column.name: column.type for column in table.columns}[table.value]
+    return of_users != of_items and "float" in (of_users, of_items)
+
+
+def _read(context: RunContext, table: RawTable, key: str | list[str], section: str, id_column: str) -> Rows:
+    """Reads a table of the section `candidates`, whose values are checked."""
+    config, dt, recorder = context.config, context.run_date, context.recorder
+    if context.in_process:
+        return read_attribute_table(config, table, key, section, dt, id_column, recorder)
+    return read_attributes(context.spark, config, table, key, section, dt, id_column, recorder)
+
+
+def _with_text(rows: Rows, column: str, name: str) -> Rows:
+    """Adds the column `name` with the texts of another column."""
+    if not isinstance(rows, pa.Table):
+        return rows.withColumn(name, F.col(column).cast("string"))
+    return rows.append_column(name, plain_array(rows[column]).cast(pa.string()))
 
 
 def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
@@ -103,33 +136,16 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     if config.user_attributes is not None:
         users_table = config.user_attributes
         key = users_table.key
-        rows = read_attributes(
-            context.spark,
-            context.config,
-            users_table,
-            key,
-            USER_ATTRIBUTES,
-            context.run_date,
-            key,
-            context.recorder,
-        )
-        attributes = rows.withColumn(USER_KEY, F.col(key).cast("string"))
-    filters, out_of_stock = [], None
+        rows = _read(context, users_table, key, USER_ATTRIBUTES, key)
+        attributes = _with_text(rows, key, USER_KEY)
+    filters: list[AttributeFilter] = []
+    out_of_stock = None
     for number, table in enumerate(config.filters):
         if isinstance(table, NotAllowed):
             filters.append(_attribute_filter(context, number, table))
         elif isinstance(table, OutOfStock):
-            rows = read_attributes(
-                context.spark,
-                context.config,
-                table,
-                table.item,
-                _section(number),
-                context.run_date,
-                table.item,
-                context.recorder,
-            )
-            out_of_stock = rows.select(F.col(table.item).cast("string").alias(ITEM_KEY))
+            rows = _read(context, table, table.item, _section(number), table.item)
+            out_of_stock = select(_with_text(rows, table.item, ITEM_KEY), [ITEM_KEY])
         else:
             assert_never(table)
     segments = _segments(context, version, users, attributes)
@@ -203,7 +219,7 @@ def _segments(
     names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
     features = [feature.name for feature in spec_features]
-    known = attributes.columns if attributes is not None else []
+    known = list(attributes.columns) if names and attributes is not None else []  # of a frame
     segments: dict[str, DataFrame] = {}
     for name in names:
         if attributes is not None and name in known:
@@ -238,26 +254,29 @@ def _retriever(context: RunContext, version: str) -> ModelInfo | None:
 def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> AttributeFilter:
     """Reads the table of a filter by a user attribute, and returns the filter."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
-    rows = read_attributes(
-        context.spark,
-        context.config,
-        table,
-        key,
-        _section(number),
-        context.run_date,
-        table.item,
-        context.recorder,
-    )
+    rows = _read(context, table, key, _section(number), table.item)
     if table.rule == "at_least":
-        missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
+        missing = _first_without_value(rows, table)
         if missing is not None:
             path = require_raw(context.config, table, context.run_date, recorder=context.recorder).paths[0]
             raise DataError(
-                f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
+                f"{path}: {table.value} is null for {table.item}={missing!r}",
                 f"give every item of the table a number in {table.value}, or remove the row of this item",
             )
+    if isinstance(rows, pa.Table):
+        keyed = {ITEM_KEY: plain_array(rows[table.item]).cast(pa.string()), "value": rows[table.value]}
+        return AttributeFilter(table.name, table.rule, pa.table(keyed), table.attribute)
     keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
     return AttributeFilter(table.name, table.rule, rows.select(*keys), table.attribute)
+
+
+def _first_without_value(rows: Rows, table: NotAllowed) -> object:
+    """Returns the smallest item whose value is null; None if there is none."""
+    if not isinstance(rows, pa.Table):
+        missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
+        return None if missing is None else missing[table.item]
+    items = plain_array(rows[table.item]).filter(rows[table.value].combine_chunks().is_null())
+    return pc.min(items).as_py()
 
 
 def _section(number: int) -> str:

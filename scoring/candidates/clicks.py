@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -37,7 +39,7 @@ def observed_items(rows: Rows, items: Rows) -> Rows:
     return query(pairs, rows=rows, items=items)
 
 
-def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
+def within(rows: Rows, days: int | None, run_date: str) -> Rows:
     """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
 
     The day of a row is the day of its event_time. If the log has no event_time, it is the date of the
@@ -46,10 +48,22 @@ def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
     if days is None:
         return rows
     first = date.fromisoformat(run_date) - timedelta(days=days - 1)
+    if isinstance(rows, pa.Table):
+        return _within_table(rows, first, days, run_date)
     if EVENT_TIME in rows.columns:
         since = days_since_epoch(first) * _DAY_US
         return rows.where(F.col(EVENT_TIME).between(since, since + days * _DAY_US - 1))
     return rows.where(F.col(FEATURES_DT).between(first.isoformat(), run_date))
+
+
+def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
+    """Does the work of `within` for a table. `first` is the first of the days."""
+    if EVENT_TIME in rows.column_names:
+        since = days_since_epoch(first) * _DAY_US
+        time = rows[EVENT_TIME]
+        return rows.filter(pc.and_(pc.greater_equal(time, since), pc.less(time, since + days * _DAY_US)))
+    day = rows[FEATURES_DT]
+    return rows.filter(pc.and_(pc.greater_equal(day, first.isoformat()), pc.less_equal(day, run_date)))
 
 
 def recency(rows: DataFrame) -> Column:

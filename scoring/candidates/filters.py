@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, assert_never
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Split
+from etl.prepare.attributes import plain_array
 from etl.split.negatives import drawn_rows
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
+from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
 from spark.rows import Rows, persist, query, records, select, with_nulls
@@ -22,6 +27,8 @@ from storage.run_context import RunContext
 
 CLICKED, OBSERVED = "clicked", "observed"
 _VALUE, _NEEDED = "_value", "_needed"
+_INDICES = pa.list_(pa.int32())
+_USERS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -33,14 +40,14 @@ class AttributeFilter:
         kind: `deny` excludes the items that have a row with the user's value. `allow` excludes the items that
             have rows, but no row with the user's value. `at_least` excludes the items whose value is greater
             than the user's value.
-        rows: a frame with the columns `item_key` and `value`, without nulls and without repeated rows. For
+        rows: rows with the columns `item_key` and `value`, without nulls and without repeated rows. For
             `at_least`, there is one row per item, and `value` is a number.
         attribute: the user attribute (a column) that is compared with the column `value`.
     """
 
     name: str
     kind: Literal["deny", "allow", "at_least"]
-    rows: DataFrame
+    rows: Rows
     attribute: str
 
 
@@ -98,7 +105,7 @@ def exclude(
     items: Rows,
     known: Rows | None,
     filters: list[AttributeFilter],
-    attributes: DataFrame | None = None,
+    attributes: Rows | None = None,
     known_as: str = CLICKED,
 ) -> Exclusions:
     """Computes which items are excluded for each user.
@@ -108,13 +115,15 @@ def exclude(
         items: rows with the columns item_index and item_key, one row per item.
         known: rows with the columns user_key and item_index, without repeated rows: the items that must
             not be recommended to the user again. None excludes nothing.
-        filters: the filters by a user attribute. If there are any, all rows are frames.
-        attributes: a frame with user_key and the attributes that the filters use, one row per user. If a user
+        filters: the filters by a user attribute. If there are any, all rows are frames, or all are tables.
+        attributes: rows with user_key and the attributes that the filters use, one row per user. If a user
             has no row, the user's attributes are null.
         known_as: the name of the filter `known` in the counts of excluded pairs.
     """
     if not filters:
         return _exclude_known(users, known, known_as)
+    if isinstance(users, pa.Table):
+        return _exclude_of_tables(users, items, known, filters, attributes, known_as)
     lists: dict[str, Column] = {}
     frame = users.select(USER_KEY)
     if known is not None:
@@ -166,6 +175,99 @@ def _exclude_known(users: Rows, known: Rows | None, known_as: str) -> Exclusions
     """
     (total,) = records(query(totals, kept=kept))
     return Exclusions(kept, total["most"] or 0, {known_as: total["pairs"] or 0})
+
+
+def _exclude_of_tables(
+    users: pa.Table,
+    items: pa.Table,
+    known: pa.Table | None,
+    filters: Sequence[AttributeFilter],
+    attributes: pa.Table | None,
+    known_as: str,
+) -> Exclusions:
+    """Does the work of `exclude` for tables with filters.
+
+    The items that a filter excludes are computed once for each value of the attribute. Lists of users are
+    united for some users at a time, so that the memory does not depend on the number of users.
+    """
+    if attributes is None:
+        raise ValueError("internal error, please report: filters need the table of user attributes")
+    keys = users[USER_KEY].combine_chunks()
+    lists: dict[str, pa.Array] = {}
+    if known is not None:
+        of_users: pa.Table = _exclude_known(users, known, known_as).users
+        rows = pc.index_in(keys, value_set=of_users[USER_KEY].combine_chunks())
+        lists[known_as] = of_users[EXCLUDED].combine_chunks().take(rows).cast(_INDICES)
+    row_of_user = pc.index_in(keys, value_set=attributes[USER_KEY].combine_chunks())
+    for rule in filters:
+        values = _typed_array(rule, attributes[rule.attribute]).take(row_of_user).dictionary_encode()
+        barred = _barred_by_value(rule, values.dictionary, items)
+        lists[rule.name] = barred.take(values.indices.fill_null(len(values.dictionary)))
+    excluded = [
+        _united([part.slice(start, _USERS_AT_ONCE) for part in lists.values()])
+        for start in range(0, max(len(keys), 1), _USERS_AT_ONCE)
+    ]
+    column = pa.chunked_array(excluded, _INDICES).combine_chunks()
+    counts = {name: pc.sum(pc.list_value_length(part)).as_py() or 0 for name, part in lists.items()}
+    most = pc.max(pc.list_value_length(column)).as_py() or 0
+    return Exclusions(pa.table({USER_KEY: keys, EXCLUDED: column}), most, counts)
+
+
+def _barred_by_value(rule: AttributeFilter, values: pa.Array, items: pa.Table) -> pa.ListArray:
+    """Returns the ascending indices of the items that a filter excludes for each value of the attribute.
+
+    Args:
+        rule: the filter, whose rows are a table.
+        values: v distinct values, without null.
+        items: a table with item_index and item_key, one row per item.
+
+    Returns:
+        v + 1 lists. The last is that of users without a value. A list without items is null.
+    """
+    rows = pc.index_in(rule.rows[ITEM_KEY], value_set=items[ITEM_KEY].combine_chunks()).combine_chunks()
+    is_item = rows.is_valid()
+    item = items[ITEM_INDEX].combine_chunks().take(rows.filter(is_item)).to_numpy()
+    needed = _typed_array(rule, rule.rows["value"]).filter(is_item)
+    if rule.kind == "at_least":
+        smallest, given = needed.to_numpy(zero_copy_only=False), values.to_numpy(zero_copy_only=False)
+        lists = [item[value < smallest] for value in given] + [item]
+    elif rule.kind == "deny" or rule.kind == "allow":
+        codes = pc.index_in(needed, value_set=values, skip_nulls=True).fill_null(len(values)).to_numpy()
+        order = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[order], np.arange(len(values) + 1))
+        of_value = [item[order[start:end]] for start, end in pairwise(bounds)]
+        if rule.kind == "deny":
+            lists = [*of_value, item[:0]]
+        else:
+            lists = [*(np.setdiff1d(item, allowed) for allowed in of_value), item]
+    else:
+        assert_never(rule.kind)
+    distinct = [np.unique(indices) for indices in lists]
+    return pa.array([indices if len(indices) else None for indices in distinct], _INDICES)
+
+
+def _united(lists: Sequence[pa.ListArray]) -> pa.ListArray:
+    """Returns the union of the lists of n users: ascending indices, or null for none.
+
+    Args:
+        lists: arrays of n lists, some of them null.
+    """
+    if len(lists) == 1:
+        return lists[0]
+    pairs = [pairs_of(part) for part in lists]
+    user = np.concatenate([rows for rows, _ in pairs]).astype(np.int64)
+    index = np.concatenate([indices for _, indices in pairs]).astype(np.int64)
+    distinct = np.unique(user << 32 | index)
+    lengths = np.bincount(distinct >> 32, minlength=len(lists[0]))
+    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
+    united = pa.ListArray.from_arrays(offsets, pa.array((distinct & 0xFFFFFFFF).astype(np.int32)))
+    return pc.if_else(pa.array(lengths > 0), united, pa.scalar(None, _INDICES))
+
+
+def _typed_array(rule: AttributeFilter, values: pa.ChunkedArray) -> pa.Array:
+    """Converts n values for the comparison, as `_typed` does: to numbers for `at_least`, else to texts."""
+    array = plain_array(values)
+    return array.cast(pa.float64(), safe=False) if rule.kind == "at_least" else array.cast(pa.string())
 
 
 def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
@@ -30,23 +32,23 @@ def number_items(items: Rows) -> Rows:
     return items.select((order - 1).alias(ITEM_INDEX), *items.columns)
 
 
-def available_items(
-    items: Rows, seen: DataFrame | None, out_of_stock: DataFrame | None
-) -> tuple[Rows, dict[str, int]]:
+def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -> tuple[Rows, dict[str, int]]:
     """Returns the items that may be candidates, and the number of items that each filter left out.
 
     An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: rows with item_key and any other columns. With a filter, they are a frame.
-        seen: a frame with item_key. An item without a row in this frame is inactive. None skips this filter.
-        out_of_stock: a frame with distinct item_key. None skips this filter.
+        items: rows with item_key and any other columns. The other rows have the same form: table or frame.
+        seen: rows with item_key. An item without a row in them is inactive. None skips this filter.
+        out_of_stock: rows with distinct item_key. None skips this filter.
 
     Raises:
         DataError: no item is left.
     """
     if seen is None and out_of_stock is None:
         return items, {}
+    if isinstance(items, pa.Table):
+        return _available_of_table(items, seen, out_of_stock)
     reasons = []
     marked = items
     for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)):
@@ -59,14 +61,35 @@ def available_items(
     marked = marked.select(*items.columns, F.coalesce(*reasons).alias(_REASON)).persist()
     counts = {row[_REASON]: row["count"] for row in marked.groupBy(_REASON).count().collect()}
     if None not in counts:
-        raise DataError(
-            f"no item is left to recommend; number of items left out, by reason: {counts}",
-            "raise candidates.active_days, or correct the table of items out of stock",
-        )
+        raise _no_item(counts)
     dropped = {name: counts.get(name, 0) for name in filter_names(seen, out_of_stock)}
     return marked.where(F.col(_REASON).isNull()).drop(_REASON), dropped
 
 
-def filter_names(seen: DataFrame | None, out_of_stock: DataFrame | None) -> list[str]:
+def _available_of_table(
+    items: pa.Table, seen: pa.Table | None, out_of_stock: pa.Table | None
+) -> tuple[pa.Table, dict[str, int]]:
+    """Does the work of `available_items` for tables."""
+    kept = np.ones(len(items), bool)
+    dropped = {}
+    for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)):
+        if keys is not None:
+            has_key = pc.is_in(items[ITEM_KEY], value_set=keys[ITEM_KEY].combine_chunks()).to_numpy()
+            left_out = kept & (has_key if name == OUT_OF_STOCK else ~has_key)
+            dropped[name] = int(left_out.sum())
+            kept &= ~left_out
+    if not kept.any():
+        raise _no_item({name: count for name, count in dropped.items() if count})
+    return items.filter(pa.array(kept)), dropped
+
+
+def _no_item(counts: Mapping[str, int]) -> DataError:
+    return DataError(
+        f"no item is left to recommend; number of items left out, by reason: {dict(counts)}",
+        "raise candidates.active_days, or correct the table of items out of stock",
+    )
+
+
+def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
     """Returns the names of the filters that apply. If the argument of a filter is None, it does not apply."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

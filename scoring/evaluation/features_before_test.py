@@ -24,9 +24,10 @@ from etl.latest.latest_features import (
 )
 from etl.latest.latest_histories import histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows, latest_rows
+from etl.passes import earlier_clicks
 from etl.quality.missing_rows import Section
 from etl.raw.files import require_raw
-from etl.spark.prepared_rows import clicks_before, prepared_rows
+from etl.spark.prepared_rows import prepared_rows
 from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
@@ -164,7 +165,7 @@ def _latest_of_workflow(
             table = context.lake.features(version)
             of_days = [PublishedRows(table.partition(dt), manifest) for dt, manifest in encoded.items()]
             return _latest_published(context, of_days, key, columns, workflow.spec)
-    earlier = clicks_before(context.spark, config, context.lake) if config.history else None
+    earlier = earlier_clicks(workers_of(context), config, context.lake)
     published: list[PublishedRows] = []
     days = []
     for split in splits:

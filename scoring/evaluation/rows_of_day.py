@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from etl.build import feature_inputs
+from etl.passes import earlier_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.read_day import read_clicks
-from etl.spark.prepared_rows import clicks_before
 from scoring.candidates.clicks import CLICK_COLUMNS
 from spark.choose_workers import workers_of
 from spark.rows import Rows, read_rows
@@ -41,6 +41,6 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
         return None
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
-    earlier = clicks_before(context.spark, config, lake) if config.history else None
+    earlier = earlier_clicks(workers_of(context), config, lake)
     manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

@@ -6,7 +6,7 @@ cause of differences, and the model without int8 does not have to fit on the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from scoring.inputs.requests import PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import Piece, RowGroup
 from scoring.spark.scoring_workers import SCORING_IMPORTS
+from spark.rows import Rows
 from spark.tasks import map_batches, run_tasks
 from storage.feature_spec import USER_KEY, FeatureSpec
 
@@ -56,17 +57,17 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
         yield compare_forms(model, score)
 
-    return _facts(run_tasks(spark, 1, compare, _SCHEMA, SCORING_IMPORTS))
+    return _facts(_collected(run_tasks(spark, 1, compare, _SCHEMA, SCORING_IMPORTS)))
 
 
-def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
+def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
     """Measures how much int8 embeddings change the probabilities of a sample of (user, item) pairs.
 
     The sample has all pairs of SAMPLE_USERS users and SAMPLE_ITEMS items. The sample contains the users that
     come first in the order of user_key. The indices of the items are equally spaced.
 
     Args:
-        users: a frame with user_key and the features of scope `user`, one row per user.
+        users: rows with user_key and the features of scope `user`, one row per user.
         spec: the model's features.
         request: names the model and the files of the items, and has the values of the context features.
 
@@ -74,7 +75,6 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
         The facts that `_facts` describes.
     """
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
-    chosen = users.select(*names).orderBy(USER_KEY).limit(SAMPLE_USERS)
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from scoring.ranking.sample import score_sample  # torch: only in the workers
@@ -86,7 +86,12 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
                 request.model, lambda predictor: [score_sample(predictor, rows, request, SAMPLE_ITEMS)]
             )
 
-    return _facts(map_batches(chosen.coalesce(1), compare, _SCHEMA, SCORING_IMPORTS))
+    if isinstance(users, pa.Table):
+        chosen = users.select(names).sort_by(USER_KEY).slice(0, SAMPLE_USERS)
+        compared = compare(chosen.combine_chunks().to_batches())
+        return _facts([row for batch in compared for row in batch.to_pylist()])
+    first = users.select(*names).orderBy(USER_KEY).limit(SAMPLE_USERS).coalesce(1)
+    return _facts(_collected(map_batches(first, compare, _SCHEMA, SCORING_IMPORTS)))
 
 
 def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
@@ -126,17 +131,20 @@ def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) ->
     return pa.RecordBatch.from_pylist([row])
 
 
-def _facts(comparison: DataFrame) -> dict[str, Any]:
-    """Returns the comparison as facts.
+def _collected(comparison: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict() for row in comparison.collect()]
+
+
+def _facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns a comparison, which is one row or none, as facts.
 
     The keys are `compared` (number of probabilities), `largest_change`, `mean_change`, `stored_bytes` and
     `int8_bytes` (the size in bytes of each form of the model). If the sample is empty, the only key is
     `compared`, with the value 0.
     """
-    rows = comparison.collect()
     if not rows:
         return {"compared": 0}
-    row = rows[0].asDict()
+    row = rows[0]
     return {
         "compared": row["compared"],
         "largest_change": row["largest"],

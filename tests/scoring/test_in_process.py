@@ -26,7 +26,7 @@ from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.reference_scores import CONTEXT, ReferenceScores
 from tests.scoring.scoring_lake import (
     DAY_AFTER,
     DAYS,
@@ -39,6 +39,60 @@ from tests.scoring.scoring_lake import (
     write_table,
 )
 from training.registry.versions import champion_as_of
+
+
+def _table(name: str, **types: str) -> dict[str, Any]:
+    columns = [{"name": column, "type": kind} for column, kind in types.items()]
+    return {"path": f"{{lake}}/{name}.csv", "format": "csv", "separator": ",", "columns": columns}
+
+
+FILTERS: dict[str, Any] = {
+    "exclude_clicked": ["train"],
+    "active_days": 1,
+    "user_attributes": {
+        **_table("attributes", user="string", country="string", plan="int", age="int"),
+        "key": "user",
+    },
+    "filters": [
+        {"filter": "not_allowed", **_table(name, item="string", value=kind), "item": "item", "value": "value"}
+        | {"attribute": attribute, "rule": rule}
+        for name, kind, attribute, rule in (
+            ("denied", "string", "country", "deny"),
+            ("allowed", "string", "plan", "allow"),
+            ("ages", "float", "age", "at_least"),
+        )
+    ]
+    + [{"filter": "out_of_stock", **_table("stock", item="string"), "item": "item"}],
+}
+
+
+def write_filters(folder: Path, reference: ReferenceScores) -> None:
+    """Writes the tables of FILTERS. Some users and items are not in them, and some values are null."""
+    users, items = list(reference.users.user_key), list(reference.items.item_key)
+    texts = {
+        "attributes": ["user,country,plan,age"]
+        + [
+            f"{user},{['DE', 'FR', ''][n % 3]},{['1', '2', ''][n % 4 % 3]},{['', '17', '30'][n % 5 % 3]}"
+            for n, user in enumerate([*users[3:], "nobody"])
+        ],
+        "denied": [
+            "item,value",
+            *(f"{item},DE" for item in items[:6]),
+            f"{items[2]},FR",
+            f"{items[3]},",
+            "x,DE",
+        ],
+        "allowed": [
+            "item,value",
+            *(f"{item},{1 + n % 2}" for n, item in enumerate(items[4:9])),
+            f"{items[4]},2",
+        ],
+        "ages": ["item,value", *(f"{item},{n * 3.5}" for n, item in enumerate(items[8:14]))],
+        "stock": ["item", items[1], items[15], "y"],
+    }
+    for name, lines in texts.items():
+        (folder / f"{name}.csv").write_text("".join(f"{line}\n" for line in lines))
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "clicks excluded": {},
@@ -53,6 +107,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "test split": {
         "measure": {"against": "test_split"},
         "candidates": {"exclude_clicked": ["train", "validation"]},
+    },
+    "embeddings of one byte": {"score": {"k": 5, "context": CONTEXT, "device": "cpu", "embeddings": "int8"}},
+    "filters by tables": {"candidates": FILTERS},
+    "one filter by a table": {
+        "candidates": {**FILTERS, "exclude_clicked": [], "filters": FILTERS["filters"][1:2]}
     },
     "source popular": {
         "candidates": {"sources": [{"source": "popular", "n": 9}], "exclude_clicked": ["train"]}
@@ -136,6 +195,7 @@ def test_both_publish_the_same(
     results, started = [], []
     for name in ("spark", "process"):
         publish_lake(tmp_path / name, reference)
+        write_filters(tmp_path / name, reference)
         config = make_config(tmp_path / name, **sections)
 
         def context(day: str, config: Any = config, by_spark: bool = name == "spark") -> RunContext:
@@ -152,6 +212,9 @@ def test_both_publish_the_same(
     by_spark, in_process = results
     assert_alike(in_process, by_spark)
     assert len(by_spark[f"recommendations {RUN_DATE}"]["content"]) > 100
+    if "filters" in sections.get("candidates", {}):
+        assert all(by_spark[f"candidates {RUN_DATE}"]["facts"]["excluded"].values())
+        assert all(by_spark[f"candidate_items {RUN_DATE}"]["dropped"].values())
     assert bool(started) == ("sources" in sections.get("candidates", {}))
 
 

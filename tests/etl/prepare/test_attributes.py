@@ -245,6 +245,12 @@ def test_a_join_keeps_dictionaries_and_ignores_texts_that_are_no_integers() -> N
     joined = join_attributes(pa.table({"user": [2, None, 7, 1]}), attributes, "user")
     assert joined["town"].type == town.type
     assert joined["town"].to_pylist() == ["x", None, None, "x"]
+    shared = pa.chunked_array(
+        [pa.array(["no number", "1"]).dictionary_encode()] * 2 + [pa.array(["1"]).dictionary_encode()]
+    )
+    assert join_attributes(pa.table({"user": shared}), attributes, "user")["town"].to_pylist() == list(
+        "xxxxx"
+    )
     twice = pa.table({"user": ["1", "01"], "town": ["x", "y"]})
     with pytest.raises(DataError, match="several texts of the integer 1"):
         join_attributes(pa.table({"user": [2]}), twice, "user")

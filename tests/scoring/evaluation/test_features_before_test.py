@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from scoring.evaluation.features_before_test import features_before_test
-from storage.manifest import MANIFEST_NAME
+from scoring.evaluation.features_before_test import features_before_test, rows_before_test
+from storage.manifest import MANIFEST_NAME, is_published
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -94,3 +95,23 @@ def test_a_day_that_is_not_published_is_encoded_again(builds: TwoBuilds) -> None
         pd.testing.assert_frame_equal(builds.features(builds.first, "user"), expected)
     finally:
         manifest.write_text(kept)
+
+
+@pytest.mark.parametrize("side", ["user", "item"])
+def test_this_process_computes_the_same_features(builds: TwoBuilds, side: Side) -> None:
+    """The workflow of the first build has not encoded a day that lost its manifest, so it is encoded here."""
+
+    def no_session(_: RunContext) -> SparkSession:
+        raise AssertionError("no session is needed")
+
+    here = RunContext("test", builds.context.config, DAYS[3], open_session=no_session, in_process=True)
+    for built in (builds.first, builds.second):
+        expected = builds.features(built, side)
+        partition = Lake(here.config.lake).features(built.workflow.version).partition(DAYS[1])
+        if built is builds.first:
+            Path(partition.file(MANIFEST_NAME)).unlink()
+        rows = rows_before_test(here, builds.second.dataset, built.workflow.spec, side)
+        assert isinstance(rows, pa.Table)
+        actual = rows.to_pandas().sort_values(KEYS[side]).reset_index(drop=True)
+        pd.testing.assert_frame_equal(actual, expected)
+        assert is_published(partition)
