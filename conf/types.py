@@ -270,7 +270,8 @@ class Config(Strict):
     @property
     def score_kind(self) -> ScoreKind:
         """Returns what the scores of a model are that is trained with this configuration."""
-        return self.train.score_kind(draws=self.negatives is not None)
+        weighted = self.log.label.weights is not None
+        return self.train.score_kind(draws=self.negatives is not None or weighted)
 
     @property
     def repeats(self) -> Repeats:
