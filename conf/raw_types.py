@@ -207,6 +207,11 @@ class RawTable(Strict):
                 )
 
 
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
+# The reason of rows whose event `log.label` does not name. They are left out, but not quarantined.
+OTHER_EVENT = "other_event"
+
+
 def _event(value: Any) -> Any:
     """Returns the text of an event, which may be written as an integer."""
     if isinstance(value, bool) or value is None or isinstance(value, float):
@@ -223,7 +228,6 @@ def _event_weight(weight: float) -> float:
     return weight
 
 
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 Event = Annotated[str, BeforeValidator(_event, json_schema_input_type=str | int)]
 EventWeight = Annotated[float, AfterValidator(_event_weight)]
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.raw_types import EventTime, Label
+from conf.raw_types import OTHER_EVENT, EventTime, Label
 from conf.types import Keys
 from etl.raw import key_rule
 from etl.raw.number_text import number_of, numbers
@@ -25,8 +25,6 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 # Length of the units of `log.event_time.unit`.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _LARGEST = 2**63 - 1
-# The reason of rows whose event `log.label` does not name. They are left out, but not quarantined.
-OTHER_EVENT = "other_event"
 
 
 @dataclass(frozen=True)

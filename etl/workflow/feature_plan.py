@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from conf.raw_types import OTHER_EVENT
 from conf.types import Config, FeatureGroup, JoinedTable
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.raw.erased_rows import ERASED
-from etl.raw.row_rules import OTHER_EVENT
 from etl.workflow.plan_checks import require_chains, require_free_weight, require_keys, require_scopes
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 
