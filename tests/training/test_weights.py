@@ -317,7 +317,9 @@ def test_a_training_of_weighted_rows_is_measured_without_weights(tmp_path: Path)
         (replace(SPEC.features[0], name="I0", scope="context"),), ("row_id",), "w1", weight="weight"
     )
     table = pa.table({name: pa.array(columns[name]) for name in spec.table_columns})
-    train = Train(num_ranks=1, num_shards=1, global_batch_size=200, epochs=20, learning_rate=0.05)
+    train = Train(
+        num_ranks=1, num_shards=1, global_batch_size=200, epochs=20, learning_rate=0.05, keep="last"
+    )
     model = ModelConfig(architecture="logistic_regression")
     plan = make_table_plan(model, train, spec, {"train": table, "validation": table}, Lake(str(tmp_path)))
     measures = train_in_process(plan)["metrics"]["validation"]
