@@ -207,18 +207,94 @@ class RawTable(Strict):
                 )
 
 
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
+# The reason of rows whose event `log.label` does not name. They are left out, but not quarantined.
+OTHER_EVENT = "other_event"
+
+
+def _event(value: Any) -> Any:
+    """Returns the text of an event, which may be written as an integer."""
+    if isinstance(value, bool) or value is None or isinstance(value, float):
+        raise ValueError(
+            f"{value!r} is neither a text nor an integer; write it in quotes if it is the text of an event"
+        )
+    return str(value) if isinstance(value, int) else value
+
+
+def _event_weight(weight: float) -> float:
+    """Checks that a weight, which is stored as a float32, is above 0 and finite."""
+    if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        raise ValueError(f"a weight must be from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}")
+    return weight
+
+
+Event = Annotated[str, BeforeValidator(_event, json_schema_input_type=str | int)]
+EventWeight = Annotated[float, AfterValidator(_event_weight)]
+
+
 class Label(Strict):
     """The column that says whether a row is a click.
 
-    The column holds 0 or 1, or a number that is compared with `positive_at_least`, such as a rating.
+    The column holds 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
+    holds the event of a row, such as view, cart or purchase; then `positive` names the events that are
+    clicks, and `weights` says how much the rows of each event count.
     """
 
     column: str = Field(description="Column of the log with the label.")
     positive_at_least: float | None = Field(
         default=None,
         description="A row is a click if the value in the column is at least this number. Null: the column "
-        "must hold 0 or 1.",
+        "must hold 0 or 1, unless `positive` is set.",
     )
+    positive: list[Event] | None = Field(
+        default=None,
+        min_length=1,
+        description="The events that are clicks: values of the column, which must have the type string or "
+        "int. The rows of other events have label 0. A row without an event is quarantined. Null: the column "
+        "holds numbers.",
+    )
+    weights: dict[Event, EventWeight] | None = Field(
+        default=None,
+        min_length=1,
+        description="Maps events to the weight of their rows, from 1e-6 to 1e6, such as {view: 0.1, cart: "
+        "0.5, purchase: 1}. An event that is not in `positive` has label 0 and this weight. An event of "
+        "`positive` that is missing here has the weight 1. Rows of all other events are left out, see "
+        "`other_events`. Training losses and the sources `popular` and `als` use the weights "
+        "(docs/training.md, docs/candidates.md). Null: all rows count alike, and none is left out.",
+    )
+    other_events: Literal["drop", "refuse"] = Field(
+        default="drop",
+        description="If `weights` is set, what happens to rows whose event is neither in `positive` nor in "
+        "`weights`. `drop`: they are left out, and counted under the reason `other_event`. `refuse`: they "
+        "are quarantined with the reason `event:<column>`.",
+    )
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Label:
+        if self.positive is None:
+            if self.weights is not None:
+                raise ValueError(
+                    "weights belong to events: name the events that are clicks in `positive`, or remove "
+                    "`weights`"
+                )
+        elif self.positive_at_least is not None:
+            raise ValueError(
+                "positive_at_least compares numbers, and positive names events: remove one of the two"
+            )
+        repeated = sorted({event for event in self.positive or () if (self.positive or []).count(event) > 1})
+        if repeated:
+            raise ValueError(f"positive names {repeated} twice")
+        if self.other_events == "refuse" and self.weights is None:
+            raise ValueError(
+                "other_events=refuse needs `weights`: without them, all events that are not in `positive` "
+                "have label 0"
+            )
+        return self
+
+    @property
+    def event_weights(self) -> dict[str, float]:
+        """Returns the weight of each event that is named, in `positive` or in `weights`."""
+        return {**dict.fromkeys(self.positive or (), 1.0), **(self.weights or {})}
 
 
 # The remedy for times that are texts.
@@ -309,8 +385,9 @@ class Negatives(Strict):
 
     For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of the
     row's split and of earlier splits. For each drawn item, a row with label 0 is added. It has the user, the
-    time and the split of the positive row. If the user already has a row with the item in these splits, no
-    row is added. If the log is divided by days (split.by=day), only the rows of the same day are used.
+    time and the split of the positive row, and the weight 1 if `log.label.weights` is set. If the user
+    already has a row with the item in these splits, no row is added. If the log is divided by days
+    (split.by=day), only the rows of the same day are used.
     """
 
     per_positive: PositiveInt = Field(

@@ -212,8 +212,8 @@ class Train(Strict):
         """Returns what the scores of a trained model are.
 
         Args:
-            draws: whether the rows with label 0 were drawn (section `negatives`). Their number then decides
-                how large the probabilities are.
+            draws: whether the rows with label 0 were drawn (section `negatives`), or rows have weights. Their
+                number, or the weights, then decide how large the probabilities are.
         """
         if self.loss != "bce":
             return "ranking"

@@ -104,6 +104,16 @@ __all__ = [
 
 # Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
+# A column of the same tables, but only with `log.label.weights`.
+WEIGHT_COLUMN = "weight"
+
+
+def _is_integer(text: str) -> bool:
+    """Returns whether a text is an integer of 64 bits in its shortest form."""
+    try:
+        return str(int(text)) == text and -(2**63) <= int(text) < 2**63
+    except ValueError:
+        return False
 
 
 class Config(Strict):
@@ -212,8 +222,10 @@ class Config(Strict):
         known = set(self.log.names)
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
-        known |= self.history.new_columns(self.split.by, [*known, *RESERVED]) if self.history else set()
-        known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, [*known, *RESERVED])
+        taken = [*known, *self.reserved]
+        known |= self.history.new_columns(self.split.by, taken) if self.history else set()
+        taken = [*known, *self.reserved]
+        known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # its operators add columns
             reject_unknown("features.columns", features, known)
@@ -223,6 +235,7 @@ class Config(Strict):
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
         reject_unknown("log.label", [self.log.label.column], set(self.log.names))
         self.log.require_present("log.label", [self.log.label.column])
+        self._check_events()
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
             otherwise = f" if its values are whole numbers; otherwise {TIME_AS_NUMBER}"
@@ -250,9 +263,15 @@ class Config(Strict):
         return self
 
     @property
+    def reserved(self) -> tuple[str, ...]:
+        """Returns the names of internal columns, which neither raw columns nor features can have."""
+        return RESERVED if self.log.label.weights is None else (*RESERVED, WEIGHT_COLUMN)
+
+    @property
     def score_kind(self) -> ScoreKind:
         """Returns what the scores of a model are that is trained with this configuration."""
-        return self.train.score_kind(draws=self.negatives is not None)
+        weighted = self.log.label.weights is not None
+        return self.train.score_kind(draws=self.negatives is not None or weighted)
 
     @property
     def repeats(self) -> Repeats:
@@ -281,13 +300,32 @@ class Config(Strict):
                 {"label", "event_time" if event_time == "event_time" else ""} if section == "log" else set()
             )
             names = table.names if table else []
-            taken = [name for name in names if name in RESERVED and name not in allowed]
+            taken = [name for name in names if name in self.reserved and name not in allowed]
             if taken:
                 raise ValueError(
                     f"{section}.columns names {taken}, but feature tables have internal columns with these "
                     "names; write another name as `name`, and the name in the raw files as `source`: "
                     f"{{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
+
+    def _check_events(self) -> None:
+        """Raises ValueError if the column of the label cannot hold the events that `log.label` names."""
+        label = self.log.label
+        if label.positive is None:
+            return
+        self.log.require_types("log.label.positive", [label.column], ("string", "int"))
+        of_integers = any(one.name == label.column and one.type == "int" for one in self.log.columns)
+        wrong = [event for event in label.event_weights if of_integers and not _is_integer(event)]
+        if wrong:
+            raise ValueError(
+                f"log.label names the events {wrong}, but the column {label.column!r} has the type int: "
+                "write integers of 64 bits, such as 3, or give the column the type string in log.columns"
+            )
+        nulls = [event for event in label.event_weights if event in self.log.null_values]
+        if nulls:
+            raise ValueError(
+                f"log.label names the events {nulls}, but log.null_values says that these texts mean null"
+            )
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None

@@ -21,6 +21,7 @@ from conf.feature_types import WorkflowConfig
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
+from etl.fit.workflow_version import require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
@@ -159,7 +160,11 @@ def encode_split(
     log (etl.text.two_passes), they encode the other days, and their features are published. Otherwise, Spark
     frames compute the features of all days, and the result is persisted, because to parse a log again costs
     more. `read` reads published features.
+
+    Raises:
+        ConfigError: the features have weights, and the configuration has none.
     """
+    require_weights(config, workflow.version, workflow.spec)
     days = raw_days(config, run_date, lake.recorder)[split]
     published = encoded_days(workers, config, lake, workflow, days)
     if published is not None:
@@ -235,7 +240,9 @@ def _workflow(
 
 
 def _load(workers: Workers, config: Config, lake: Lake, version: str) -> FittedWorkflow:
-    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
+    loaded = load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
+    require_weights(config, loaded.version, loaded.spec)
+    return loaded
 
 
 def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -115,7 +116,10 @@ def _named(split: Split) -> Iterator[None]:
 
 
 def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, split: Split) -> pa.Table:
-    """Returns the label and the features of rows, as the loader reads them."""
+    """Returns the label and the features of rows, as the loader reads them.
+
+    All rows have the weight 1, if rows of the workflow have weights.
+    """
     raw = local_table(rows, list(dict.fromkeys([*workflow.training_columns, label])))
     if label not in raw.column_names:
         raise DataError(
@@ -130,7 +134,10 @@ def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, spli
     else:
         features = workflow.encode_to_arrow(raw)
     _require_values(features, workflow.spec)
-    return features.append_column(workflow.spec.label, labels)
+    labelled = features.append_column(workflow.spec.label, labels)
+    if workflow.spec.weight is None:
+        return labelled
+    return labelled.append_column(workflow.spec.weight, pa.array(np.ones(len(labels), np.float32)))
 
 
 def _labels(name: str, column: pa.ChunkedArray) -> pa.Array:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from conf.errors import ConfigError, DataError
-from conf.types import Keys, MultiHot, Scope
+from conf.types import WEIGHT_COLUMN, Keys, MultiHot, Scope
 from storage import format_versions
 
 # Reserved ids of every categorical column; valid ids lie in [0, cardinality).
@@ -17,6 +17,7 @@ PAD_ID, NULL_ID, OOV_ID = range(3)
 NUM_RESERVED_IDS = 3
 
 LABEL = "label"
+WEIGHT = WEIGHT_COLUMN
 ROW_ID = "row_id"
 USER_KEY = "user_key"
 ITEM_KEY = "item_key"
@@ -66,6 +67,8 @@ class FeatureSpec:
     * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` names them.
     * `event_time`: int64, µs UTC; only if the configuration has `log.event_time`.
     * `label`: float32, 0 or 1.
+    * `weight`: float32, above 0: how much the row counts. Only if the configuration has `log.label.weights`;
+      otherwise the attribute `weight` is None, and all rows count alike.
     * one column per feature. Only lists of ids may be null; a null list is an empty list.
     """
 
@@ -76,6 +79,7 @@ class FeatureSpec:
     pad_id: int = PAD_ID
     null_id: int = NULL_ID
     oov_id: int = OOV_ID
+    weight: str | None = None
 
     @cached_property
     def dense(self) -> tuple[Feature, ...]:
@@ -122,11 +126,16 @@ class FeatureSpec:
     @property
     def table_columns(self) -> list[str]:
         """Returns every column of a feature table, in order."""
-        return [*self.key_columns, self.label, *(feature.name for feature in self.features)]
+        return [*self.row_columns, *(feature.name for feature in self.features)]
+
+    @property
+    def row_columns(self) -> list[str]:
+        """Returns the columns of a feature table before its features: keys, label and, if any, weight."""
+        return [*self.key_columns, self.label, *([self.weight] if self.weight else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the spec as JSON values."""
-        return asdict(self)
+        """Returns the spec as JSON values. The key `weight` is missing if rows have no weights."""
+        return {name: value for name, value in asdict(self).items() if name != "weight" or value is not None}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> FeatureSpec:

@@ -14,7 +14,7 @@ from conf.types import Config, Scope
 from etl.fit.fit_chains import fit_chains
 from etl.fit.fit_inputs import ReadTable, TrainingBlocks, TrainingDays
 from etl.fit.version_tables import VersionTables
-from etl.fit.workflow_version import require_same_chains, workflow_version
+from etl.fit.workflow_version import require_parent_weights, require_same_chains, workflow_version
 from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import rows_digest
@@ -27,7 +27,7 @@ from etl.workflow.fitted_features import fitted_features
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from etl.workflow.local_workflow import LocalWorkflow, save_workflow, workflow_exists
 from spark.workers import Workers
-from storage.feature_spec import EVENT_TIME, ROW_ID, FeatureSpec, raw_keys
+from storage.feature_spec import EVENT_TIME, ROW_ID, WEIGHT, FeatureSpec, raw_keys
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.etl")
@@ -60,9 +60,12 @@ def fit_workflow(
         read_table: reads the tables of `join_external`, if there are blocks.
 
     Raises:
-        ConfigError: the configuration's features differ from the features of the parent.
+        ConfigError: the configuration's features differ from the features of the parent, or only one of the
+            two has weights of rows.
         DataError: the statistics of a column cannot be computed.
     """
+    if parent:
+        require_parent_weights(config, parent)
     counted = dict(parent.counted) if parent else {}
     new_days = [day for day in days if day.dt not in counted]
     if parent and not new_days:
@@ -119,4 +122,5 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
         *raw_keys(config.keys),
         *([EVENT_TIME] if config.log.event_time else []),
     ]
-    return FeatureSpec(features, tuple(keys), version)
+    weight = None if config.log.label.weights is None else WEIGHT
+    return FeatureSpec(features, tuple(keys), version, weight=weight)

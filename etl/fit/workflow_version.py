@@ -16,6 +16,7 @@ from etl.spark.prepared_rows import preparation
 from etl.workflow.chain_descriptions import canonical_groups
 from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
+from storage.feature_spec import FeatureSpec
 from storage.manifest import digest_of
 
 # Part of every version's digest. Raise it when the meaning of an operator changes.
@@ -50,6 +51,28 @@ def workflow_version(
             **({"extensions": extensions} if extensions else {}),
         }
     )
+
+
+def require_weights(config: Config, version: str, spec: FeatureSpec) -> None:
+    """Raises ConfigError if the rows of a workflow have weights, and the configuration has none."""
+    if spec.weight is not None and config.log.label.weights is None:
+        raise ConfigError(
+            f"the rows of workflow {version} have weights, but the configuration has no log.label.weights",
+            "restore log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
+            "trains from scratch)",
+        )
+
+
+def require_parent_weights(config: Config, parent: FittedWorkflow) -> None:
+    """Raises ConfigError if only one of the parent and of the configuration has weights."""
+    require_weights(config, parent.version, parent.spec)
+    if parent.spec.weight is None and config.log.label.weights is not None:
+        raise ConfigError(
+            f"the rows of workflow {parent.version} have no weights, but log.label.weights is set, so the "
+            "workflow cannot be extended",
+            "remove log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
+            "trains from scratch)",
+        )
 
 
 def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:

@@ -20,7 +20,7 @@ from etl.ops.keyed import exact_sum
 from etl.ops.parameters import Texts
 from etl.ops.row_groups import groups_of, integers_of, plain, whole
 from etl.split.time_split import SPLIT
-from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -39,9 +39,10 @@ class Groupby(RowChanger):
     null in the first of the combined rows. `last` is null if the column is null in the last of these rows.
 
     The label of the new row is 1 if the label of one of the combined rows is 1. The new row has the smallest
-    row_id and the latest event_time of the combined rows. The columns of the section `keys` must be in `by`.
-    A null in a column of `by` is treated like any other value. If one partition is divided into splits
-    (`split.by` is not `day`), rows of different splits are never combined.
+    row_id, the latest event_time and the largest weight (`log.label.weights`) of the combined rows. The
+    columns of the section `keys` must be in `by`. A null in a column of `by` is treated like any other value.
+    If one partition is divided into splits (`split.by` is not `day`), rows of different splits are never
+    combined.
 
     The table shows the new row for `by: [u]` and the rows (u=k, x=1, y=a, label=0) and (u=k, x=3, y=b,
     label=1):
@@ -98,6 +99,8 @@ class Groupby(RowChanger):
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
+        # Raw columns are never float32, so a raw column with the name of the weight is not carried.
+        carried |= {name: F.max(name) for name, kind in rows.dtypes if (name, kind) == (WEIGHT, "float")}
         carried |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
         computed = {
             f"{column}_{aggregate}": _aggregate(aggregate, F.col(column), place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conf.raw_types import Log
 from conf.types import Config, RawTable
 from storage.manifest import digest_of
 
@@ -23,5 +24,12 @@ def layout_digest(config: Config) -> str:
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table. A default separator and the same separator written out are equal."""
-    return {**table.model_dump(exclude={"path", "missing"}), "separator": table.field_separator}
+    """Returns the settings of a table. A default separator and the same separator written out are equal.
+
+    Settings of events are left out if the log has none, so that days of earlier releases remain valid.
+    """
+    settings = {**table.model_dump(exclude={"path", "missing"}), "separator": table.field_separator}
+    if isinstance(table, Log):
+        of_numbers = {"column", "positive_at_least"} if table.label.positive is None else None
+        settings["label"] = table.label.model_dump(include=of_numbers)
+    return settings

@@ -137,13 +137,21 @@ def _label_remedy(log: Log, rejected: RejectedLine) -> str:
     column = log.label.column
     value = field_of(log, rejected, column)
     if value is None:
-        return f"give every row a label in {column}, or leave these rows out of the files"
+        what = "a label" if log.label.positive is None else "an event"
+        return f"give every row {what} in {column}, or leave these rows out of the files"
+    if log.label.positive is not None:
+        if not rejected.reason.startswith("event:"):
+            return _type_remedy(log, "log", rejected, column)
+        return (
+            f"name {_short(value)} in log.label.positive if it is a click, or give it a weight in "
+            "log.label.weights; or set log.label.other_events=drop, which leaves out all other events"
+        )
     if not _is_number(value):
         return (
-            f"a text such as {_short(value)} cannot be a label: add a column to the files with 1 for a click "
-            "and 0 for every other row, and name it in log.label.column; or write a number for each kind of "
-            "event, such as 0 for view and 2 for purchase, and set log.label.positive_at_least to the "
-            "smallest number that is a click"
+            f"a text such as {_short(value)} cannot be a label: if it is an event, give {column} the type "
+            "string in log.columns, and list the events that are clicks in log.label.positive, such as "
+            "[cart, purchase]; or write a number for each kind of event, and set log.label.positive_at_least "
+            "to the smallest number that is a click"
         )
     if log.label.positive_at_least is None:
         return (
@@ -180,6 +188,8 @@ def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str
     if kind == "label":
         threshold = isinstance(table, Log) and table.label.positive_at_least is not None
         rule = "is not a number" if threshold else "is not 0 or 1"
+    elif kind == "event":
+        rule = "is no event that log.label names"
     elif kind == "time_range":
         rule = "is beyond 64 bits in µs"
     else:

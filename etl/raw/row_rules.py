@@ -1,13 +1,13 @@
 """The rules of a row: which columns are computed from raw columns, and for what reasons a row is rejected.
 
 Each rule stands here once, with its two forms side by side: for Spark expressions (etl/spark/read_log.py) and
-for Arrow arrays (etl/text/parse_block.py). A rule computes the label, the id of a user, item or group, or the
-time. `row_rules` returns them in the order in which rows are checked: the first reason counts.
+for Arrow arrays (etl/text/parse_block.py). A rule computes the label, the weight, the id of a user, item or
+group, or the time. `row_rules` returns them in the order in which rows are checked: the first reason counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.raw_types import EventTime, Label
+from conf.raw_types import OTHER_EVENT, EventTime, Label
 from conf.types import Keys
 from etl.raw import key_rule
 from etl.raw.number_text import number_of, numbers
 from etl.raw.value_text import text_array
-from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
+from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
 # Length of the units of `log.event_time.unit`.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -70,7 +70,7 @@ def row_rules(
         types: maps each raw column to its type: int, float or string.
         label, keys, event_time: sections of the configuration.
     """
-    rules = [_label(label, is_text=types[label.column] == "string")]
+    rules = _label_rules(label, is_text=types[label.column] == "string")
     rules += [
         _key(output, column, is_text=types[column] == "string") for output, column in raw_keys(keys).items()
     ]
@@ -80,6 +80,60 @@ def row_rules(
 def bad_key(column: str) -> Check:
     """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
     return Check(key_rule.reason(column), key_rule.is_bad_key, key_rule.are_bad_keys)
+
+
+def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
+    """Returns the rule of the label and, with `label.weights`, that of the weight."""
+    if label.positive is None:
+        return [_label(label, is_text)]
+    by_event = [_label_of_event(label, is_text)]
+    return by_event if label.weights is None else [*by_event, _weight_of_event(label, is_text)]
+
+
+def _label_of_event(label: Label, is_text: bool) -> RowRule:
+    """Returns the rule of a label that is computed from the event of a row: whether it is in `positive`."""
+    clicks = _events(label.positive or (), is_text)
+    named = _events(label.event_weights, is_text)
+    checks = [Check(f"label:{label.column}", lambda raw: raw.isNull(), lambda values: values.is_null())]
+    if label.weights is not None:
+        checks.append(
+            Check(
+                OTHER_EVENT if label.other_events == "drop" else f"event:{label.column}",
+                lambda raw: ~raw.isin(named),
+                lambda values: pc.and_(
+                    values.is_valid(), pc.invert(pc.is_in(values, pa.array(named, values.type)))
+                ),
+            )
+        )
+    return RowRule(
+        LABEL,
+        label.column,
+        tuple(checks),
+        lambda raw: raw.isin(clicks).cast("float"),
+        lambda values: pc.is_in(values, pa.array(clicks, values.type)).cast(pa.float32()),
+    )
+
+
+def _weight_of_event(label: Label, is_text: bool) -> RowRule:
+    """Returns the rule of the weight of a row: that of its event. It rejects no row."""
+    named = _events(label.event_weights, is_text)
+    weights = [*label.event_weights.values()]
+
+    def in_spark(raw: Column) -> Column:
+        of_events = zip(named, weights, strict=True)
+        return F.coalesce(*(F.when(raw.isin(event), F.lit(weight)) for event, weight in of_events)).cast(
+            "float"
+        )
+
+    def in_arrow(values: pa.Array) -> pa.Array:
+        return pa.array(weights, pa.float32()).take(pc.index_in(values, pa.array(named, values.type)))
+
+    return RowRule(WEIGHT, label.column, (), in_spark, in_arrow)
+
+
+def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
+    """Returns events as values of their column."""
+    return [*names] if is_text else [int(name) for name in names]
 
 
 def _label(label: Label, is_text: bool) -> RowRule:

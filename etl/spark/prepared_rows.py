@@ -46,7 +46,8 @@ def prepared_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles
         earlier = clicks_before(spark, config, lake)
         rows = add_history(rows, config.history, earlier.before(raw.dt) if earlier else None)
     if config.negatives and config.keys:
-        rows = add_negatives(rows, config.negatives, config.keys.item)
+        weighted = config.log.label.weights is not None
+        rows = add_negatives(rows, config.negatives, config.keys.item, weighted)
     rows = add_positions(spark, config, rows, raw)
     if config.keys:
         for section, table, key in (

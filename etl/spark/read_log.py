@@ -37,6 +37,7 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
             `prepare` that drops the row.
         the raw columns, with the types of the configuration.
         label: float, 0 or 1.
+        weight: float, above 0. The column exists only if `log.label.weights` is set.
         user_key, item_key, group_key: strings. Each column exists only if the section `keys` sets it.
         event_time: µs since 1970-01-01 UTC. The column exists only if `log.event_time` is set.
     """
@@ -68,7 +69,7 @@ def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
 
 
 def derive_columns(config: Config, rows: DataFrame) -> DataFrame:
-    """Adds label, keys and event_time to the rows of a log, which are computed from raw columns."""
+    """Adds label, weight, keys and event_time to the rows of a log, which are computed from raw columns."""
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
     return rows.withColumns(
         {rule.output: rule.in_spark(F.col(rule.column)) for rule in _rules(config, types)}

@@ -12,14 +12,14 @@ from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Negatives
 from etl.split.time_split import SPLIT
-from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 # Part of the digest of prepared rows. Change it when the code would draw other negatives for the same log.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 
 
-def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
+def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted: bool = False) -> DataFrame:
     """Adds up to `per_positive` negatives for each positive row: items for which the user has no row.
 
     The negatives of a positive row are drawn only from rows of the same split and of earlier splits: for a
@@ -35,15 +35,16 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
     these rows with the drawn item, the draw adds no negative. The result depends only on the log and the
     configuration.
 
-    A negative has label 0. Except for the item, its other columns have the values of the positive row. The
-    row_id of every row becomes row_id * (per_positive + 1) + n. Here n is 0 for the rows of the log, and the
-    draw for negatives.
+    A negative has label 0 and, if rows have weights, the weight 1. Except for the item, its other columns
+    have the values of the positive row. The row_id of every row becomes row_id * (per_positive + 1) + n. Here
+    n is 0 for the rows of the log, and the draw for negatives.
 
     Args:
         rows: frame with keys, label and row_id.
         config: maximum number of negatives per positive row, the seed, and whether train rows get negatives.
             With `train: false`, the frame must have the column `split`.
         item_column: the raw column of the item key.
+        weighted: whether rows have the column `weight`.
     """
     stride = config.per_positive + 1
     since = rows.select("*", _split_number(rows).alias(_SINCE))
@@ -76,6 +77,7 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
             item_column: F.col("_raw_item"),
             LABEL: F.lit(0.0).cast("float"),
             ROW_ID: F.col(ROW_ID) * stride + F.col("_draw"),
+            **({WEIGHT: F.lit(1.0).cast("float")} if weighted else {}),
         }
     )
     logged = rows.withColumn(ROW_ID, F.col(ROW_ID) * stride)

@@ -19,7 +19,16 @@ from etl.text.row_source import RowSource
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
 from storage import file_io
-from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
+from storage.feature_spec import (
+    EVENT_TIME,
+    GROUP_KEY,
+    ITEM_KEY,
+    LABEL,
+    ROW_ID,
+    USER_KEY,
+    WEIGHT,
+    FeatureSpec,
+)
 from storage.publish import own_path
 from storage.verify import null_column
 
@@ -70,7 +79,8 @@ class Encoding:
         """
         dtypes = {feature.name: FEATURE_ARROW_TYPES[feature.dtype] for feature in self.spec.features}
         keys = [pa.field(name, _KEY_TYPES[name]) for name in self.spec.key_columns]
-        inputs = {self.spec.label: pa.float32(), **dtypes}
+        of_rows = [self.spec.label, *([self.spec.weight] if self.spec.weight else [])]
+        inputs = {**dict.fromkeys(of_rows, pa.float32()), **dtypes}
         return pa.schema(
             [*keys, *(pa.field(name, dtype, pa.types.is_list(dtype)) for name, dtype in inputs.items())]
         )
@@ -230,7 +240,7 @@ def _columns(
     for key in _RAW_KEYS:
         if key in encoding.spec.key_columns:
             columns[key] = unify([block.columns[key] for _, block in blocks])
-    for key in (EVENT_TIME, LABEL):
-        if key in (*encoding.spec.key_columns, encoding.spec.label):
+    for key in (EVENT_TIME, LABEL, WEIGHT):
+        if key in encoding.spec.row_columns:
             columns[key] = pa.concat_arrays([block.columns[key] for _, block in blocks])
     return columns

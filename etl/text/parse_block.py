@@ -31,8 +31,8 @@ class ParsedBlock:
         lines: number of lines in the block.
         row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
         columns: maps each raw column to a dictionary array of n values (int64, double or string). It also has
-            `label` (float) and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of
-            strings) and `event_time` (int64 µs).
+            `label` (float) and, if the log has them, `weight` (float), `user_key`, `item_key`, `group_key`
+            (dictionaries of strings) and `event_time` (int64 µs).
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. The mapping is empty if rows or a header line were removed after the
             scan, because the scanner counted them.
@@ -140,9 +140,10 @@ def _nulls(array: pa.Array) -> np.ndarray:
 def _derived_columns(
     columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
 ) -> dict[str, pa.Array]:
-    """Computes label, keys and event_time (etl/raw/row_rules.py). A row that a check rejects gets a reason.
+    """Computes label, weight, keys and event_time (etl/raw/row_rules.py).
 
-    Rules are applied to distinct values. Keys remain dictionary arrays, the others are plain arrays.
+    A row that a check rejects gets a reason. Rules are applied to distinct values. Keys remain dictionary
+    arrays, the others are plain arrays.
     """
     derived = {}
     for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from conf.raw_types import OTHER_EVENT
 from conf.types import Config, FeatureGroup, JoinedTable
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.raw.erased_rows import ERASED
-from etl.workflow.plan_checks import require_chains, require_keys, require_scopes
+from etl.workflow.plan_checks import require_chains, require_free_weight, require_keys, require_scopes
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 
 
@@ -63,15 +64,19 @@ def plan(config: Config) -> Plan:
     require_keys(config, changers, columns)
     chains, features = plan_features(config.features, columns, config.log.label.column)
     require_scopes(config, features, chains)
+    require_free_weight(config, columns, chains)
     return Plan(filters, changers, columns, chains, features)
 
 
 def reasons_left_out(config: Config) -> list[str]:
     """Returns the reasons of rows that are not used, but are not quarantined either.
 
-    These are rows that operators of `prepare` drop, and rows of erased users.
+    These are rows of events that `log.label` does not name, rows that operators of `prepare` drop, and rows
+    of erased users.
     """
-    return [*(operator.reason for operator in plan(config).filters), ERASED]
+    label = config.log.label
+    others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
+    return [*others, *(operator.reason for operator in plan(config).filters), ERASED]
 
 
 def external_tables(config: Config) -> dict[str, JoinedTable]:

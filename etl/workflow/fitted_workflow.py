@@ -48,10 +48,11 @@ class FittedWorkflow(LocalWorkflow):
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
         """Returns a frame with the columns `spec.table_columns` and `keep`, one row per prepared row.
 
-        `rows` are prepared rows: they have the keys, the label and the raw columns (etl.spark.prepared_rows).
+        `rows` are prepared rows: they have the keys, the label, the weight if the spec has one, and the raw
+        columns (etl.spark.prepared_rows).
         """
         label = F.col(self.spec.label).cast("float")
-        keys = [*self.spec.key_columns, self.spec.label]
+        keys = self.spec.row_columns
         names = [feature.name for feature in self.spec.features]
         encoded = self.encode(rows.withColumn(self.spec.label, label), names, [*keys, *keep])
         return encoded.select(*keys, *names, *keep)

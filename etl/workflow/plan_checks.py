@@ -15,7 +15,7 @@ from etl.ops.categorify import Categorify
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.workflow.unfitted_chains import Chain
-from storage.feature_spec import LABEL
+from storage.feature_spec import LABEL, WEIGHT
 
 Chains = tuple[Chain, ...]
 
@@ -63,6 +63,16 @@ def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
             raise ConfigError(
                 f"an operator would add a column {name!r}: {error}", "give this column another name"
             ) from error
+
+
+def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Chains) -> None:
+    """Raises ConfigError if rows have weights, and an operator adds another column with their name."""
+    steps = {name for chain in chains for step in chain.steps for name in step.outputs}
+    if config.log.label.weights is not None and WEIGHT in {*columns, *steps}:
+        raise ConfigError(
+            f"an operator would add a column {WEIGHT!r}, which is that of the weights of log.label.weights",
+            "give this column another name",
+        )
 
 
 def _require_no_label(label: str, chains: Chains) -> None:

@@ -2,7 +2,8 @@
 
 Spark MLlib computes a vector for each user and each item by alternating least squares for implicit feedback
 (Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). The rating
-of a user and an item is the number of clicks. A user's score of an item is the dot product of their vectors.
+of a user and an item is the number of clicks or, if rows have weights, the sum of their weights. A user's
+score of an item is the dot product of their vectors.
 
 The initial vectors depend on the seed and on the numbers of users and items, and the order of additions
 depends on the order of the ratings. So users are numbered in the order of their keys, and MLlib gets the
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.types import Als
+from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists
 from scoring.inputs.requests import ITEM_INDEX, VECTOR
@@ -70,10 +72,9 @@ def als_vectors(
     """
     clicks = (
         rows.where(F.col(LABEL) == 1)
-        .select(USER_KEY, ITEM_KEY)
         .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
         .groupBy(USER_KEY, ITEM_INDEX)
-        .agg(F.count(F.lit(1)).cast("float").alias(_CLICKS))
+        .agg(weight_of_clicks(rows).cast("float").alias(_CLICKS))
         .persist()
     )
     in_order = F.row_number().over(Window.orderBy(F.asc(USER_KEY)))

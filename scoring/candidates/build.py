@@ -34,7 +34,7 @@ class SourceTables:
         exclusions: the items that no source may propose for a user.
         items: a frame with the columns item_index and item_key, one row per item.
         rows: the feature rows of the configured splits. The columns are user_key, item_key, label and
-            features_dt, and also event_time if the log has it.
+            features_dt, and also event_time if the log has it, and weight if rows have weights.
         run_date: the last day whose clicks a source counts.
         segments: maps the name of each segment that a source uses to a frame with the columns user_key and
             segment.

@@ -155,9 +155,12 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
 def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> Rows:
     """Returns the feature rows of some splits.
 
-    The columns are user_key, item_key, label and features_dt, and also event_time if the log has it.
+    The columns are user_key, item_key, label and features_dt, and also event_time if the log has it, and
+    weight if rows have weights.
     """
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
+    weight = read_spec(context.lake, dataset.workflow_version).weight
+    columns += [weight] if weight else []
     return read_split(context, dataset, splits, columns)
 
 

@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from conf.dates import days_since_epoch
 from scoring.inputs.requests import FEATURES_DT
 from spark.rows import Rows, query
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 
-# Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one.
+# Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT
+# if rows have weights.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
 
 _DAY_US = 86_400_000_000
@@ -37,6 +38,20 @@ def observed_items(rows: Rows, items: Rows) -> Rows:
     """
     pairs = "SELECT DISTINCT user_key, item_index FROM {rows} JOIN {items} USING (item_key)"
     return query(pairs, rows=rows, items=items)
+
+
+def has_weights(rows: Rows) -> bool:
+    """Returns whether rows have weights. `rows` has no other columns than those of `candidate_rows`."""
+    return WEIGHT in (rows.column_names if isinstance(rows, pa.Table) else rows.columns)
+
+
+def weight_of_clicks(rows: DataFrame) -> Column:
+    """Returns the aggregate that counts clicks: their number or, if rows have weights, their summed weight.
+
+    A sum of float32 weights in float64 is exact, so it does not depend on the order of the rows, as long as
+    it is less than 2²⁹ times the smallest weight.
+    """
+    return F.sum(F.col(WEIGHT).cast("double")) if has_weights(rows) else F.count(F.lit(1))
 
 
 def within(rows: Rows, days: int | None, run_date: str) -> Rows:

@@ -1,6 +1,7 @@
 """The source `popular`: proposes the items with the most clicks.
 
-The clicks of all users count, or only the clicks of users in the same segment.
+The clicks of all users count, or only the clicks of users in the same segment. If rows have weights, the sum
+of the weights of the clicks takes the place of their number.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from scoring.candidates.clicks import has_weights, weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
@@ -22,7 +24,8 @@ SEGMENT = "segment"
 def popularity(rows: Rows, items: Rows) -> Rows:
     """Returns the number of clicks on each item: rows with the columns item_index and clicks (int64).
 
-    A click is a row with label 1.
+    A click is a row with label 1. If rows have weights, `clicks` is the sum of the weights of the clicks
+    (float64).
     """
     text = """
         SELECT item_index, coalesce(clicks, 0) AS clicks
@@ -31,6 +34,8 @@ def popularity(rows: Rows, items: Rows) -> Rows:
             SELECT item_key, count(1) AS clicks FROM {rows} WHERE label = 1 GROUP BY item_key
         ) AS clicked ON clicked.item_key = items.item_key
     """
+    if has_weights(rows):
+        text = text.replace("count(1)", "sum(CAST(weight AS DOUBLE))")
     return query(text, rows=rows, items=items)
 
 
@@ -93,12 +98,12 @@ def popular_in_segment(
         segments: a frame with the columns user_key and segment, one row per user.
         n: maximum length of a list.
     """
-    clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
+    clicks = rows.where(F.col(LABEL) == 1)
     known = segments.where(F.col(SEGMENT).isNotNull()).select(USER_KEY, SEGMENT)
     counted = (
         clicks.join(known, USER_KEY)
         .groupBy(SEGMENT, ITEM_KEY)
-        .agg(F.count(F.lit(1)).alias("clicks"))
+        .agg(weight_of_clicks(rows).alias("clicks"))
         .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
     )
     by_segment = Window.partitionBy(SEGMENT).orderBy(F.desc("clicks"), F.asc(ITEM_INDEX))

@@ -70,7 +70,7 @@ def write_log(folder: Path, form: str, log: dict[str, Any], values: dict[str, st
             {"columns": TEXT_LABEL},
             {"click": "view"},
             "label has the value 'view', which is not 0 or 1",
-            "set log.label.positive_at_least to the smallest number that is a click",
+            "list the events that are clicks in log.label.positive",
         ),
         (
             {"columns": TEXT_LABEL, "label": {"column": "label", "positive_at_least": 2}},

@@ -27,9 +27,12 @@ class Batch:
         dense: (L, D) float32.
         categorical: (L, W) int32 ids; training/models/inputs.py defines their columns.
         labels: (L,) float32, 0 or 1.
-        weights: (L,) float32, 1 for a row and 0 for padding.
+        weights: (L,) float32, 0 for padding. A row has the weight 1, or that of the feature table
+            (FeatureSpec.weight).
         global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
-            negatives or `items`, the expected number of positive rows.
+            negatives or `items`, the expected number of positive rows. If rows have weights, it is the sum
+            of the weights in both cases, once `Trainer` has the rows of the step: a scalar tensor in the
+            first case.
         ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
             be read at once.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
@@ -40,13 +43,17 @@ class Batch:
         items: the items with which positive rows are compared (training/data/item_comparison.py); None for a
             loss of logits. With them, all rows are positive.
         shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
+        weighted: whether rows have weights of the feature table, and `global_weight` is still the number of
+            rows.
+        drawn_weight: the expected sum of the weights of drawn negatives in the global batch; None if it is
+            `global_weight` times G - 1.
     """
 
     dense: Tensor
     categorical: Tensor
     labels: Tensor
     weights: Tensor
-    global_weight: float
+    global_weight: float | Tensor
     ready: torch.cuda.Event | None = None
     row_keys: Tensor | None = None
     epoch: int = 0
@@ -54,6 +61,8 @@ class Batch:
     log_draw: Tensor | None = None
     items: ComparedItems | None = None
     shard_rows: Sequence[int] | None = None
+    weighted: bool = False
+    drawn_weight: float | None = None
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on a device, ready for use on the device's current stream."""

@@ -37,23 +37,27 @@ class Columns:
             length) for lists of ids.
         cut: maps the name of a feature to the number of lists that were cut because they are longer than
             `length`. Features without such lists are left out.
+        weight: (rows,) float32, the weights of the rows; None if rows have no weights.
     """
 
     label: NDArray[np.float32]
     dense: list[NDArray[np.float32]]
     categorical: list[NDArray[np.int32]]
     cut: dict[str, int] = field(default_factory=dict)
+    weight: NDArray[np.float32] | None = None
 
     @property
     def size_bytes(self) -> int:
         """Returns the size of all columns in bytes."""
-        return sum(column.nbytes for column in (self.label, *self.dense, *self.categorical))
+        of_rows = (self.label, *([] if self.weight is None else [self.weight]))
+        return sum(column.nbytes for column in (*of_rows, *self.dense, *self.categorical))
 
 
 def scalar_columns(spec: FeatureSpec) -> dict[str, str]:
-    """Returns the dtypes of the label and of all features without lists, by name."""
+    """Returns the dtypes of the label, of the weight if any, and of all features without lists, by name."""
     scalars = (*spec.dense, *spec.categorical)
-    return {spec.label: "float32", **{feature.name: feature.dtype for feature in scalars}}
+    of_rows = [spec.label, *([spec.weight] if spec.weight else [])]
+    return {**dict.fromkeys(of_rows, "float32"), **{feature.name: feature.dtype for feature in scalars}}
 
 
 def read_columns(
@@ -62,7 +66,7 @@ def read_columns(
     multi_hot: MultiHot,
     read: Mapping[str, NDArray[Any]] | None = None,
 ) -> Columns:
-    """Reads the label and the features of a row group, in the order of its rows.
+    """Reads the label, the weight and the features of a row group, in the order of its rows.
 
     A null list is read as an empty list.
 
@@ -109,6 +113,7 @@ def read_columns(
         [columns[feature.name] for feature in spec.dense],
         categorical,
         {name: count for name, count in too_long.items() if count},
+        columns[spec.weight] if spec.weight else None,
     )
 
 

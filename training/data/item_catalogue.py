@@ -7,7 +7,7 @@ pair of a user and a chosen item, and the features of each item for each day on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from conf.errors import DataError
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, Feature, FeatureSpec
+from training.data.batch import Batch
 from training.data.columns import read_columns
 from training.data.hashing import mix
 from training.data.loader import read_groups
@@ -46,6 +47,8 @@ class ItemCatalogue:
         pairs: (M,) int64 ascending, hashes of user and item; see `pair_hash`.
         first_days: (M,) int64, the first train day on which the user chose the item.
         positive_share: share of the rows with label 1 among the rows of the model's train files.
+        positive_weight: the sum of the weights of the rows with label 1, divided by the number of rows of
+            these files; None if rows have no weights.
     """
 
     days: Tensor
@@ -57,6 +60,20 @@ class ItemCatalogue:
     pairs: Tensor
     first_days: Tensor
     positive_share: float
+    positive_weight: float | None = None
+
+    def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
+        """Returns the expected weight of the positive rows in a global batch, and their expected number.
+
+        The number is None if rows have no weights. Then it equals the weight.
+
+        Args:
+            batch: a batch of the loader; its `global_weight` is the number of rows.
+        """
+        number = batch.global_weight * self.positive_share
+        if self.positive_weight is None:
+            return number, None
+        return batch.global_weight * self.positive_weight, float(number)
 
 
 @dataclass
@@ -73,6 +90,7 @@ class _Read:
     pair_day: NDArray[np.int64]
     rows: int
     positives: int
+    weight: float | None = None  # of the positive rows; None if rows have no weights
 
 
 def pair_hash(users: Tensor, items: Tensor) -> Tensor:
@@ -133,6 +151,10 @@ def read_catalogue(
         torch.tensor([merged.rows, merged.positives], dtype=torch.int64, device=device)
     )
     rows, positives = counts.tolist()
+    weight = None
+    if spec.weight:
+        own_weight = torch.tensor([merged.weight or 0.0], dtype=torch.float64, device=device)
+        weight = float(collectives.allreduce_sum(own_weight))
     if not positives:
         raise DataError(
             "no train row has label 1, but train.negatives and the losses full_softmax and in_batch_softmax "
@@ -140,7 +162,7 @@ def read_catalogue(
             "check log.label, and run build_features again",
         )
     day, item, row_id, clicks, dense, ids, pair, pair_day = (values.cpu().numpy() for values in gathered)
-    whole = _Read(day, item, row_id, clicks, dense, ids, pair, pair_day, rows, positives)
+    whole = _Read(day, item, row_id, clicks, dense, ids, pair, pair_day, rows, positives, weight)
     return _catalogue(_merge([whole]), device)
 
 
@@ -154,7 +176,8 @@ def _read_files(
 
 def _read_group(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot, *, with_items: bool) -> _Read:
     """Reads a row group; without items, only its pairs of user and item."""
-    keys = read_columns_of_group(group, [ROW_ID, USER_KEY, ITEM_KEY, spec.label])
+    of_rows = [spec.label, *([spec.weight] if spec.weight else [])]
+    keys = read_columns_of_group(group, [ROW_ID, USER_KEY, ITEM_KEY, *of_rows])
     users, items = hash_keys(keys.column(USER_KEY)), hash_keys(keys.column(ITEM_KEY))
     positive = keys.column(spec.label).to_numpy() == 1
     day = days_since_epoch(group.file.dt)
@@ -166,6 +189,9 @@ def _read_group(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot, *, with
         return result
     columns = read_columns(group, item_spec(spec), item_multi_hot(spec, multi_hot))
     result.rows, result.positives = len(users), int(positive.sum())
+    if spec.weight:
+        # Sums of float32 numbers in float64 are exact for weights of similar size, in any order.
+        result.weight = float(keys.column(spec.weight).to_numpy()[positive].sum(dtype=np.float64))
     result.day = np.full(len(users), day, np.int64)
     result.item, result.clicks = items, positive.astype(np.int64)
     result.row_id = keys.column(ROW_ID).to_numpy().astype(np.int64)
@@ -227,7 +253,13 @@ def _merge(parts: Sequence[_Read]) -> _Read:
         pair_day[first],
         sum(part.rows for part in parts),
         sum(part.positives for part in parts),
+        _sum_of_known(part.weight for part in parts),
     )
+
+
+def _sum_of_known(weights: Iterable[float | None]) -> float | None:
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) if known else None
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
@@ -255,6 +287,7 @@ def _catalogue(whole: _Read, device: torch.device) -> ItemCatalogue:
         tensor(whole.pair),
         tensor(whole.pair_day),
         whole.positives / whole.rows,
+        None if whole.weight is None else whole.weight / whole.rows,
     )
 
 

@@ -102,8 +102,10 @@ class ItemComparison:
             dense=dense,
             categorical=categorical,
             labels=batch.labels[rows],
-            weights=torch.full_like(batch.weights[rows], positive.weight),
-            global_weight=batch.global_weight * self._catalogue.positive_share,
+            # Without positive rows, there is one row, of weight zero.
+            weights=batch.weights[rows] * positive.weight,
+            global_weight=self._catalogue.expected(batch)[0],
+            weighted=False,
             row_keys=None,
             items=compared,
             shard_rows=positive.of_shard,

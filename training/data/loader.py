@@ -8,8 +8,9 @@ same batches.
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. One
 pool of each rank, added up over the ranks, has `reading.pool_rows` rows, or 4 global batches if that is more.
-A row takes 4 bytes for its label, and 4 bytes for each dense feature and each id. With row groups of
-1,000,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 160 MB + 1 GiB + 4 × 21 MB.
+A row takes 4 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature
+and each id. With row groups of 1,000,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 160
+MB + 1 GiB + 4 × 21 MB.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Loader:
         self._device = device
         self._reading = reading or Reading()
         self._key_columns = ROW_KEY_COLUMNS if with_row_keys else 0
+        self._has_weights = spec.weight is not None
         global_rows = plan.shard_rows * len(plan.shards)
         wanted = max(self._reading.pool_rows // global_rows, _MIN_POOL_STEPS)
         self._pool_steps = max(min(wanted, plan.steps), 1)
@@ -130,7 +132,7 @@ class Loader:
     def _writer(self, arriving: Iterator[Columns]) -> PoolWriter:
         rows = self.plan.shard_rows * len(self.shards)
         lengths = self.spec.list_lengths(self._multi_hot)
-        num_dense, num_ids = len(self.spec.dense), len(self.spec.categorical)
+        num_dense, num_ids = len(self.spec.dense) + self._has_weights, len(self.spec.categorical)
         pools = Pools(
             self._pool_steps,
             rows,
@@ -181,7 +183,10 @@ class Loader:
                     yield self._read(group, next(read, None))
 
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
-        """Moves the keys of the rows out of the ids of a batch, if there are any."""
+        """Moves keys out of the ids of a batch, and weights out of its dense features, if there are any."""
+        if self._has_weights:
+            dense, weights = batch.dense[:, :-1].contiguous(), batch.dense[:, -1].contiguous()
+            batch = replace(batch, dense=dense, weights=weights, weighted=True)  # padding has the weight 0
         if not self._key_columns:
             return batch
         ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
@@ -198,6 +203,8 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
+        if columns.weight is not None:  # the last dense column of a pool
+            columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
             return replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
         return columns

@@ -66,7 +66,8 @@ class NegativeSampler:
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of groups: each positive row, then its negatives with label 0.
 
-        Rows of label 0 are left out. If there is no positive row, the batch has one group of weight zero.
+        Rows of label 0 are left out. If there is no positive row, the batch has one group of weight zero. If
+        rows have weights, negatives have the weight 1.
 
         Args:
             batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
@@ -77,6 +78,9 @@ class NegativeSampler:
         size, group = len(rows), 1 + self._draws
         own, drawn, accepted = self._draw(batch.row_keys[rows], batch.epoch)
         weights = torch.cat([accepted.new_ones(size, 1), accepted], dim=1).float()
+        expected, drawn_weight = self._catalogue.expected(batch)
+        if batch.weighted:
+            weights[:, 0] = batch.weights[rows]
         labels = torch.zeros(size, group, device=weights.device)
         labels[:, 0] = 1
         catalogue = self._catalogue
@@ -92,7 +96,9 @@ class NegativeSampler:
             categorical=_groups(batch.categorical[rows], self._id_columns, ids),
             labels=labels.flatten(),
             weights=(weights * positive.weight).flatten(),
-            global_weight=batch.global_weight * catalogue.positive_share,
+            global_weight=expected,
+            weighted=False,
+            drawn_weight=None if drawn_weight is None else drawn_weight * self._draws,
             row_keys=None,
             group=group,
             log_draw=log_draw.flatten(),

@@ -19,7 +19,7 @@ class PositiveRows:
 
     Attributes:
         rows: (P,) int64 ascending, the indices of the rows.
-        weight: the weight of all these rows, 1 or 0.
+        weight: the factor of the weights of these rows: 1, or 0 if there is no positive row.
         of_shard: for each shard of the rank, its number of rows.
     """
 

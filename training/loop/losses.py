@@ -1,7 +1,8 @@
 """The losses of a step.
 
 Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the
-weights of rows; N is the expected number of groups in the global batch.
+weights of rows; N is the expected number of groups in the global batch, or the expected sum of the weights of
+their positive rows. A batch without groups has N rows, or rows whose weights have the sum N.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def mean_loss(name: Loss, logits: Tensor, batch: Batch) -> Tensor:
     """
     if name == "bce":
         losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-        return (losses * batch.weights).sum() / (batch.global_weight * batch.group)
+        drawn = batch.drawn_weight
+        total = batch.global_weight * batch.group if drawn is None else batch.global_weight + drawn
+        return (losses * batch.weights).sum() / total
     by_group, weights = logits.view(-1, batch.group), batch.weights.view(-1, batch.group)
     if name == "bpr":
         return _bpr(by_group, weights) / (batch.global_weight * (batch.group - 1))

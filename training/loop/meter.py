@@ -39,7 +39,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = result.batch.global_weight
+        rows = float(result.batch.global_weight)  # of the loader's batch: the number of rows
         self._loss_sum += result.loss * rows
         self._rows += rows
 

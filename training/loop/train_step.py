@@ -117,7 +117,13 @@ class Trainer:
         return self._expanded(batch)
 
     def _expanded(self, batch: Batch) -> Batch:
-        return self._rows_of_step.expand(batch) if self._rows_of_step else batch
+        """Returns the rows of a step and their weight in the global batch. All ranks must call it."""
+        rows = self._rows_of_step.expand(batch) if self._rows_of_step else batch
+        if not rows.weighted:
+            return rows
+        # Sums of float32 weights of similar size are exact in float64, for every number of ranks.
+        total = self._collectives.allreduce_sum(rows.weights.sum(dtype=torch.float64).view(1))
+        return replace(rows, global_weight=total.float().squeeze(0), weighted=False)
 
     def _gradients(self, batch: Batch, progress: float) -> Tensor:
         """Computes the gradients of this rank's share of the mean loss. Returns this share, a scalar."""

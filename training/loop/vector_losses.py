@@ -4,7 +4,7 @@ The logit of a user and an item is the dot product of their vectors. A model's c
 all items, so it cancels.
 
 Notation: P positive rows of this rank, I items, E numbers per vector; w are the weights of rows; N is the
-expected number of positive rows in the global batch.
+expected number of positive rows in the global batch, or the expected sum of their weights.
 """
 
 from __future__ import annotations
