@@ -135,6 +135,11 @@ class Groupby(RowChanger):
         columns |= {name: whole(rows.column(name)).take(first) for name in copied}
         if times:
             columns[EVENT_TIME] = pa.array(times[0][order[ends - 1]])
+        if WEIGHT in names and pa.types.is_float32(
+            rows.schema.field(WEIGHT).type
+        ):  # no raw column is float32
+            weights = plain(rows.column(WEIGHT)).to_numpy(zero_copy_only=False)
+            columns[WEIGHT] = pa.array(np.maximum.reduceat(weights[order], starts) if size else weights)
         columns |= {name: whole(rows.column(name)).take(first) for name in names if name.startswith("_")}
         for column, wanted in self.aggregates.items():
             ordered = _OrderedGroups(whole(rows.column(column)).take(pa.array(order)), starts, ends)

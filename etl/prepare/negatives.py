@@ -22,10 +22,9 @@ from etl.native.lookup import Lookup
 from etl.ops.row_groups import codes_of, dense_codes, encoded, integers_of, plain, whole
 from etl.ops.xxhash64 import xxhash64_of_draws
 from etl.split.time_split import SPLIT
-from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 # A column with a weight of each row. The weight of a drawn row is 1.
-WEIGHT = "weight"
 RAW_ITEM, SINCE = "raw_item", "since"
 _VISIBLE = b"visible"
 _ITEMS_FILE, _LOOKUP_FILE = "items.arrow", "items.lookup"

@@ -17,13 +17,13 @@ from etl.ops.row_groups import whole
 from etl.raw.file_splits import FileSplit
 from etl.text.parse_block import ParsedBlock
 from storage import file_io
-from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 from storage.parquet_files import errors_of_file
 from storage.publish import own_path
 
 # Rows of a row group: a task reads one at a time. A history may have 50 values in each row.
 ROW_GROUP_ROWS = 131_072
-_FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL)
+_FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL, WEIGHT)
 _REPAIR = "delete the partition of the table `prepared`; build_features computes it again"
 
 

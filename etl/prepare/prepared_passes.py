@@ -67,7 +67,7 @@ from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
-from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, raw_keys
+from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -267,10 +267,15 @@ class PreparedPasses:
         read |= {
             name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()
         }
-        keys = raw_keys(self._config.keys)
-        times = [EVENT_TIME] if self._config.log.event_time else []
-        fixed = [ROW_ID, *keys, *times, LABEL]
+        fixed = [ROW_ID, *self._fixed_columns()]
         return (*fixed, *(name for name in self._plan.columns if name in read and name not in fixed))
+
+    def _fixed_columns(self) -> list[str]:
+        """Returns the columns that the rules of the log compute: keys, time, label, weight."""
+        config = self._config
+        times = [EVENT_TIME] if config.log.event_time else []
+        weights = [WEIGHT] if config.log.label.weights is not None else []
+        return [*raw_keys(config.keys), *times, LABEL, *weights]
 
     def _log_columns(self) -> tuple[str, ...]:
         """Returns the columns of the good rows that are stored for the preparation."""
@@ -278,8 +283,7 @@ class PreparedPasses:
         needed = {*self._columns(), *(config.keys.columns if config.keys else ())}
         everything = bool(self._plan.changers)  # operators may read any column
         raw = [name for name in config.log.names if everything or name in needed]
-        times = [EVENT_TIME] if config.log.event_time else []
-        fixed = [*raw_keys(config.keys), *times, LABEL]
+        fixed = self._fixed_columns()
         return (*fixed, *(name for name in raw if name not in fixed))
 
     def _log_inputs(self, raw: RawFiles) -> dict[str, str]:
@@ -399,6 +403,7 @@ class PreparedPasses:
         types = {name: pa.string() for name in raw_keys(config.keys)}
         types |= {ROW_ID: pa.int64(), LABEL: pa.float32()}
         types |= {EVENT_TIME: pa.int64()} if config.log.event_time else {}
+        types |= {WEIGHT: pa.float32()} if config.log.label.weights is not None else {}
         stored = self._log_columns()
         raw = {name: _ARROW_TYPES[kind] for name, kind in layout.types.items() if name in stored}
         tables = {"users": config.users, "items": config.items}
