@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from etl.spark.shown_positions import join_positions
 from etl.split import negatives, time_split
 from tests.etl.prepare.tables import assert_same_rows, by_user, in_form, to_frame
 
-PREPARE = [
+PREPARE: list[dict[str, Any]] = [
     {"difference_lag": {"by": ["user"], "columns": ["shown", "price"]}},
     {
         "groupby": {
