@@ -209,6 +209,15 @@ def test_more_draws_than_fit_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.all(np.diff(expected.column("row_id").to_numpy()[80:]) > 0)
 
 
+def test_collisions_of_hashes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(2)
+    rows: list[Row] = [(draw.choice("uvw"), draw.randrange(9), 1.0, draw.choice(SPLITS)) for _ in range(40)]
+    expected = records(_drawn(_table(rows)))
+    assert any(row_id % (PER_POSITIVE + 1) for row_id in expected)
+    monkeypatch.setattr("etl.prepare.negatives._slots", lambda pairs, bits: np.zeros(len(pairs), np.uint64))
+    assert records(_drawn(_table(rows))) == expected
+
+
 def test_items_that_lack_an_item_of_the_rows_are_an_error() -> None:
     table = _table([("u", 5, 1.0, "train"), ("v", 6, 1.0, "train")])
     items = merge_items([items_of(table[:1], "item")])
