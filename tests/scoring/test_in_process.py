@@ -48,7 +48,7 @@ def _table(name: str, **types: str) -> dict[str, Any]:
 
 FILTERS: dict[str, Any] = {
     "exclude_clicked": ["train"],
-    "active_days": 1,
+    "active_days": 4,
     "user_attributes": {
         **_table("attributes", user="string", country="string", plan="int", age="int"),
         "key": "user",
@@ -79,7 +79,6 @@ def write_filters(folder: Path, reference: ReferenceScores) -> None:
             "item,value",
             *(f"{item},DE" for item in items[:6]),
             f"{items[2]},FR",
-            f"{items[3]},",
             "x,DE",
         ],
         "allowed": [

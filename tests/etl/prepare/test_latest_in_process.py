@@ -117,22 +117,18 @@ def items_of(config: Config, missing: str) -> Any:
     return config.items.model_copy(update={"missing": missing})
 
 
-@pytest.mark.parametrize("missing", ["serve", "leave_out"])
-@pytest.mark.parametrize("erased", [[], ["u3", "u7", "u0"]])
-def test_published_tables_are_those_of_spark(
-    shop: Shop, tmp_path: Path, missing: str, erased: list[str], histories: None
-) -> None:
-    changes = {"items": items_of(shop.config, missing)}
-    by_road = []
-    config, lake = shop.copied(tmp_path / "both", **changes)
+def published_alike(shop: Shop, folder: Path, erased: list[str], **changes: Any) -> dict[str, Manifest]:
+    """Publishes on both roads, compares the tables, and returns the manifests of this process."""
+    config, lake = shop.copied(folder / "both", **changes)
     if erased:
         add_erased(lake, list_or_new(lake), erased, RUN_DATE)
+    by_road = []
     for name, workers in (
         ("spark", SparkWorkers(shop.spark)),
-        ("here", LocalWorkers(2, no_session, str(tmp_path))),
+        ("here", LocalWorkers(2, no_session, str(folder))),
     ):
-        shutil.copytree(tmp_path / "both", tmp_path / name)
-        own = config.model_copy(update={"lake": str(tmp_path / name / "lake")})
+        shutil.copytree(folder / "both", folder / name)
+        own = config.model_copy(update={"lake": str(folder / name / "lake")})
         by_road.append((Lake(own.lake), own, shop.publish(workers, own)))
     (lake_there, there, of_spark), (lake_here, here, found) = by_road
     assert found.keys() == of_spark.keys() == {"users", "items"}
@@ -142,14 +138,31 @@ def test_published_tables_are_those_of_spark(
         assert (manifest.facts, manifest.rows_in) == (expected.facts, expected.rows_in)
         assert read(lake_here, manifest).to_pylist() == read(lake_there, expected).to_pylist()
         assert manifest.rows == len(read(lake_here, manifest)) > 10
+    # A lake can change between the two roads: nothing is written again.
+    assert shop.publish(SparkWorkers(shop.spark), here) == found
+    assert shop.publish(LocalWorkers(1, no_session, str(folder)), there) == of_spark
+    return found
+
+
+@pytest.mark.parametrize("missing", ["serve", "leave_out"])
+@pytest.mark.parametrize("erased", [[], ["u3", "u7", "u0"]])
+def test_published_tables_are_those_of_spark(
+    shop: Shop, tmp_path: Path, missing: str, erased: list[str], histories: None
+) -> None:
+    found = published_alike(shop, tmp_path, erased, items=items_of(shop.config, missing))
     facts = found["users"].facts["of_log"]
     assert facts["in_log"] == 14 - len(erased)
     assert facts["without_row"] == 2 - ("u0" in erased)
     assert found["items"].facts["of_log"]["without_row"] == 2
     assert found["items"].rows == 15 + (2 if missing == "serve" else 0)
-    # A lake can change between the two roads: nothing is written again.
-    assert shop.publish(SparkWorkers(shop.spark), here) == found
-    assert shop.publish(LocalWorkers(1, no_session, str(tmp_path)), there) == of_spark
+
+
+def test_users_and_items_without_tables_have_the_features_of_their_latest_row(
+    shop: Shop, tmp_path: Path, histories: None
+) -> None:
+    found = published_alike(shop, tmp_path, [], users=None, items=None)
+    assert found["users"].rows == 14
+    assert not found["users"].facts
 
 
 def test_users_without_a_row_can_stop_the_job_on_both_roads(

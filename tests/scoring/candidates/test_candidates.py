@@ -23,7 +23,7 @@ from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from scoring.candidates.similar_items import latest_items, similarities
-from spark.rows import records
+from spark.rows import count, records
 from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table, columns_of
 
 USERS = [f"u{index:02d}" for index in range(12)]
@@ -319,17 +319,20 @@ BARRED: dict[str, tuple[list[tuple[str, Any]], str, Callable[[Any, list[Any]], b
 
 @pytest.mark.parametrize("kinds", [["deny"], ["allow"], ["at_least"], ["deny", "allow", "at_least"]], ids=str)
 @pytest.mark.parametrize("clicked", [False, True])
+@BOTH_FORMS
 def test_items_not_allowed_for_a_user_are_excluded_and_counted(
-    spark: SparkSession, tables: Frames, log: pd.DataFrame, kinds: list[str], clicked: bool
+    spark: SparkSession, tables: Frames, log: pd.DataFrame, kinds: list[str], clicked: bool, as_rows: AsRows
 ) -> None:
-    users, items, rows = tables
+    users, items, rows = map(as_rows, tables)
     known = [(user, SEGMENTS[user], AGES[user]) for user in USERS[:10]]  # the last two users have no row
     attributes = spark.createDataFrame(known, "user_key string, country string, age double")
     rules, types = [], {"deny": "string", "allow": "string", "at_least": "double"}
     for kind in kinds:
         frame = spark.createDataFrame(BARRED[kind][0], f"item_key string, value {types[kind]}")
-        rules.append(AttributeFilter(f"not_allowed by {kind}", kind, frame, BARRED[kind][1]))  # type: ignore[arg-type]
-    actual = exclude(users, items, clicked_items(rows, items) if clicked else None, rules, attributes)
+        rule = AttributeFilter(f"not_allowed by {kind}", kind, as_rows(frame), BARRED[kind][1])  # type: ignore[arg-type]
+        rules.append(rule)
+    known_pairs = clicked_items(rows, items) if clicked else None
+    actual = exclude(users, items, known_pairs, rules, as_rows(attributes))
     expected: dict[str, set[int]] = {user: clicked_by(log, user) if clicked else set() for user in USERS}
     counts = {"clicked": sum(map(len, expected.values()))} if clicked else {}
     for kind in kinds:
@@ -349,38 +352,42 @@ def test_items_not_allowed_for_a_user_are_excluded_and_counted(
             }
             counts[f"not_allowed by {kind}"] += len(gone)
             expected[user] |= gone
-    lists = {row.user_key: row.excluded for row in actual.users.collect()}
+    lists = {row["user_key"]: row["excluded"] for row in records(actual.users)}
     assert lists == {user: sorted(gone) or None for user, gone in expected.items()}
     assert actual.counts == counts
     assert actual.most == max(map(len, expected.values()))
 
 
+@BOTH_FORMS
 def test_items_out_of_stock_or_not_seen_lately_are_left_out_and_counted(
-    spark: SparkSession, tables: Frames, log: pd.DataFrame
+    spark: SparkSession, tables: Frames, log: pd.DataFrame, as_rows: AsRows
 ) -> None:
-    items, rows = tables[1].drop("item_index"), tables[2]
-    stock = spark.createDataFrame([("i00",), ("i14",), ("unknown",)], "item_key string")
-    kept, dropped = available_items(items, within(rows, 2, RUN_DATE), stock)
+    items, rows = as_rows(tables[1].drop("item_index")), as_rows(tables[2])
+    frame = spark.createDataFrame([("i00",), ("i14",), ("unknown",)], "item_key string")
+    kept, dropped = available_items(items, within(rows, 2, RUN_DATE), as_rows(frame))
     seen = set(log[log.features_dt >= DAYS[-2]].item_key) & set(ITEMS)
-    assert {row.item_key for row in kept.collect()} == seen - {"i00", "i14"}
+    assert {row["item_key"] for row in records(kept)} == seen - {"i00", "i14"}
     assert dropped == {"out_of_stock": 2, "inactive": len(set(ITEMS) - seen - {"i00", "i14"})}
-    assert sum(dropped.values()) + kept.count() == len(ITEMS)
-    assert kept.columns == items.columns
+    assert sum(dropped.values()) + count(kept) == len(ITEMS)
+    assert columns_of(kept) == columns_of(items)
     same, none = available_items(items, None, None)
-    assert (same.count(), none) == (15, {})
+    assert (count(same), none) == (15, {})
     with pytest.raises(DataError, match=r"no item is left.*inactive.*15"):
-        available_items(items, rows.where("false"), None)
+        available_items(items, as_rows(tables[2].where("false")), None)
 
 
-def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession) -> None:
+@BOTH_FORMS
+def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession, as_rows: AsRows) -> None:
     day = 86_400_000_000
     first = 20_459 * day  # 2026-01-06
     times = [first - day - 1, first - day, first - 1, first, first + day - 1, first + day]
-    rows = spark.createDataFrame([(time, RUN_DATE) for time in times], "event_time long, features_dt string")
-    assert [row.event_time for row in within(rows, 1, RUN_DATE).collect()] == times[3:5]
-    assert [row.event_time for row in within(rows, 2, RUN_DATE).collect()] == times[1:5]
-    dated = spark.createDataFrame([(value,) for value in [*DAYS, "2026-01-07"]], "features_dt string")
-    assert [row.features_dt for row in within(dated, 2, RUN_DATE).collect()] == DAYS[-2:]
+    frame = spark.createDataFrame([(time, RUN_DATE) for time in times], "event_time long, features_dt string")
+    rows = as_rows(frame)
+    assert [row["event_time"] for row in records(within(rows, 1, RUN_DATE))] == times[3:5]
+    assert [row["event_time"] for row in records(within(rows, 2, RUN_DATE))] == times[1:5]
+    days = [(value,) for value in [*DAYS, "2026-01-07"]]
+    dated = as_rows(spark.createDataFrame(days, "features_dt string"))
+    assert [row["features_dt"] for row in records(within(dated, 2, RUN_DATE))] == DAYS[-2:]
 
 
 def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
