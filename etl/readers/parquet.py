@@ -39,7 +39,7 @@ _PLAIN_TYPES = ("int", "float", "string")
 # A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
-_BLOCK_SPLITS = 2
+_BLOCK_SPLITS = 4
 _WRAP_US = 2**64 // 1000
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -273,13 +273,16 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
     files, inner = file_io.filesystem(file.path)
     with files.open_input_file(inner) as source:
         try:
+            footer = pq.read_metadata(source)
+            paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,
-                read_dictionary=names,  # ignored for columns that are not texts
+                metadata=footer,
+                read_dictionary=[name for name in names if name in paths],  # texts; others are not affected
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
-            verify_pages(source, parquet.metadata, groups, names)
+            verify_pages(source, footer, groups, names)
             if end is not None:
                 yield parquet.read_row_groups(groups, columns=names, use_threads=False)
                 return
