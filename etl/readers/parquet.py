@@ -39,7 +39,7 @@ _PLAIN_TYPES = ("int", "float", "string")
 # A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
-_BLOCK_SPLITS = 2
+_BLOCK_SPLITS = 4
 _WRAP_US = 2**64 // 1000
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -207,7 +207,7 @@ class ParquetReader(TableReader):
             counts={},
             broken={},
             malformed=malformed,
-            texts=partial(self._texts, file, file_split, offset),
+            texts=partial(self._texts, file, file_split, offset, rows),
             exact_time=exact_time,
         )
 
@@ -217,31 +217,30 @@ class ParquetReader(TableReader):
         is_time = event_time is not None and column.name == event_time.column and column.type == "int"
         return event_time.unit if event_time is not None and is_time else None
 
-    def _texts(self, file: _File, file_split: FileSplit, offset: int, lines: Sequence[int]) -> list[str]:
-        """Returns rows as JSON. The columns are read again, because a block does not have all of them.
+    def _texts(
+        self, file: _File, file_split: FileSplit, offset: int, rows: pa.Table, lines: Sequence[int]
+    ) -> list[str]:
+        """Returns rows as JSON. Columns that the block does not have are read.
 
         Args:
             file, file_split: the file, and the split of the rows.
             offset: the index of the first row of the block in the split.
+            rows: the columns that were read for the block.
             lines: indices of rows of the block, ascending.
         """
         if not lines:
             return []
-        wanted = np.asarray(lines, np.int64) + offset
-        texts: list[str] = []
-        first = 0
-        names = [
+        taken = rows.take(pa.array(lines, pa.int64()))
+        others = [
             column.source_name
             for column, stored in zip(self.table.columns, file.columns, strict=True)
-            if stored.is_stored
+            if stored.is_stored and column.source_name not in rows.column_names
         ]
-        for rows in _read(file, file_split, names):
-            low, high = np.searchsorted(wanted, [first, first + len(rows)])
-            if low < high:
-                taken = rows.take(pa.array(wanted[low:high] - first))
-                texts += row_texts(self._shown_columns(file, taken), len(taken))
-            first += len(rows)
-        return texts
+        if others:
+            parts = _rows_at(_read(file, file_split, others), np.asarray(lines, np.int64) + offset)
+            for name, values in zip(parts.column_names, parts.columns, strict=True):
+                taken = taken.append_column(name, values)
+        return row_texts(self._shown_columns(file, taken), len(taken))
 
     def _shown_columns(self, file: _File, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
         """Returns the columns that the text of a row has. Spark formats timestamps of 96 bits."""
@@ -273,13 +272,16 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
     files, inner = file_io.filesystem(file.path)
     with files.open_input_file(inner) as source:
         try:
+            footer = pq.read_metadata(source)
+            paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,
-                read_dictionary=names,  # ignored for columns that are not texts
+                metadata=footer,
+                read_dictionary=[name for name in names if name in paths],  # texts; others are not affected
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
-            verify_pages(source, parquet.metadata, groups, names)
+            verify_pages(source, footer, groups, names)
             if end is not None:
                 yield parquet.read_row_groups(groups, columns=names, use_threads=False)
                 return
@@ -291,6 +293,17 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
                 f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
                 "deliver the file again",
             ) from error
+
+
+def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
+    """Returns the rows with these indices, (n,) int64 ascending, among the rows of all parts."""
+    taken = []
+    first = 0
+    for rows in parts:
+        low, high = np.searchsorted(wanted, [first, first + len(rows)])
+        taken.append(rows.take(pa.array(wanted[low:high] - first)))
+        first += len(rows)
+    return pa.concat_tables(taken)
 
 
 def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:

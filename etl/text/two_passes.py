@@ -1,4 +1,4 @@
-"""Processes the days of a text log in two passes.
+"""Processes the days of a log in two passes.
 
 The scan pass publishes the quarantine and the value counts of each day. After the workflow has been fitted,
 the encode pass writes the features.
