@@ -142,6 +142,8 @@ def typed_column(
         or 0, a date is a number of days since 1970-01-01, and a timestamp is a number of µs since then.
     """
     null = pa.scalar(None, pa.string())
+    if raw.offset:  # pyarrow 14's if_else returns other texts for a slice of an array
+        raw = raw.take(pa.array(np.arange(len(raw))))
     text = pc.if_else(pc.is_in(raw, value_set=pa.array(null_values, pa.string())), null, raw)
     if column.type == "string":
         return text, None

@@ -193,7 +193,7 @@ def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Pat
 
 
 def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Path) -> None:
-    log = {**SMALL["log"], "format": "parquet", "path": "{data}/*/*.parquet"}
+    log = {**SMALL["log"], "format": "parquet", "separator": None, "path": "{data}/*/*.parquet"}
     config = cases.write_config(tmp_path, SMALL, {"log": log})
     for folder in "xy":
         (tmp_path / "raw" / folder).mkdir(parents=True)
@@ -234,7 +234,9 @@ def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Pa
 
 
 def test_parquet_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> None:
-    config = cases.write_config(tmp_path, SMALL, {"log": {**SMALL["log"], "format": "parquet"}})
+    config = cases.write_config(
+        tmp_path, SMALL, {"log": {**SMALL["log"], "format": "parquet", "separator": None}}
+    )
     (tmp_path / "raw").mkdir()
     pq.write_table(pa.table({"when": [1]}), tmp_path / "raw/a.parquet")
     with pytest.raises(DataError, match="price"):
@@ -326,7 +328,7 @@ def test_parquet_columns_may_have_dots_in_the_file(spark: SparkSession, tmp_path
         {**column, "source": f"a.{column['name']}"} if column["name"] != "clicked" else column
         for column in SMALL["log"]["columns"]
     ]
-    log = {**SMALL["log"], "format": "parquet", "columns": columns}
+    log = {**SMALL["log"], "format": "parquet", "separator": None, "columns": columns}
     config = cases.write_config(tmp_path, SMALL, {"log": log})
     (tmp_path / "raw").mkdir()
     values = {
