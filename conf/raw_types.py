@@ -150,8 +150,8 @@ class Column(Strict):
     )
     separator: ElementSeparator | None = Field(
         default=None,
-        description="Text between two elements of a list in a text file. An empty element is left out, and "
-        "an empty field is null. Null: `|`. Only for lists.",
+        description="Text between two elements of a list that is written as a text. An empty element is left "
+        "out, and an empty field is null. Null: a vertical bar. Only for lists.",
     )
     source: PlainText | None = Field(
         default=None,

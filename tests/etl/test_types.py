@@ -441,6 +441,8 @@ def test_settings_that_mean_nothing_are_refused(column: dict[str, Any], problem:
         ),
         ({"format": "tsv", "time_zone": "Berlin"}, "'Berlin' is not the name of a time zone"),
         ({"format": "tsv", "time_zone": "../Europe/Berlin"}, "is not the name of a time zone"),
+        ({"format": "tsv", "time_zone": "localtime"}, "is not the name of a time zone"),
+        ({"format": "tsv", "time_zone": "right/UTC"}, "is not the name of a time zone"),
         ({"format": "tsv", "time_zone": ""}, "is not the name of a time zone"),
         (
             {"format": "tsv", "columns": [{"name": "c", "type": "list<int>", "separator": "\t"}]},
@@ -451,6 +453,24 @@ def test_settings_that_mean_nothing_are_refused(column: dict[str, Any], problem:
 def test_tables_refuse_what_their_format_cannot_mean(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         RawTable.model_validate({"path": "x", "columns": [{"name": "c", "type": "int"}], **table})
+
+
+@pytest.mark.parametrize(
+    "section, problem",
+    [
+        (
+            {"label": {"column": "genres"}},
+            "log.label names the column 'genres', which has the type list<string>",
+        ),
+        ({"label": {"column": "at"}}, "log.label names the column 'at', which has the type timestamp"),
+        ({"event_time": {"column": "member"}}, "log.event_time names the column 'member', .* the type bool"),
+    ],
+)
+def test_labels_and_times_have_types_that_can_mean_them(
+    tmp_path: Path, section: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        typed_log(tmp_path, **section)
 
 
 def test_every_format_has_a_description() -> None:
