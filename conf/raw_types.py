@@ -232,8 +232,8 @@ class RawTable(Strict):
         "max_misdated_share`.",
     )
     columns: list[Column] = Field(
-        description="The columns. With `tsv`, list all columns of the files, in their order. With `csv` and "
-        "`parquet`, list only the columns to read, in any order."
+        description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
+        "formats, list only the columns to read, in any order."
     )
 
     @model_validator(mode="before")
