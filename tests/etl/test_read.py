@@ -177,7 +177,8 @@ def test_row_ids_count_headers_of_csv_and_rows_of_parquet(spark: SparkSession, t
             rows = pd.DataFrame([(3.0, 1, 7, "i", 0.5), (1.0, 2, 8, "i", 0.5)], columns=names)
             path = folder / f"raw/{name}.{form}"
             rows.to_csv(path, index=False) if form == "csv" else rows.to_parquet(path)
-        read, _ = _read(spark, cases.write_config(folder, SMALL, {"log": {**SMALL["log"], "format": form}}))
+        log = {**SMALL["log"], "format": form, "separator": None}
+        read, _ = _read(spark, cases.write_config(folder, SMALL, {"log": log}))
         found = read.orderBy("row_id").select("row_id", "_line_number").collect()
         ids[form] = [tuple(row) for row in found]
     assert ids == {"csv": [(1, 2), (2, 3), (4, 2), (5, 3)], "parquet": [(0, 1), (1, 2), (2, 1), (3, 2)]}
