@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import FORMATS, Column, EventTime, Format, RawTable, operator_type
-from conf.types import Config
+from conf.types import Config, ItemsTable
 from etl.build import BuildResult
 from etl.raw import time_text
 from etl.raw.arrow_parse import typed_column
@@ -34,7 +34,7 @@ from etl.raw.misdated import bounds_of_day, count_misdated
 from etl.raw.row_rules import time_rule
 from etl.raw.stored_values import can_hold, stored_values
 from etl.readers.text import TextReader
-from etl.spark.read_log import read_log
+from etl.spark.read_log import read_attributes, read_log
 from etl.text import parsed_splits
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain
@@ -790,6 +790,35 @@ def test_the_engine_sql_refuses_types_that_it_does_not_read_from_text(
     ) as caught:
         read_log(spark, config, require_raw(config, config.log, DAYS[0]))
     assert "workflow.engine, or set it to arrow" in caught.value.remedy
+
+
+def test_a_table_of_items_may_have_lists_and_times(spark: SparkSession, tmp_path: Path) -> None:
+    write_log(tmp_path, "csv")
+    (tmp_path / "raw/items.csv").write_text("item;kinds;since\ni1;a|b;29.3.2026 02:30\ni2;;1.7.2026 00:00\n")
+    items = {
+        "path": "{data}/items.csv",
+        "format": "csv",
+        "separator": ";",
+        "time_zone": "Europe/Berlin",
+        "columns": [
+            {"name": "item", "type": "string"},
+            {"name": "kinds", "type": "list<string>"},
+            {"name": "since", "type": "timestamp", "format": "%d.%m.%Y %H:%M"},
+        ],
+    }
+    config = typed_log(tmp_path)
+    config = config.model_copy(update={"items": ItemsTable.model_validate(items)})
+    assert config.items is not None
+    rows = read_attributes(spark, config, config.items, "item", "items", DAYS[0], "item").orderBy("item")
+    assert [tuple(row) for row in rows.collect()] == [
+        ("i1", ["a", "b"], microseconds(datetime(2026, 3, 29, 1, 30))),
+        ("i2", None, microseconds(datetime(2026, 6, 30, 22))),
+    ]
+    (tmp_path / "raw/items.csv").write_text("item;kinds;since\ni1;a|b;29.3.2026 02:30\ni2;;yesterday\n")
+    problem = r"items.csv: 1 row does not parse; the first is line 3: since has the value 'yesterday'"
+    with pytest.raises(DataError, match=problem) as caught:
+        read_attributes(spark, config, config.items, "item", "items", DAYS[0], "item")
+    assert "correct `format` of since in items.columns" in caught.value.remedy
 
 
 # Times of a log -------------------------------------------------------------------------------------------
