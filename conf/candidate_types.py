@@ -47,10 +47,10 @@ class NotAllowed(RawTable):
     @model_validator(mode="after")
     def _has_its_columns(self) -> NotAllowed:
         _require_columns(self, [self.item, self.value])
-        kinds = {column.name: column.type for column in self.columns}
-        if self.rule == "at_least" and kinds[self.value] == "string":
+        kind = self.types[self.value]
+        if self.rule == "at_least" and kind not in ("int", "float"):
             raise ValueError(
-                f"value={self.value!r} is a string column, but rule=at_least compares numbers: give the "
+                f"value={self.value!r} is a {kind} column, but rule=at_least compares numbers: give the "
                 "column the type int or float, or use rule=allow or rule=deny"
             )
         return self
@@ -159,10 +159,10 @@ class Candidates(Strict):
                 f"filters: attribute={rule.attribute!r} is not a column of user_attributes "
                 f"({known.names if known else 'which is missing'})"
             )
-        kinds = {column.name: column.type for column in known.columns}
-        if rule.rule == "at_least" and kinds[rule.attribute] == "string":
+        kind = known.types[rule.attribute]
+        if rule.rule == "at_least" and kind not in ("int", "float"):
             raise ValueError(
-                f"filters: attribute={rule.attribute!r} is a string column of user_attributes, but "
+                f"filters: attribute={rule.attribute!r} is a {kind} column of user_attributes, but "
                 "rule=at_least compares numbers: give the column the type int or float"
             )
 

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from conf.names import ColumnName, PlainText, RawLocation
+from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
+
+# The formats of raw files. To add one: a name here, a description below, and a reader in etl/readers.
+Format = Literal["tsv", "csv", "parquet"]
+FORMATS: Mapping[Format, str] = {
+    "tsv": "no header, and a double quote is an ordinary character.",
+    "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
+    "otherwise its lines are quarantined with the reason `quote` or `field_count`.",
+    "parquet": "columns are matched by name.",
+}
+# Formats with one row a line and a separator between fields.
+SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})
+# Formats in which a text may stand for null.
+NULL_VALUE_FORMATS: frozenset[str] = SEPARATED_FORMATS | {"jsonl"}
+
+# Types of columns in files.
+ColumnType = Literal[
+    "int", "float", "string", "bool", "date", "timestamp", "decimal", "list<int>", "list<string>"
+]
+# Types that operators see. The last two are lists.
+OperatorType = Literal["int", "float", "string", "ints", "strings"]
+_OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
+    "int": "int",
+    "float": "float",
+    "string": "string",
+    "bool": "int",
+    "date": "int",
+    "timestamp": "int",
+    "decimal": "float",
+    "list<int>": "ints",
+    "list<string>": "strings",
+}
+TIME_TYPES = ("date", "timestamp")
+LIST_TYPES = ("list<int>", "list<string>")
+_LONGEST_ELEMENT_SEPARATOR = 8
 
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # of one range
@@ -23,6 +58,19 @@ def _known_separator(separator: str) -> str:
 
 
 Separator = Annotated[str, AfterValidator(_known_separator)]
+
+
+def _element_separator(separator: str) -> str:
+    fits = 1 <= len(separator) <= _LONGEST_ELEMENT_SEPARATOR
+    if not fits or any(char.isalnum() or char in '"\r\n' for char in separator):
+        raise ValueError(
+            f"a separator of elements has 1 to {_LONGEST_ELEMENT_SEPARATOR} characters, without letters, "
+            "digits, double quotes or line breaks"
+        )
+    return separator
+
+
+ElementSeparator = Annotated[str, AfterValidator(_element_separator)]
 
 
 def _null_values(values: Any) -> Any:
@@ -86,8 +134,24 @@ class Column(Strict):
         description="Name of the column in the configuration. A range such as `C{1..26}` declares several "
         "columns."
     )
-    type: Literal["int", "float", "string"] = Field(
-        description="Type of the values: `int` has 64 bits, `float` is a double, `string` is UTF-8 text."
+    type: ColumnType = Field(
+        description="Type of the values. `int`: 64 bits. `float`: a double. `string`: UTF-8 text. `bool`: "
+        "read as 1 or 0; in text files true, t, yes, y, 1 or false, f, no, n, 0, in any case. `date`: read "
+        "as days since 1970-01-01. `timestamp`: read as µs since 1970-01-01 00:00 UTC. `decimal`: at most 38 "
+        "digits without an exponent, rounded to the nearest double. `list<int>`: a list of integers. "
+        "`list<string>`: a list of texts; in text files, `separator` divides the elements of a list."
+    )
+    format: TimeFormat = Field(
+        default=ISO,
+        description="How texts of a `date` or `timestamp` column are written. `iso`: ISO 8601, such as "
+        "2026-01-31 for a date, and 2026-01-31T13:45:00.123Z for a timestamp, with T or a blank, with or "
+        "without seconds, fraction and offset. Otherwise a pattern of Python's strptime, such as "
+        '`"%d/%m/%Y %H:%M:%S"`. Only for these two types.',
+    )
+    separator: ElementSeparator | None = Field(
+        default=None,
+        description="Text between two elements of a list that is written as a text. An empty element is left "
+        "out, and an empty field is null. Null: a vertical bar. Only for lists.",
     )
     source: PlainText | None = Field(
         default=None,
@@ -106,6 +170,39 @@ class Column(Strict):
         """Returns the name of the column in the CSV header or Parquet schema of the raw files."""
         return self.source or self.name
 
+    @property
+    def element_separator(self) -> str:
+        """Returns `separator`, with null replaced by its meaning."""
+        return self.separator or "|"
+
+    @model_validator(mode="after")
+    def _fitting_settings(self) -> Column:
+        if self.format != ISO and self.type not in TIME_TYPES:
+            raise ValueError(
+                f"column {self.name!r}: `format` says how times are written, but the type is {self.type}: "
+                "remove `format`, or give the column the type timestamp or date"
+            )
+        if self.type == "date" and not only_date(self.format):
+            raise ValueError(
+                f"column {self.name!r}: the format {self.format!r} reads more than a date: give the column "
+                "the type timestamp, or write a format with year, month and day only"
+            )
+        if self.separator is not None and self.type not in LIST_TYPES:
+            raise ValueError(
+                f"column {self.name!r}: `separator` divides the elements of a list, but the type is "
+                f"{self.type}: remove `separator`, or give the column the type list<int> or list<string>"
+            )
+        return self
+
+
+def operator_type(column: Column) -> OperatorType:
+    """Returns the type with which operators see the values of a raw column.
+
+    A bool is an int (0 or 1), a date an int (days since 1970-01-01), a timestamp an int (µs since 1970-01-01
+    00:00 UTC), and a decimal a float.
+    """
+    return _OPERATOR_TYPES[column.type]
+
 
 class RawTable(Strict):
     """The location, format and columns of raw files."""
@@ -115,25 +212,28 @@ class RawTable(Strict):
         "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD). "
         "Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
-    format: Literal["tsv", "csv", "parquet"] = Field(
-        description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line "
-        "and quotes by RFC 4180; a value must not contain a line break, not even in quotes, otherwise its "
-        "lines are quarantined with the reason `quote` or `field_count`. `parquet`: columns are matched by "
-        "name."
-    )
+    format: Format = Field(description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items()))
     separator: Separator | None = Field(
         default=None,
         description="Character between two fields of a line; `\\t` is a tab. Null: a comma for `csv`, a tab "
-        "for `tsv`.",
+        "for `tsv`. Only for these formats.",
     )
     null_values: NullValues = Field(
         default=[""],
         description="Texts that stand for null in every column of text files, also in quotes. An empty field "
         'is always null. Write each text in quotes, such as `["", "\\\\N", "NULL"]`.',
     )
+    time_zone: TimeZone = Field(
+        default=UTC,
+        description="Time zone of times without an offset, and of dates: a name of the IANA database, such "
+        "as Europe/Berlin. A time that occurs twice because clocks are set back is the first of the two. A "
+        "time that clocks skip is moved forward by the length of the gap. In the section `log`, it is also "
+        "the time zone in which a day of `{date}` begins and ends, for the check of `quality."
+        "max_misdated_share`.",
+    )
     columns: list[Column] = Field(
-        description="The columns. With `tsv`, list all columns of the files, in their order. With `csv` and "
-        "`parquet`, list only the columns to read, in any order."
+        description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
+        "formats, list only the columns to read, in any order."
     )
 
     @model_validator(mode="before")
@@ -148,6 +248,26 @@ class RawTable(Strict):
                     expanded.append(column)
             values = {**values, "columns": expanded}
         return values
+
+    @model_validator(mode="after")
+    def _fitting_format(self) -> RawTable:
+        if self.separator is not None and self.format not in SEPARATED_FORMATS:
+            raise ValueError(
+                f"separator divides the fields of text files, but the format is {self.format}: remove it"
+            )
+        if self.null_values != [""] and self.format not in NULL_VALUE_FORMATS:
+            raise ValueError(
+                f"null_values are texts that stand for null in text files, but the format is {self.format}, "
+                "which has nulls: remove them"
+            )
+        if self.format == "tsv":
+            for column in self.columns:
+                if column.type in LIST_TYPES and self.field_separator in column.element_separator:
+                    raise ValueError(
+                        f"column {column.name!r}: `separator` of its elements is also that of the fields "
+                        "of a line: write another one"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _unique(self) -> RawTable:
@@ -175,6 +295,15 @@ class RawTable(Strict):
     def names(self) -> list[str]:
         """Returns the names of the columns."""
         return [column.name for column in self.columns]
+
+    @property
+    def types(self) -> dict[str, OperatorType]:
+        """Maps the name of each column to the type that operators see (`operator_type`)."""
+        return {column.name: operator_type(column) for column in self.columns}
+
+    def type_of(self, name: str) -> ColumnType:
+        """Returns the declared type of a column, which must exist."""
+        return next(column.type for column in self.columns if column.name == name)
 
     @property
     def field_separator(self) -> str:
@@ -222,23 +351,27 @@ class Label(Strict):
 
 
 # The remedy for times that are texts.
-TIME_AS_NUMBER = (
-    "convert the times to whole numbers since 1970-01-01 00:00 UTC, in s, ms or us (log.event_time.unit), "
-    "for example with pandas: "
-    "`pandas.to_datetime(times, utc=True).astype('datetime64[s, UTC]').astype('int64')`; or write the log as "
-    "Parquet files with a timestamp column"
+DECLARE_TIME = (
+    "declare the column as a time: `type: timestamp` reads ISO 8601 such as 2026-01-31T13:45:00Z; for "
+    'another notation also set `format`, such as `format: "%d/%m/%Y %H:%M:%S"`; for times without an offset '
+    "set log.time_zone, such as Europe/Berlin; whole numbers need `type: int` and log.event_time.unit"
 )
 
 
 class EventTime(Strict):
-    """The column with the time of an event: an integer, counted from 1970-01-01 00:00 UTC."""
+    """The column with the time of an event.
+
+    The column has the type timestamp, date, or int. A date is the beginning of this day in `log.time_zone`.
+    An int is counted from 1970-01-01 00:00 UTC, in `unit`.
+    """
 
     column: str = Field(description="Column of the log with the time.")
     unit: Literal["s", "ms", "us", "ns"] = Field(
         default="s",
-        description="Unit of the integer. `s`: seconds. `ms`: milliseconds. `us`: microseconds. `ns`: "
-        "nanoseconds, which are rounded down to microseconds. A Parquet timestamp has its own unit, so its "
-        "time is right with any `unit`; without a time zone it is in UTC.",
+        description="Unit of a column of type int. `s`: seconds. `ms`: milliseconds. `us`: microseconds. "
+        "`ns`: nanoseconds, which are rounded down to microseconds. It has no effect on columns of type "
+        "timestamp and date. A Parquet timestamp has its own unit, so its time is right with any `unit`; "
+        "without a time zone it is in `log.time_zone`.",
     )
 
 

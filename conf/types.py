@@ -20,7 +20,7 @@ from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation, reject_repeated, reject_unknown
 from conf.quality_types import Quality
 from conf.raw_types import (
-    TIME_AS_NUMBER,
+    DECLARE_TIME,
     Column,
     EventTime,
     ItemsTable,
@@ -222,11 +222,14 @@ class Config(Strict):
             reject_repeated("features.columns", group.columns)
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
         reject_unknown("log.label", [self.log.label.column], set(self.log.names))
+        self.log.require_types(
+            "log.label", [self.log.label.column], ("int", "bool", "float", "decimal", "string")
+        )
         self.log.require_present("log.label", [self.log.label.column])
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
-            otherwise = f" if its values are whole numbers; otherwise {TIME_AS_NUMBER}"
-            self.log.require_types("log.event_time", [self.log.event_time.column], ("int",), otherwise)
+            times = ("timestamp", "date", "int")
+            self.log.require_types("log.event_time", [self.log.event_time.column], times, f": {DECLARE_TIME}")
             self.log.require_present("log.event_time", [self.log.event_time.column])
         if self.keys:
             reject_unknown("keys", self.keys.columns, set(self.log.names))

@@ -40,9 +40,9 @@ class Workflow:
     Args:
         features: the section `features` of a configuration: a list of groups with the keys `columns`, `kind`
             and `ops`, or its YAML text. docs/operators describes the operators.
-        types: maps raw columns to int, float, string, ints or strings, as `log.columns` does. A column that
-            is not in it has the type of its values when the workflow is fitted. Pass `int` for integers that
-            are floats because some are missing, and `string` for keys that are numbers.
+        types: maps raw columns to the types that operators see: int, float, string, ints or strings. A column
+            that is not in it has the type of its values when the workflow is fitted. Pass `int` for integers
+            that are floats because some are missing, and `string` for keys that are numbers.
         label: the column with the label. Features cannot be computed from it, except by target_encoding.
 
     Raises:

@@ -117,13 +117,13 @@ class JoinExternal(Operator):
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
         columns += [{"name": name, "type": kind} for name, kind in self.columns.items()]
-        values = {
+        values: dict[str, Any] = {
             "path": self.path,
             "format": self.format,
-            "separator": self.separator,
-            "null_values": list(self.null_values),
             "columns": columns,
         }
+        if self.format == "csv":
+            values |= {"separator": self.separator, "null_values": list(self.null_values)}
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:

@@ -5,8 +5,7 @@ The `sql` engine (etl/raw/parse.py) returns the same rows, and rejects the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import assert_never
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +13,38 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from conf.raw_types import Column, RawTable
+from conf.raw_types import Column, ColumnType, OperatorType, RawTable, operator_type
+from conf.time_types import UTC
 from etl.raw import quotes
-from etl.raw.number_text import integers, numbers
+from etl.raw.list_text import integer_lists, text_lists
+from etl.raw.number_text import booleans, decimals, integers, numbers
+from etl.raw.time_text import dates, timestamps
 
-_SPARK_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "string": T.StringType()}
+_SPARK_TYPES: Mapping[OperatorType, T.DataType] = {
+    "int": T.LongType(),
+    "float": T.DoubleType(),
+    "string": T.StringType(),
+    "ints": T.ArrayType(T.LongType()),
+    "strings": T.ArrayType(T.StringType()),
+}
+# The types of the arrays that `typed_column` returns.
+ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "string": pa.string(),
+    "ints": pa.list_(pa.int64()),
+    "strings": pa.list_(pa.string()),
+}
+# For each type whose texts may be malformed: the reason, and the function that converts texts.
+_CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Array]]] = {
+    "int": ("integer", lambda text, column, zone: integers(text)),
+    "float": ("number", lambda text, column, zone: numbers(text)),
+    "bool": ("boolean", lambda text, column, zone: booleans(text)),
+    "decimal": ("decimal", lambda text, column, zone: decimals(text)),
+    "date": ("date", lambda text, column, zone: dates(text, column.format)),
+    "timestamp": ("timestamp", lambda text, column, zone: timestamps(text, column.format, zone)),
+    "list<int>": ("list", lambda text, column, zone: integer_lists(text, column.element_separator)),
+}
 
 
 def parse_lines(
@@ -36,7 +62,7 @@ def parse_lines(
         reason: name of the column with the reason to reject the line. The reason is null if the line is
             valid.
     """
-    typed = [T.StructField(column.name, _SPARK_TYPES[column.type]) for column in table.columns]
+    typed = [T.StructField(column.name, _SPARK_TYPES[operator_type(column)]) for column in table.columns]
     schema = T.StructType([*lines.schema.fields, *typed])
     return lines.mapInArrow(_parser(table, tuple(positions), width, line, reason), schema)
 
@@ -55,7 +81,7 @@ def _parser(
             columns = []
             for column, position in zip(table.columns, positions, strict=True):
                 field = pa.nulls(len(text), pa.string()) if position is None else fields[position]
-                values, malformed = typed_column(field, column, table.null_values)
+                values, malformed = typed_column(field, column, table.null_values, table.time_zone)
                 columns.append(values)
                 if malformed is not None:
                     reasons = pc.coalesce(reasons, malformed)
@@ -97,24 +123,34 @@ def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
 
 
 def typed_column(
-    raw: pa.Array, column: Column, null_values: Sequence[str]
+    raw: pa.Array, column: Column, null_values: Sequence[str], time_zone: str = UTC
 ) -> tuple[pa.Array, pa.Array | None]:
     """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
     A field that is one of `null_values` becomes null. A malformed field also becomes null, and its reason
     says what is wrong. The reasons of all other fields are null. If no field is malformed, the result is None
     instead of the reasons.
+
+    Args:
+        raw: (n,) texts.
+        column: name, type, time format and separator of elements.
+        null_values: texts that stand for null.
+        time_zone: the IANA name of the zone of times without an offset.
+
+    Returns:
+        The values have the Arrow type that `ARROW_TYPES` has for the operator type of the column. A bool is 1
+        or 0, a date is a number of days since 1970-01-01, and a timestamp is a number of µs since then.
     """
     null = pa.scalar(None, pa.string())
+    if raw.offset:  # pyarrow 14's if_else returns other texts for a slice of an array
+        raw = raw.take(pa.array(np.arange(len(raw))))
     text = pc.if_else(pc.is_in(raw, value_set=pa.array(null_values, pa.string())), null, raw)
     if column.type == "string":
         return text, None
-    if column.type == "int":
-        values, kind = integers(text), "integer"
-    elif column.type == "float":
-        values, kind = numbers(text), "number"
-    else:
-        assert_never(column.type)
+    if column.type == "list<string>":
+        return text_lists(text, column.element_separator), None
+    kind, convert = _CONVERT[column.type]
+    values = convert(text, column, time_zone)
     bad = pc.and_(pc.is_valid(text), pc.is_null(values))
     if not pc.any(bad).as_py():
         return values, None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conf.types import Config, RawTable
+from conf.raw_types import LIST_TYPES
+from conf.time_types import ISO, UTC
+from conf.types import Column, Config, RawTable
 from storage.manifest import digest_of
 
 # Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
@@ -23,5 +25,24 @@ def layout_digest(config: Config) -> str:
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table. A default separator and the same separator written out are equal."""
-    return {**table.model_dump(exclude={"path", "missing"}), "separator": table.field_separator}
+    """Returns the settings of a table. A default separator and the same separator written out are equal.
+
+    Keys that did not exist in earlier releases are included only if they are set, so that the days which such
+    a release has stored remain valid.
+    """
+    settings = table.model_dump(exclude={"path", "missing", "columns"})
+    if table.time_zone == UTC:
+        del settings["time_zone"]
+    columns = [_column_settings(column) for column in table.columns]
+    return {**settings, "columns": columns, "separator": table.field_separator}
+
+
+def _column_settings(column: Column) -> dict[str, Any]:
+    settings = column.model_dump()
+    if column.format == ISO:
+        del settings["format"]
+    if column.type in LIST_TYPES:
+        settings["separator"] = column.element_separator
+    else:
+        del settings["separator"]
+    return settings

@@ -1,4 +1,4 @@
-"""Counts the rows of a day's log whose event_time is outside of this day, in UTC.
+"""Counts the rows of a day's log whose event_time is outside of this day, in `log.time_zone` (default: UTC).
 
 A log may have some such rows: late events, or days of another time zone. If nearly all rows have such times,
 the unit of the time is wrong, or the file of another day was delivered.
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.dates import days_since_epoch
-from conf.types import Config, EventTime
+from conf.types import Config, EventTime, RawTable
 from etl.raw.row_rules import NANOSECONDS
+from etl.raw.time_text import starts_of_days
 
-_US_OF_DAY = 86_400_000_000
 # The fact of a quarantine manifest. Manifests of earlier releases lack it.
 MISDATED = "misdated"
 
@@ -57,14 +57,16 @@ NO_ROWS = Misdated()
 
 
 def bounds_of_day(config: Config, dt: str) -> tuple[int, int] | None:
-    """Returns the first µs of a day in UTC, and the first µs after the day.
+    """Returns the first µs of a day in `log.time_zone`, and the first µs after the day, since 1970-01-01 UTC.
 
-    Returns None if the log is not stored by day, or has no event_time: then no time can be on a wrong day.
+    A day on which clocks change has 23 or 25 hours. Returns None if the log is not stored by day, or has no
+    event_time: then no time can be on a wrong day.
     """
     if not config.log.by_day or config.log.event_time is None:
         return None
-    first = days_since_epoch(dt) * _US_OF_DAY
-    return first, first + _US_OF_DAY
+    day = days_since_epoch(dt)
+    first, end = starts_of_days(np.array([day, day + 1]), config.log.time_zone).tolist()
+    return first, end
 
 
 def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdated:
@@ -78,13 +80,16 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
     return Misdated(len(outside), int(outside.min()), int(outside.max())) if len(outside) else NO_ROWS
 
 
-def describe(event_time: EventTime, time: int) -> str:
+def describe(event_time: EventTime, time: int, log: RawTable) -> str:
     """Returns a text with a raw value, and the day as which it was read.
 
     Args:
         event_time: column and unit of the time.
         time: µs since 1970-01-01 UTC.
+        log: the table with the column. A time that is no integer is shown in UTC.
     """
+    if log.type_of(event_time.column) != "int":
+        return f"{event_time.column}={np.datetime_as_string(np.datetime64(time, 'us'))}Z"
     value = time * 1000 // NANOSECONDS[event_time.unit]
     day = np.datetime_as_string(np.datetime64(time, "us"), unit="D")
     return f"{event_time.column}={value} was read as {day}"

@@ -19,8 +19,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
+from conf.raw_types import LIST_TYPES, TIME_TYPES, EventTime, OperatorType, RawTable, operator_type
 from conf.raw_types import Column as RawColumn
-from conf.raw_types import EventTime, RawTable
+from conf.time_types import UTC
 from etl.raw.number_text import integer_of, number_of
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, SOURCE_COLUMNS, empty_to_null, evaluated_once
 from etl.raw.row_ids import paths_by_spark_name
@@ -47,13 +48,25 @@ _PLAIN = {
     "DOUBLE": "double",
     "BYTE_ARRAY": "binary",
 }
+# The types of the columns of the frame.
+SPARK_TYPES: Mapping[OperatorType, str] = {
+    "int": "bigint",
+    "float": "double",
+    "string": "string",
+    "ints": "array<bigint>",
+    "strings": "array<string>",
+}
 _UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
-_KINDS = {"int": "integer", "float": "number"}
+_KINDS = {"int": "integer", "float": "number", "bool": "boolean", "decimal": "decimal"}
 _SHOWN = 60  # maximum number of characters of a value in an error message
 _HEAD_BYTES = 16
 _ONE_VALUE = (
     "store one value in each row; for a list, for example one text such as 'a,b', which the operator "
     "split_list divides (docs/operators/lists.md)"
+)
+_TEXTS = ("STRING", "ENUM", "JSON")
+_STORED_TIME = (
+    "store it as a timestamp or date; on one machine, text files such as csv may have times in any format"
 )
 _NO_COLUMN = "_no_column"  # is read, as null, from files that have none of the listed columns
 
@@ -65,10 +78,12 @@ class _Stored:
     Attributes:
         spark: the type with which Spark reads it; None if each value is null without reading.
         unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for others.
+        is_local: whether the timestamp has no time zone.
     """
 
     spark: str | None
     unit: str = ""
+    is_local: bool = False
 
 
 _ABSENT = _Stored(None)
@@ -116,7 +131,11 @@ def read_parquet_rows(
         first_rows[file.path] = total
         total += file.rows
         groups.setdefault(file.stored, []).append(file.path)
-    has_exact = any(stored.unit for file in files for stored in file.stored)
+    has_exact = any(
+        stored.unit and column.type == "int"
+        for file in files
+        for column, stored in zip(table.columns, file.stored, strict=True)
+    )
     parts = [
         _Group(spark, table, stored, tuple(group), event_time if has_exact else None).rows(first_rows)
         for stored, group in groups.items()
@@ -194,6 +213,11 @@ def _stored_columns(
             stored.append(_ABSENT)
             continue
         _require_one_name(path, column.source_name, leaves)
+        if column.type in LIST_TYPES:
+            stored.append(_stored_list(path, column, [leaf for _, leaf in parts]))
+            if stored[-1].spark is not None:
+                _require_readable(path, column, footer, parts[0][0])
+            continue
         if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
             raise _refused(path, column, "list, map or struct", _ONE_VALUE)
         index, leaf = parts[0]
@@ -235,11 +259,24 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
     """Returns how a plain column is stored. Raises an error if its declared type cannot hold its values."""
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
+    shown = physical if kind == "NONE" else f"{physical} ({logical})"
     if str(logical) == "Null":
         return _ABSENT
     if kind == "TIMESTAMP" or physical == "INT96":
         return _stored_time(path, column, leaf, is_time)
-    if kind in ("STRING", "ENUM", "JSON"):
+    if column.type == "date" and kind == "DATE":
+        return _Stored("date")
+    if column.type in TIME_TYPES:
+        raise _refused(path, column, shown, _STORED_TIME, ConfigError)
+    if kind != "DECIMAL" and physical == "BYTE_ARRAY" and column.type in ("bool", "decimal"):
+        raise _refused(path, column, shown, f"store it as {column.type}, or declare `string`", ConfigError)
+    return _stored_scalar(path, column, leaf, shown)
+
+
+def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> _Stored:
+    """Returns how a text or a number is stored. Messages of errors name its Parquet type `shown`."""
+    physical, kind = leaf.physical_type, leaf.logical_type.type
+    if kind in _TEXTS:
         return _Stored("string")
     if kind == "DECIMAL":
         if leaf.precision > _MOST_DIGITS:
@@ -251,22 +288,39 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
     read_as = _UNSIGNED.get(leaf.converted_type) or _PLAIN.get(physical)
     if kind in ("NONE", "INT") and read_as is not None:
         return _Stored(read_as)
-    shown = physical if kind == "NONE" else f"{physical} ({logical})"
     raise _refused(path, column, shown, "store it as integers, floats or text, or remove it from `columns`")
 
 
 def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> _Stored:
-    """Returns how a timestamp is stored. Raises ConfigError if its column is not that of the event time."""
-    if not is_time:
-        remedy = (
-            "only the column of log.event_time may store timestamps: remove the column from `columns`, or "
-            "store numbers or texts in it"
-        )
+    """Returns how a timestamp is stored. Raises ConfigError unless its column is a time.
+
+    It is one if it has the type timestamp, or is the column of the event time with the type int.
+    """
+    if column.type != "timestamp" and not (is_time and column.type == "int"):
+        remedy = "declare the column with `type: timestamp`, or remove it from `columns`"
         shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
         raise _refused(path, column, f"timestamp ({shown})", remedy, ConfigError)
     if leaf.physical_type == "INT96":
         return _Stored("timestamp", "int96")
-    return _Stored("bigint", next(short for name, short in _UNITS.items() if name in str(leaf.logical_type)))
+    logical = str(leaf.logical_type)
+    unit = next(short for name, short in _UNITS.items() if name in logical)
+    return _Stored("bigint", unit, "isAdjustedToUTC=false" in logical)
+
+
+def _stored_list(path: str, column: RawColumn, leaves: Sequence[Any]) -> _Stored:
+    """Returns how a list is stored. Raises an error unless it is a list of the declared elements."""
+    leaf = leaves[0]
+    kind = leaf.logical_type.type
+    if str(leaf.logical_type) == "Null":
+        return _ABSENT
+    if len(leaves) > 1 or leaf.max_repetition_level != 1:
+        raise _refused(path, column, "of no list, or of a nested list, map or struct", "store lists in it")
+    is_text, is_int = kind in _TEXTS, leaf.physical_type in ("INT32", "INT64") and kind in ("NONE", "INT")
+    if not (is_text if column.type == "list<string>" else is_int and leaf.converted_type != "UINT_64"):
+        shown = f"list of {leaf.physical_type if kind == 'NONE' else leaf.logical_type}"
+        raise _refused(path, column, shown, "declare the type of its elements", ConfigError)
+    element = "string" if is_text else _UNSIGNED.get(leaf.converted_type) or _PLAIN[leaf.physical_type]
+    return _Stored(f"array<{element}>")
 
 
 def _refused(
@@ -397,35 +451,46 @@ class _Group:
 
     def _typed(self, column: RawColumn, stored: _Stored) -> tuple[Column, Column | None]:
         """Returns the value of a column in its declared type, and the condition that it is malformed."""
-        spark_type = {"int": "bigint", "float": "double", "string": "string"}[column.type]
+        spark_type = SPARK_TYPES[operator_type(column)]
         if stored.spark is None:
             return F.lit(None).cast(spark_type), None
         value = _field(column)
-        if stored.unit and self.event_time is not None:
-            return _in_unit(value, stored.unit, self.event_time.unit), None
+        if column.type in (*LIST_TYPES, *TIME_TYPES) or stored.unit:
+            return self._list_or_time(column, stored, value), None
         if stored.spark in ("string", "binary"):
             return _of_texts(F.decode(value, "UTF-8") if stored.spark == "binary" else value, column.type)
         if stored.spark in EXACT_BELOW:
             value = F.when(~F.isnan(value), value)
         if column.type == "string":
             return _text_of(value, stored.spark), None
-        typed = value.cast(spark_type)
-        if stored.spark in ("boolean", "int", "bigint"):
-            return typed, None
-        if column.type == "float":
-            fits = F.abs(typed) <= FLOAT32_MAX
-        elif stored.spark in EXACT_BELOW:
-            fits = (typed.cast("double") == value) & (F.abs(value) < EXACT_BELOW[stored.spark])
-        else:
-            fits = typed == value
-        return F.when(fits, typed), value.isNotNull() & ~F.coalesce(fits, F.lit(False))
+        return _of_numbers(value, stored.spark, column.type)
+
+    def _list_or_time(self, column: RawColumn, stored: _Stored, value: Column) -> Column:
+        """Returns the values of a list, without null and empty elements, or of a date or a time."""
+        if column.type in LIST_TYPES:
+            kept = F.filter(value, lambda element: element.isNotNull() & (element.cast("string") != ""))
+            return kept.cast(SPARK_TYPES[operator_type(column)])
+        if column.type == "date":
+            return F.unix_date(value).cast("bigint")
+        unit = self.event_time.unit if column.type == "int" and self.event_time is not None else "us"
+        return self._instant(value, stored, unit)
 
     def _exact_time(self, event_time: EventTime) -> Column:
         """Returns the time in µs; null in files whose times are not timestamps."""
         for column, stored in zip(self.table.columns, self.stored, strict=True):
             if column.name == event_time.column and stored.unit:
-                return _in_unit(_field(column), stored.unit, "us")
+                return self._instant(_field(column), stored, "us")
         return F.lit(None).cast("bigint")
+
+    def _instant(self, value: Column, stored: _Stored, unit: str) -> Column:
+        """Returns a timestamp as an integer of a unit, since 1970-01-01 UTC, rounded down.
+
+        A timestamp without a time zone is in that of the table.
+        """
+        if not stored.is_local or self.table.time_zone == UTC:
+            return _in_unit(value, stored.unit, unit)
+        local = F.timestamp_micros(_in_unit(value, stored.unit, "us"))
+        return _in_unit(F.unix_micros(F.to_utc_timestamp(local, self.table.time_zone)), "us", unit)
 
 
 @cache
@@ -445,6 +510,23 @@ def _of_texts(value: Column, kind: str) -> tuple[Column, Column | None]:
         return text, None
     number = integer_of(text) if kind == "int" else number_of(text)
     return number, text.isNotNull() & number.isNull()
+
+
+def _of_numbers(value: Column, stored: str, kind: str) -> tuple[Column, Column | None]:
+    """Returns the values of numbers in a declared type, and the condition that one is malformed."""
+    typed = value.cast("bigint" if kind == "int" else "double")
+    if kind == "bool":
+        fits = typed.isin(0.0, 1.0)
+        typed = typed.cast("bigint")
+    elif stored in ("boolean", "int", "bigint"):
+        return typed, None
+    elif kind in ("float", "decimal"):
+        fits = F.abs(typed) <= FLOAT32_MAX
+    elif stored in EXACT_BELOW:
+        fits = (typed.cast("double") == value) & (F.abs(value) < EXACT_BELOW[stored])
+    else:
+        fits = typed == value
+    return F.when(fits, typed), value.isNotNull() & ~F.coalesce(fits, F.lit(False))
 
 
 def _has_no_text(column: RawColumn, stored: _Stored, value: Column) -> Column | None:
@@ -485,7 +567,7 @@ def _text_of(value: Column, kind: str) -> Column:
 def _in_unit(value: Column, stored: str, wanted: str) -> Column:
     """Converts a timestamp to an integer of the unit `wanted`, rounded down. A value beyond 64 bits is null.
 
-    Timestamps without a time zone are in UTC.
+    A timestamp without a time zone is treated as one in UTC.
     """
     if stored == "int96":
         value, stored = F.unix_micros(value), "us"

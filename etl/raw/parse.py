@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal, assert_never
+from typing import Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from conf.raw_types import SEPARATORS
 from conf.types import RawTable
 from etl.raw import quotes
@@ -24,6 +24,7 @@ from etl.raw.row_ids import lines_in_blocks, number_lines
 from etl.raw.value_text import literal_pattern
 
 _LONGEST_HEADER_BYTES = 1 << 20
+_SQL_TYPES = ("int", "float", "string")  # that Spark expressions read from text
 _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
 
 # Columns that this module adds to the table's columns. The underscore prevents equal names.
@@ -47,11 +48,12 @@ def read_text_rows(
     - `field_count`: the line has a wrong number of fields.
     - `integer:<column>`: a value is not an integer of 64 bits (etl/raw/number_text.py).
     - `number:<column>`: a value is not a number within the range of float32.
+    - `boolean:`, `date:`, `timestamp:`, `decimal:` or `list:<column>`: a value does not have this type.
 
     Raises:
         DataError: a csv file's header lacks a column or differs from the other headers, or a compressed file
             is damaged.
-        ConfigError: no reader can decompress a file.
+        ConfigError: no reader can decompress a file, or the engine `sql` cannot read a column's type.
     """
     lines = number_lines(spark, paths).select(
         "row_id",
@@ -244,6 +246,7 @@ def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFra
     }
     reasons: list[Column] = [F.col(REASON), F.when(F.col("_fields").isNull(), F.lit("field_count"))]
     columns: dict[str, Column] = {}
+    _require_sql_types(table)
     for column in table.columns:
         raw = values[column.name]
         if column.type == "string":
@@ -254,10 +257,22 @@ def _typed(fields: DataFrame, table: RawTable, source: Sequence[str]) -> DataFra
         elif column.type == "float":
             value, kind = number_of(raw), "number"
         else:
-            assert_never(column.type)
+            raise ValueError(f"internal error, please report: Spark does not read {column.type} from text")
         columns[column.name] = value
         reasons.append(F.when(raw.isNotNull() & value.isNull(), F.lit(f"{kind}:{column.name}")))
     return evaluated_once(fields, columns, reasons, source)
+
+
+def _require_sql_types(table: RawTable) -> None:
+    """Raises ConfigError if a column has a type that Spark expressions do not read from text."""
+    others = {column.name: column.type for column in table.columns if column.type not in _SQL_TYPES}
+    if others:
+        shown = ", ".join(f"{name} ({kind})" for name, kind in others.items())
+        raise ConfigError(
+            f"workflow.engine: sql reads only the types {', '.join(_SQL_TYPES)} from text files, but the "
+            f"configuration declares {shown}",
+            "remove workflow.engine, or set it to arrow; or store the table as Parquet files",
+        )
 
 
 def evaluated_once(

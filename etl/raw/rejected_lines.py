@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.raw_types import SEPARATORS, TIME_AS_NUMBER, Log, RawTable
+from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable
+from conf.time_types import ISO
 from etl.raw import key_rule, quotes
 from etl.raw.parse import common_header
 
@@ -18,6 +19,9 @@ _MOST_VALUES = 5  # of the values of one reason in a message
 _IS_NOT = {
     "integer": "is not an integer of 64 bits",
     "number": "is not a number within the range of float32",
+    "boolean": "is not one of true, t, yes, y, 1, false, f, no, n and 0",
+    "decimal": "is not a decimal of at most 38 digits within the range of float32",
+    "list": "has an element that is not an integer of 64 bits",
     "key": f"is not an id: {key_rule.RULE}",
 }
 _ABOUT_LINES = {
@@ -102,7 +106,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
     if isinstance(table, Log) and column == table.label.column:
         return _label_remedy(table, rejected)
     if isinstance(table, Log) and table.event_time and column == table.event_time.column:
-        return TIME_AS_NUMBER
+        return _time_remedy(section, _column_of(table, column))
     return _type_remedy(table, section, rejected, column)
 
 
@@ -112,7 +116,7 @@ def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None
 
 
 def _field(table: RawTable, line: str, column: str, header: list[str] | None) -> str | None:
-    source = next(one.source_name for one in table.columns if one.name == column)
+    source = _column_of(table, column).source_name
     if table.format == "parquet":
         value = json.loads(line).get(source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
@@ -154,13 +158,40 @@ def _label_remedy(log: Log, rejected: RejectedLine) -> str:
 def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: str) -> str:
     """Returns the remedy for a value that does not have the type of its column."""
     value = field_of(table, rejected, column)
+    declared = _column_of(table, column)
+    if declared.type in TIME_TYPES:
+        return _time_remedy(section, declared)
     if value is None:
         return f"correct the values of {column}"
     number = _is_number(value)
     keys = table.format != "parquet" and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
+    if declared.type == "list<int>":
+        kind = f"list<string>, or correct its `separator`, which is {declared.element_separator!r}"
+        return f"give {column} in {section}.columns the type {kind}{null}; or correct the file"
+    if declared.type == "decimal" and number:
+        kind = "float or string"
     return f"give {column} the type {kind} in {section}.columns{null}, or correct the file"
+
+
+def _time_remedy(section: str, column: Column) -> str:
+    """Returns the remedy for a text that is no time in the declared form."""
+    if column.type not in TIME_TYPES:
+        return DECLARE_TIME
+    other = "YYYY-MM-DD" if column.type == "date" else "2026-01-31T13:45:00Z"
+    example = "%d/%m/%Y" if column.type == "date" else "%d/%m/%Y %H:%M:%S"
+    if column.format != ISO:
+        return f"correct `format` of {column.name} in {section}.columns, or correct the file"
+    return (
+        f"set `format` of {column.name} in {section}.columns, such as {_quoted(example)}, if times are not "
+        f"written as {other}; if an empty value is written as a text, add it to {section}.null_values; or "
+        "correct the file"
+    )
+
+
+def _column_of(table: RawTable, name: str) -> Column:
+    return next(one for one in table.columns if one.name == name)
 
 
 def _is_number(text: str) -> bool:
@@ -180,6 +211,11 @@ def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str
         rule = "is not a number" if threshold else "is not 0 or 1"
     elif kind == "time_range":
         rule = "is beyond 64 bits in µs"
+        if _column_of(table, column).type == "date":
+            rule = "is a date before year 1 or after year 9999"
+    elif kind in TIME_TYPES:
+        form = _column_of(table, column).format
+        rule = f"is not a {kind} {'in ISO 8601' if form == ISO else f'of the format {form!r}'}"
     else:
         rule = _IS_NOT.get(kind, f"is rejected ({rejected.reason})")
     return f"{column} has the value {_short(value)}, which {rule}"

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.raw_types import EventTime, Label
+from conf.raw_types import ColumnType, EventTime, Label, RawTable
+from conf.time_types import UTC
 from conf.types import Keys
 from etl.raw import key_rule
 from etl.raw.number_text import number_of, numbers
+from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY, starts_of_days
 from etl.raw.value_text import text_array
 from storage.feature_spec import EVENT_TIME, LABEL, raw_keys
 
@@ -62,19 +65,28 @@ class RowRule:
 
 
 def row_rules(
-    types: Mapping[str, str], label: Label, keys: Keys | None, event_time: EventTime | None
+    types: Mapping[str, str],
+    label: Label,
+    keys: Keys | None,
+    event_time: EventTime | None,
+    log: RawTable | None = None,
 ) -> tuple[RowRule, ...]:
     """Returns the rules of a log, in the order of their checks.
 
     Args:
-        types: maps each raw column to its type: int, float or string.
+        types: maps each raw column to the type that operators see: int, float or string.
         label, keys, event_time: sections of the configuration.
+        log: the table of the rows. Its declared types say whether times are integers, timestamps or dates.
+            None: they are integers.
     """
     rules = [_label(label, is_text=types[label.column] == "string")]
     rules += [
         _key(output, column, is_text=types[column] == "string") for output, column in raw_keys(keys).items()
     ]
-    return (*rules, *([time_rule(event_time)] if event_time else []))
+    if event_time is None:
+        return tuple(rules)
+    kind, zone = (log.type_of(event_time.column), log.time_zone) if log else ("int", UTC)
+    return (*rules, time_rule(event_time, kind, zone))
 
 
 def bad_key(column: str) -> Check:
@@ -133,8 +145,19 @@ def _key(output: str, column: str, is_text: bool) -> RowRule:
     return RowRule(output, column, checks, lambda raw: raw.cast("string"), text_array)
 
 
-def time_rule(event_time: EventTime) -> RowRule:
-    """Returns the rule of the event time: µs since 1970-01-01 in 64 bits. Nanoseconds are rounded down."""
+def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
+    """Returns the rule of the event time: µs since 1970-01-01 UTC in 64 bits.
+
+    Args:
+        event_time: column of the time, and unit of integers. Nanoseconds are rounded down.
+        kind: the declared type of the column: int, timestamp (already µs), or date (days since 1970-01-01,
+            each of which stands for its first instant).
+        time_zone: the IANA name of the zone in which dates begin.
+    """
+    if kind == "date":
+        return _date_rule(event_time.column, time_zone)
+    if kind == "timestamp":
+        event_time = EventTime(column=event_time.column, unit="us")
     column, length = event_time.column, NANOSECONDS[event_time.unit]
     scale, parts = max(1, length // 1000), max(1, 1000 // length)
     last = _LARGEST // scale  # a larger product would overflow 64 bits
@@ -161,6 +184,34 @@ def time_rule(event_time: EventTime) -> RowRule:
             ),
         ),
         lambda raw: floor_divide(raw.cast("bigint"), parts) * scale,
+        microseconds,
+    )
+
+
+def _date_rule(column: str, time_zone: str) -> RowRule:
+    """Returns the rule of an event time that is a date, from year 1 to year 9999."""
+
+    def beyond(values: pa.Array) -> pa.Array:
+        return pc.or_(pc.less(values, FIRST_DAY), pc.greater(values, LAST_DAY))
+
+    def microseconds(values: pa.Array) -> pa.Array:
+        valid = pc.invert(pc.fill_null(beyond(values), True)).to_numpy(zero_copy_only=False)
+        days = np.where(valid, values.fill_null(0).to_numpy(zero_copy_only=False), 0)
+        return pa.array(starts_of_days(days, time_zone), pa.int64(), mask=~valid)
+
+    def in_spark(raw: Column) -> Column:
+        # The instant whose clock shows this midnight in UTC; Spark's rules for skipped times are ours.
+        midnight = F.timestamp_micros(raw * F.lit(US_OF_DAY))
+        return F.unix_micros(F.to_utc_timestamp(midnight, time_zone))
+
+    return RowRule(
+        EVENT_TIME,
+        column,
+        (
+            Check(f"missing_time:{column}", lambda raw: raw.isNull(), lambda values: values.is_null()),
+            Check(f"time_range:{column}", lambda raw: ~raw.between(FIRST_DAY, LAST_DAY), beyond),
+        ),
+        in_spark,
         microseconds,
     )
 

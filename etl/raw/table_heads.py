@@ -88,7 +88,7 @@ def _first_bad_line(
     for column, position in zip(table.columns, positions, strict=True):
         if position is None:  # an optional column that the file does not have
             continue
-        values, malformed = typed_column(fields[position], column, table.null_values)
+        values, malformed = typed_column(fields[position], column, table.null_values, table.time_zone)
         if malformed is not None:
             reasons = pc.coalesce(reasons, malformed)
         if column.name == id_column and column.type == "string":
@@ -118,7 +118,7 @@ def _first_bad_row(path: str, table: RawTable) -> RejectedLine | None:
         checked = [
             column
             for column in table.columns
-            if column.type != "string"
+            if column.type in ("int", "float")
             and column.source_name in schema.names
             and _may_be_malformed(schema.field(column.source_name).type, column)
         ]

@@ -13,12 +13,14 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from conf.raw_types import Column, EventTime, RawTable
+from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from etl.native.scan import scan
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.parse import common_header, positions_in
 from etl.readers.base import RawBlock, TableReader
+
+_NEVER_MALFORMED = ("string", "list<string>")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class TextReader(TableReader):
 
         Args:
             block: lines that end with LF. The last line may lack the LF.
-            wanted: the string columns to return. Other columns are always parsed, to check their values.
+            wanted: the columns of texts and of lists of texts to return. Other columns are always parsed, to
+                check their values.
             header: whether the first line is a header and not a row. It counts as a line, but is neither a
                 row nor rejected.
         """
@@ -73,7 +76,7 @@ class TextReader(TableReader):
         places = {
             column: place
             for column, place in zip(table.columns, self.positions, strict=True)
-            if column.type != "string" or column.name in wanted
+            if column.type not in _NEVER_MALFORMED or column.name in wanted
         }
         position = {column.name: place for column, place in places.items() if place is not None}
         parsed = [column for column in places if column.name in position]
@@ -94,12 +97,15 @@ class TextReader(TableReader):
             if column.type == "string" and len(table.null_values) == 1:  # the scanner knows empty fields
                 columns[column.name], counts[column.name] = encoded, of_values
                 continue
-            distinct, reasons = typed_column(encoded.dictionary, column, table.null_values)
+            distinct, reasons = typed_column(encoded.dictionary, column, table.null_values, table.time_zone)
             if reasons is not None:
                 codes = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
                 reason = reasons.drop_null()[0].as_py()
                 for row in rows_with(encoded, codes).tolist():
                     malformed.setdefault(row, reason)
+            if column.type in LIST_TYPES:
+                columns[column.name] = distinct.take(encoded.indices)
+                continue
             columns[column.name] = _without_null_values(encoded.indices, distinct)
             is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
             counts[column.name] = of_values[is_value] if distinct.null_count else of_values
@@ -157,9 +163,11 @@ def rows_with(encoded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
     )
 
 
-def _nulls_of(column: Column, rows: int) -> pa.DictionaryArray:
+def _nulls_of(column: Column, rows: int) -> pa.Array:
     """Returns the values of an optional column that the files do not have."""
     values, _ = typed_column(pa.array([], pa.string()), column, [""])
+    if column.type in LIST_TYPES:
+        return pa.nulls(rows, values.type)
     return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), values)
 
 

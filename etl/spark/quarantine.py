@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from conf.counted import counted
 from conf.errors import DataError
+from conf.raw_types import EventTime, Log
 from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
@@ -176,26 +177,39 @@ def _check_times(config: Config, raw: RawFiles, counts: DayCounts) -> None:
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
     share = misdated.rows / counts.good
-    example = describe(event_time, misdated.earliest)
+    example = describe(event_time, misdated.earliest, config.log)
     if misdated.latest != misdated.earliest:
-        example += f", and {describe(event_time, misdated.latest)}"
+        example += f", and {describe(event_time, misdated.latest, config.log)}"
     if share > quality.max_misdated_share:
         raise DataError(
-            f"{raw.dt}: {misdated.rows} of {counts.good} rows have an event_time outside of this day in UTC "
-            f"({share:.1%}; quality.max_misdated_share={quality.max_misdated_share:.1%}); for example, "
+            f"{raw.dt}: {misdated.rows} of {counts.good} rows have an event_time outside of this day in "
+            f"{config.log.time_zone} ({share:.1%}; "
+            f"quality.max_misdated_share={quality.max_misdated_share:.1%}); for example, "
             f"{example}; first file of the day: {raw.paths[0]}",
-            f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong "
-            f"day. Otherwise deliver the raw log of {raw.dt} again, or raise quality.max_misdated_share if "
-            "these times are right",
+            f"{_wrong_day_remedy(config.log, event_time)}. Otherwise deliver the raw log of {raw.dt} again, "
+            "or raise quality.max_misdated_share if these times are right",
         )
     if quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
         log.warning(
-            "%s: %d of %d rows have an event_time outside of this day in UTC (%.1f%%; "
+            "%s: %d of %d rows have an event_time outside of this day in %s (%.1f%%; "
             "quality.misdated_share_warn=%g); for example, %s",
             raw.dt,
             misdated.rows,
             counts.good,
+            config.log.time_zone,
             100 * share,
             quality.misdated_share_warn,
             example,
         )
+
+
+def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
+    """Returns what to correct if a time was read as another one than was meant."""
+    if log_table.type_of(event_time.column) == "int":
+        return (
+            f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"
+        )
+    return (
+        f"correct log.time_zone, which is {log_table.time_zone}, or the `format` of {event_time.column}, if "
+        "the example was read as a wrong time"
+    )

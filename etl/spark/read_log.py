@@ -55,7 +55,7 @@ def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
     day `dt` and the reason of each line that cannot be parsed. It must not have the columns of
     `derive_columns` yet, because they may replace raw columns that decide on the reason.
     """
-    types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    types: Mapping[str, Type] = config.log.types
     reasons = [F.col(REASON)]
     reasons += [_reason(check, F.col(rule.column)) for rule in _rules(config, types) for check in rule.checks]
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
@@ -69,14 +69,14 @@ def add_reasons(config: Config, rows: DataFrame, dt: str) -> DataFrame:
 
 def derive_columns(config: Config, rows: DataFrame) -> DataFrame:
     """Adds label, keys and event_time to the rows of a log, which are computed from raw columns."""
-    types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    types: Mapping[str, Type] = config.log.types
     return rows.withColumns(
         {rule.output: rule.in_spark(F.col(rule.column)) for rule in _rules(config, types)}
     )
 
 
 def _rules(config: Config, types: Mapping[str, Type]) -> tuple[RowRule, ...]:
-    return row_rules(types, config.log.label, config.keys, config.log.event_time)
+    return row_rules(types, config.log.label, config.keys, config.log.event_time, config.log)
 
 
 def _reason(check: Check, raw: Column) -> Column:
@@ -133,8 +133,7 @@ def read_attributes(
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
-    types = {column.name: column.type for column in table.columns}
-    if id_column is not None and types[id_column] == "string":
+    if id_column is not None and table.types[id_column] == "string":
         rows = rows.withColumn(REASON, F.coalesce(REASON, _reason(bad_key(id_column), F.col(id_column))))
     keys = [key] if isinstance(key, str) else list(key)
     checked = rows.agg(

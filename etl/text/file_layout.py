@@ -54,8 +54,8 @@ class FileLayout:
 
     @property
     def types(self) -> Mapping[str, Type]:
-        """Maps the name of each raw column to its type."""
-        return {column.name: column.type for column in self.columns}
+        """Maps the name of each raw column to the type that operators see."""
+        return self.table.types
 
     def formula(self, text: str) -> Formula:
         """Returns the parsed formula, which may refer to the raw columns."""

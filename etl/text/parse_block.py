@@ -30,7 +30,8 @@ class ParsedBlock:
         bytes: size of the block's text.
         lines: number of lines in the block.
         row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
-        columns: maps each raw column to a dictionary array of n values (int64, double or string). It also has
+        columns: maps each raw column to a dictionary array of n values (int64, double or string), or to an
+            array of n lists. It also has
             `label` (float) and, if the log has them, `user_key`, `item_key`, `group_key` (dictionaries of
             strings) and `event_time` (int64 µs).
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
@@ -119,10 +120,12 @@ def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, by_line: 
             by_line[line] = ERASED
 
 
-def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
-    """Concatenates dictionary arrays into one array with one dictionary."""
+def unify(parts: Sequence[pa.Array]) -> pa.Array:
+    """Concatenates dictionary arrays into one array with one dictionary. Lists have no dictionary."""
     if len(parts) == 1:
         return parts[0]
+    if not isinstance(parts[0], pa.DictionaryArray):
+        return pa.concat_arrays(parts)
     chunks = pa.chunked_array(parts).unify_dictionaries().chunks
     indices = pa.concat_arrays([chunk.indices for chunk in chunks])
     return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
@@ -145,7 +148,7 @@ def _derived_columns(
     Rules are applied to distinct values. Keys remain dictionary arrays, the others are plain arrays.
     """
     derived = {}
-    for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time):
+    for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time, layout.table):
         encoded = columns[rule.column]
         distinct = encoded.dictionary
         values = rule.in_arrow(distinct)

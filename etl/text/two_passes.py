@@ -15,6 +15,7 @@ from conf.dates import days_since_epoch
 from conf.names import scheme_of
 from conf.types import Config
 from etl.native.library import is_built
+from etl.ops.base import LISTS
 from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
 from etl.quality.counts import Column
@@ -199,9 +200,10 @@ class TextPasses:
         }
 
     def _counted_columns(self) -> list[str]:
-        """Returns the raw columns whose values are counted. These are the inputs of features."""
+        """Returns the raw columns whose values are counted. They are inputs of features, and no lists."""
         inputs = {name for chain in self._plan.chains for name in chain.inputs}
-        return [column.name for column in self._config.log.columns if column.name in inputs]
+        types = self._config.log.types
+        return [name for name, kind in types.items() if name in inputs and kind not in LISTS]
 
     def _layout(self, days: Sequence[RawFiles]) -> FileLayout:
         return layout_of_days(self._config, days)

@@ -47,7 +47,7 @@ def plan(config: Config) -> Plan:
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
-        columns |= {column.name: column.type for column in table.columns} if table else {}
+        columns |= table.types if table else {}
     if config.history:
         columns[config.history.column] = "strings"
     if config.serving.row_column:
@@ -55,7 +55,7 @@ def plan(config: Config) -> Plan:
     operators = [frame_operator_from_config(entry) for entry in config.prepare]
     filters = tuple(operator for operator in operators if isinstance(operator, RowFilter))
     changers = tuple(operator for operator in operators if isinstance(operator, RowChanger))
-    log_columns = {column.name: column.type for column in config.log.columns}
+    log_columns = config.log.types
     for row_filter in filters:
         row_filter.bind(log_columns)
     for changer in changers:

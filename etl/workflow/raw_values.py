@@ -53,8 +53,8 @@ def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]
 def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Type]) -> dict[str, Type]:
     """Returns the type of some columns of a caller's table: the declared type, or that of its values.
 
-    Integers and booleans are int, other numbers float, texts and categories of texts string, lists ints or
-    strings.
+    Integers, booleans, dates and timestamps are int, other numbers float, texts and categories of texts
+    string, lists ints or strings.
 
     Raises:
         DataError: columns are missing, or a column has no declared type and its values have none of these.
@@ -77,7 +77,7 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
     single = kind.value_type if is_list else kind
     if pa.types.is_integer(single):
         return "ints" if is_list else "int"
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "int"
     if pa.types.is_string(single) or pa.types.is_large_string(single):
         return "strings" if is_list else "string"
@@ -156,6 +156,10 @@ def _to_int(name: str, values: pa.Array) -> pa.Array:
     kind = values.type
     if pa.types.is_boolean(kind):
         return values.cast(pa.int64())
+    if pa.types.is_date(kind):
+        return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    if pa.types.is_timestamp(kind):
+        return _microseconds(name, values)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values, kind = _integers(name, values, "int"), pa.int64()
     if not pa.types.is_integer(kind):
@@ -169,6 +173,17 @@ def _to_int(name: str, values: pa.Array) -> pa.Array:
             "correct it",
         )
     return values.cast(pa.int64())
+
+
+def _microseconds(name: str, values: pa.Array) -> pa.Array:
+    """Returns timestamps as µs since 1970-01-01 UTC, rounded down. They must have a time zone."""
+    if values.type.tz is None:
+        raise DataError(
+            f"column {name} has timestamps without a time zone, so their instants are not known",
+            "give them the time zone of the log (log.time_zone), for example with pandas' dt.tz_localize",
+        )
+    rounded = pc.floor_temporal(values, unit="microsecond") if values.type.unit == "ns" else values
+    return rounded.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
 
 
 def _integers(name: str, values: pa.Array, kind: str) -> pa.Array:

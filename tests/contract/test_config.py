@@ -471,11 +471,9 @@ def test_ids_and_times_have_types_whose_texts_are_unique(tmp_path: Path, kind: s
             load_config(_write(tmp_path, {**small, "log": log}))
     timed = {**small, "log": {**log, "event_time": {"column": "I1"}}, "keys": None}
     problem = (
-        f"event_time names .* has the type {kind}: give it the type int .* if its values are whole numbers"
+        f"event_time names .* has the type {kind}: give it the type timestamp or date or int in log.columns"
     )
-    with pytest.raises(
-        ConfigError, match=f"{problem}; otherwise convert the times to whole numbers since 1970"
-    ):
+    with pytest.raises(ConfigError, match=f"{problem}: declare the column as a time: `type: timestamp`"):
         load_config(_write(tmp_path, timed))
 
 

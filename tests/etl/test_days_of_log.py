@@ -63,7 +63,7 @@ def log_of(log_format: str, unit: str) -> dict[str, Any]:
     return {
         "path": "{data}/dt={date}/*",
         "format": log_format,
-        "separator": "\t" if log_format == "tsv" else ",",
+        "separator": {"tsv": "\t", "csv": ","}.get(log_format),
         "columns": [
             {"name": name, "type": "int" if name in ("label", "at") else "string"} for name in COLUMNS
         ],

@@ -177,7 +177,8 @@ def test_row_ids_count_headers_of_csv_and_rows_of_parquet(spark: SparkSession, t
             rows = pd.DataFrame([(3.0, 1, 7, "i", 0.5), (1.0, 2, 8, "i", 0.5)], columns=names)
             path = folder / f"raw/{name}.{form}"
             rows.to_csv(path, index=False) if form == "csv" else rows.to_parquet(path)
-        read, _ = _read(spark, cases.write_config(folder, SMALL, {"log": {**SMALL["log"], "format": form}}))
+        log = {**SMALL["log"], "format": form, "separator": None}
+        read, _ = _read(spark, cases.write_config(folder, SMALL, {"log": log}))
         found = read.orderBy("row_id").select("row_id", "_line_number").collect()
         ids[form] = [tuple(row) for row in found]
     assert ids == {"csv": [(1, 2), (2, 3), (4, 2), (5, 3)], "parquet": [(0, 1), (1, 2), (2, 1), (3, 2)]}
@@ -193,7 +194,7 @@ def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Pat
 
 
 def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Path) -> None:
-    log = {**SMALL["log"], "format": "parquet", "path": "{data}/*/*.parquet"}
+    log = {**SMALL["log"], "format": "parquet", "separator": None, "path": "{data}/*/*.parquet"}
     config = cases.write_config(tmp_path, SMALL, {"log": log})
     for folder in "xy":
         (tmp_path / "raw" / folder).mkdir(parents=True)
@@ -234,7 +235,9 @@ def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Pa
 
 
 def test_parquet_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> None:
-    config = cases.write_config(tmp_path, SMALL, {"log": {**SMALL["log"], "format": "parquet"}})
+    config = cases.write_config(
+        tmp_path, SMALL, {"log": {**SMALL["log"], "format": "parquet", "separator": None}}
+    )
     (tmp_path / "raw").mkdir()
     pq.write_table(pa.table({"when": [1]}), tmp_path / "raw/a.parquet")
     with pytest.raises(DataError, match="price"):
@@ -326,7 +329,7 @@ def test_parquet_columns_may_have_dots_in_the_file(spark: SparkSession, tmp_path
         {**column, "source": f"a.{column['name']}"} if column["name"] != "clicked" else column
         for column in SMALL["log"]["columns"]
     ]
-    log = {**SMALL["log"], "format": "parquet", "columns": columns}
+    log = {**SMALL["log"], "format": "parquet", "separator": None, "columns": columns}
     config = cases.write_config(tmp_path, SMALL, {"log": log})
     (tmp_path / "raw").mkdir()
     values = {

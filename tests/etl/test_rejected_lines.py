@@ -89,7 +89,7 @@ def write_log(folder: Path, form: str, log: dict[str, Any], values: dict[str, st
             TIME,
             {"ts": "2026-01-02 00:01:49"},
             "ts has the value '2026-01-02 00:01:49'",
-            "convert the times to whole",
+            "declare the column as a time: `type: timestamp` reads ISO 8601",
         ),
         (TIME, {"ts": ""}, "ts has no value", "give every row a time in ts, or remove log.event_time"),
         (TIME, {"ts": "1" * 18}, "is beyond 64 bits in µs", "correct log.event_time.unit"),
