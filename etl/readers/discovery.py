@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from conf.raw_types import EventTime, RawTable
 from etl.readers.base import TableReader
+from etl.readers.jsonl import JsonLinesReader
 from etl.readers.text import TextReader
 
-_READERS: tuple[type[TableReader], ...] = (TextReader,)
+_READERS: tuple[type[TableReader], ...] = (TextReader, JsonLinesReader)
 
 
 def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:

@@ -65,7 +65,7 @@ def text_passes_apply(workers: Workers, config: Config) -> bool:
     """
     applies = (
         choose_engine(config.workflow.engine) == "arrow"
-        and config.log.format in ("tsv", "csv")
+        and config.log.format in ("tsv", "csv", "jsonl")
         and config.split.by == "day"
         and config.users is None
         and config.items is None
