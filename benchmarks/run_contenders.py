@@ -145,7 +145,8 @@ class Nightly:
             f"train.retrain.start={'warm' if warm else 'auto'}",
         ]
         output = self._folder / "nightly.log"
-        measured = _measure(self.name, command, output, self._log, self._cores, self._scale)
+        limit_s = _LIMIT_S_PER_SCALE * self._scale
+        measured = measured_run(self.name, command, output, raw_files(self._log), self._cores, limit_s)
         summary, trained = JobSummary.in_log(output), self._summary_of(run_date, "train_model")
         if summary is None or summary.rows_in is None:
             raise RunFailed(f"nightly wrote no job summary to {output}")
@@ -192,9 +193,9 @@ class PlainScript:
         command = [sys.executable, "-m", "benchmarks.peers.plain_run", "--raw", str(self._log / "raw")]
         command += ["--run-date", run_date, "--out", str(self._folder), "--threads", str(self._cores)]
         output = self._folder / "plain_run.log"
-        measured = _measure(
-            self.name, [*command, *(["--warm"] if warm else [])], output, self._log, self._cores, self._scale
-        )
+        command += ["--warm"] if warm else []
+        limit_s = _LIMIT_S_PER_SCALE * self._scale
+        measured = measured_run(self.name, command, output, raw_files(self._log), self._cores, limit_s)
         facts = json.loads(output.read_text().splitlines()[-1])
         lists = self._folder / f"recommendations-{run_date}.parquet"
         return Run(
@@ -212,10 +213,15 @@ class PlainScript:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _measure(name: str, command: Sequence[str], output: Path, log: Path, cores: int, scale: int) -> Measured:
-    """Runs a command on a log that is in the file cache. Raises RunFailed if it fails."""
-    settle(raw_files(log))
-    limit_s = _LIMIT_S_PER_SCALE * scale
+def measured_run(
+    name: str, command: Sequence[str], output: Path, files: Sequence[str], cores: int, limit_s: float
+) -> Measured:
+    """Runs a command on files that are in the file cache, with the environment variables that users have.
+
+    Raises:
+        RunFailed: the command failed or did not end within `limit_s`; the message begins with `name`.
+    """
+    settle(files)
     measured = measure(command, log=output, cores=cores, limit_s=limit_s, env=_environment(), cwd=ROOT)
     if measured.timed_out:
         raise RunFailed(f"{name} did not end within {limit_s:.0f} s")

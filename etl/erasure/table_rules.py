@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.raw_types import SEPARATED_FORMATS
 from conf.types import Config
 from etl.erasure.lake_partitions import PREPARED, TYPED, Published
 from etl.erasure.workflow_tables import UserTables, key_has_user, tombstones
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY
-from etl.raw.erased_rows import has_erased_field
-from etl.raw.files import TEXT_FORMATS
+from etl.raw.erased_rows import has_erased_field, json_texts
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 
@@ -68,7 +67,7 @@ class Users:
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
-        return cls(ids, digests, column, log.field_separator, log.format not in TEXT_FORMATS)
+        return cls(ids, digests, column, log.field_separator, log.format not in SEPARATED_FORMATS)
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""
@@ -160,13 +159,8 @@ def _has_row_id(row_ids: Mapping[str, np.ndarray], rows: pa.Table) -> np.ndarray
 def _has_field(users: Users, rows: pa.Table) -> np.ndarray:
     lines = [line or "" for line in rows["line"].to_pylist()]
     if users.in_json:
-        return np.array([not users.ids.isdisjoint(_texts(line)) for line in lines], bool)
+        return np.array([not users.ids.isdisjoint(json_texts(line)) for line in lines], bool)
     return np.array([has_erased_field(line, users.separator, users.digests) for line in lines], bool)
-
-
-def _texts(line: str) -> set[str]:
-    """Returns the values of a row that is stored as JSON, as texts."""
-    return {str(value) for value in json.loads(line or "{}").values()}
 
 
 def _is_counted(users: Users, columns: frozenset[str], rows: pa.Table) -> np.ndarray:

@@ -11,7 +11,10 @@ are left out in every run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from conf.lazy_pyspark import F
 from conf.types import Config, RawTable
@@ -24,6 +27,8 @@ if TYPE_CHECKING:  # workers do not import pyspark
 
 ERASED = "erased_user"
 _AROUND = '"\r'
+# What separates the values of a JSON object: quotes, and the punctuation between values without quotes.
+_QUOTED, _UNQUOTED = re.compile('"'), re.compile(r"[\s,:{}\[\]]+")
 
 
 def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
@@ -44,8 +49,34 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 
 
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
-    """Returns whether a field of a line, without quotes around it, is the id of an erased user."""
-    return any(erased.has(text.strip(_AROUND)) for text in line.split(separator))
+    """Returns whether a field of a line, without quotes around it, is the id of an erased user.
+
+    In a line that begins like a JSON object, the names and values of the object are fields too, also if the
+    object is broken.
+    """
+    if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
+        return True
+    return line.lstrip().startswith("{") and any(erased.has(text) for text in json_texts(line))
+
+
+def json_texts(line: str) -> set[str]:
+    """Returns the names and values in the text of a JSON object, as texts, also if the object is broken."""
+    try:
+        return set(_texts_in(json.loads(line)))
+    except (ValueError, RecursionError):
+        return {text for part in _QUOTED.split(line) for text in (part, *_UNQUOTED.split(part))}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
 
 
 def is_erased(user: Column, erased: ErasedUsers) -> Column:

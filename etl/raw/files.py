@@ -22,7 +22,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
 # The formats whose files have lines. Rows of other formats have no text; errors show them as JSON.
-TEXT_FORMATS: tuple[str, ...] = ("tsv", "csv")
+TEXT_FORMATS: tuple[str, ...] = ("tsv", "csv", "jsonl")
 
 # A compressed file without text is smaller: gzip needs 20 bytes and the name of the file.
 _EMPTY_BYTES = 512

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable
+from conf.raw_types import DECLARE_TIME, NULL_VALUE_FORMATS, SEPARATORS, TIME_TYPES, Column, Log, RawTable
 from conf.time_types import ISO
 from etl.raw import key_rule, quotes
 from etl.raw.files import TEXT_FORMATS
@@ -23,6 +24,7 @@ _IS_NOT = {
     "boolean": "is not one of true, t, yes, y, 1, false, f, no, n and 0",
     "decimal": "is not a decimal of at most 38 digits within the range of float32",
     "list": "has an element that is not an integer of 64 bits",
+    "json": "is an object, or an array in a column without a list type",
     "key": f"is not an id: {key_rule.RULE}",
 }
 _ABOUT_LINES = {
@@ -30,6 +32,10 @@ _ABOUT_LINES = {
         "breaks the rule for double quotes",
         "write a double quote inside a field twice, enclose the field in quotes, and remove line breaks from "
         "fields",
+    ),
+    "json": (
+        "is not a JSON object",
+        "deliver one JSON object in each line, without empty lines, and without an array around them",
     ),
     "not_utf8": (
         "is not UTF-8 text",
@@ -67,7 +73,7 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
     """Returns a text with the number of the row, its value, and the rule that the value breaks."""
     kind, column = _split(rejected.reason)
     place = f"{'line' if table.format in TEXT_FORMATS else 'row'} {rejected.line_number}"
-    if kind in _ABOUT_LINES:
+    if kind in _ABOUT_LINES and not column:
         return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
     if kind == "field_count":
         expected = len(_header(table, rejected.file) or table.columns)
@@ -99,7 +105,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
         rejected: one of the rows.
     """
     kind, column = _split(rejected.reason)
-    if kind in _ABOUT_LINES:
+    if kind in _ABOUT_LINES and not column:
         return _ABOUT_LINES[kind][1]
     if kind == "field_count":
         return _separator_remedy(table, section, rejected)
@@ -119,12 +125,26 @@ def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None
 
 def _field(table: RawTable, line: str, column: str, header: list[str] | None) -> str | None:
     source = _column_of(table, column).source_name
+    if table.format == "jsonl":
+        value = _json_value(line, source)
+        return value if value is None or isinstance(value, str) else json.dumps(value)
     if table.format not in TEXT_FORMATS:
         value = json.loads(line).get(source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
     names = table.names if header is None else header
     values = dict(zip(names, _fields(table, line), strict=False))
     return values.get(column if header is None else source) or None
+
+
+def _json_value(line: str, path: str) -> Any:
+    """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:  # DuckDB accepts a little more than Python
+        return None
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
@@ -174,7 +194,7 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     if value is None:
         return f"correct the values of {column}"
     number = _is_number(value)
-    keys = table.format in TEXT_FORMATS and not number
+    keys = table.format in NULL_VALUE_FORMATS and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
     if declared.type == "list<int>":

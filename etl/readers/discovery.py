@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from conf.raw_types import EventTime, RawTable
 from etl.readers.base import TableReader
+from etl.readers.jsonl import JsonLinesReader
 from etl.readers.orc import OrcReader
 from etl.readers.parquet import ParquetReader
 from etl.readers.text import TextReader
 
-_READERS: tuple[type[TableReader], ...] = (TextReader, ParquetReader, OrcReader)
+_READERS: tuple[type[TableReader], ...] = (TextReader, JsonLinesReader, ParquetReader, OrcReader)
 
 
 def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:

@@ -10,7 +10,7 @@ from typing import assert_never
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from conf.types import Config, EventTime, RawTable
 from etl.ops.base import Type
 from etl.ops.choose_engine import choose_engine
@@ -185,4 +185,9 @@ def _rows(
         return read_parquet_rows(spark, table, raw.paths, event_time)
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
+    if table.format == "jsonl":
+        raise ConfigError(
+            f"{raw.paths[0]}: Spark frames cannot read JSON lines",
+            "run the job on one machine, without spark-submit; or deliver the table as Parquet or csv",
+        )
     assert_never(table.format)

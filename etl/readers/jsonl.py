@@ -1,0 +1,313 @@
+"""Reads JSON lines (`jsonl`): each line is a JSON object.
+
+DuckDB finds the values, and each distinct value is converted once:
+
+* `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
+* A field that a line lacks is null, and so is a JSON null. `optional` has no effect on a single line.
+* A string is converted as a field of a text file, with `null_values`. A number is converted like its text, so
+  the string "5" and the number 5 are equal. The text of a number is the shortest with its value: 1.50 is 1.5.
+* true and false are 1 and 0 in columns of numbers, and their names in columns of texts.
+* An array fits only the types list<int> and list<string>; its null elements are dropped. An object, or an
+  array in another column, rejects the row with the reason `json:<column>`.
+* A line that is no JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
+  accepts a comma after the last field. Of several fields of one name, the first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import DataError
+from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
+from etl.raw.arrow_parse import typed_column
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
+from etl.readers.base import RawBlock, TableReader
+from etl.readers.text import rows_with, texts_of_lines
+
+if TYPE_CHECKING:
+    import duckdb
+
+BROKEN, NOT_UTF8 = "json", "not_utf8"
+_HEAD_BYTES = 2**20  # of a file, in which its columns are looked for
+_ELEMENT_TYPES = {"list<int>": "int", "list<string>": "string"}
+_NUMBER_TYPES = ("int", "float", "decimal")
+_QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
+_MOST_SHOWN = 20  # fields of a line in an error message
+
+
+@dataclass(frozen=True)
+class JsonLinesReader(TableReader):
+    """Reads `jsonl`."""
+
+    formats: ClassVar[tuple[str, ...]] = ("jsonl",)
+
+    @classmethod
+    def open(
+        cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
+    ) -> JsonLinesReader:
+        """Looks for the columns in the first lines of the files (1 MiB of each), until all are found.
+
+        Raises:
+            DataError: no line is a JSON object, or no line has a column that is not optional.
+        """
+        missing = {column.source_name for column in table.columns if not column.optional}
+        present: list[str] = []
+        for path in paths:
+            head = _head(path)
+            if head is None:
+                continue
+            names = sorted(missing)
+            is_object, tokens = _tokens(head, names)
+            objects = np.flatnonzero(is_object)
+            if not len(objects):
+                raise DataError(
+                    f"{path}: none of the first {len(head)} lines is a JSON object; the first is "
+                    f"{head[0].as_py()[:100]!r}",
+                    "deliver one JSON object in each line, without an array around them; or correct `format` "
+                    "of this table in the configuration",
+                )
+            present = present or _fields_of(head[int(objects[0])].as_py())
+            missing -= {
+                name for name, values in zip(names, tokens, strict=True) if values.null_count < len(values)
+            }
+            if not missing:
+                break
+        if missing and present:
+            raise DataError(
+                f"{paths[0]}: no line has the fields {sorted(missing)}; the first line has {present}",
+                "correct the names in the configuration (`source`, or `name` if `source` is not set; "
+                "`a.b` is the field b of the object a); or set `optional: true` for a field that all lines "
+                "may lack",
+            )
+        return cls(table, paths)
+
+    def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
+        """Returns ranges of bytes of the files. A compressed file is one split."""
+        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES)
+
+    def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
+        """Yields the rows of the lines that begin in the range of bytes."""
+        for block in read_blocks(file_split):
+            yield self.parse(block, wanted)
+
+    def parse(self, block: bytes | memoryview, wanted: Collection[str]) -> RawBlock:
+        """Parses a block of whole lines, which end with LF. The last line may lack the LF."""
+        lines, broken = _lines_of(block)
+        is_object, tokens = _tokens(lines, [column.source_name for column in self.table.columns])
+        broken = {**dict.fromkeys(np.flatnonzero(~is_object).tolist(), BROKEN), **broken}
+        rows = np.arange(len(lines))
+        if broken:
+            is_object[list(broken)] = False
+            rows = np.flatnonzero(is_object)
+            tokens = [of_column.take(pa.array(rows)) for of_column in tokens]
+        malformed: dict[int, str] = {}
+        columns: dict[str, pa.Array] = {}
+        for column, of_column in zip(self.table.columns, tokens, strict=True):
+            if column.type == "string" and column.name not in wanted:  # only objects and arrays do not fit
+                _reject(malformed, _first_bytes(of_column), column)
+                continue
+            encoded = of_column.dictionary_encode()
+            values, reasons = typed_tokens(encoded.dictionary, column, self.table)
+            bad = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
+            if len(bad):
+                at = rows_with(encoded, bad)
+                of_rows = reasons.take(encoded.indices.take(pa.array(at))).to_pylist()
+                for row, reason in zip(at.tolist(), of_rows, strict=True):
+                    malformed.setdefault(row, reason)
+            typed = values.take(encoded.indices)
+            columns[column.name] = typed if column.type in LIST_TYPES else typed.dictionary_encode()
+        return RawBlock(
+            len(block), len(lines), rows, columns, {}, broken, malformed, partial(texts_of_lines, block)
+        )
+
+
+def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.Array, pa.Array]:
+    """Converts n texts of JSON values to the type of a column.
+
+    Args:
+        tokens: (n,) strings: texts of JSON values, or null.
+        column: the column.
+        table: its texts for null, and its time zone.
+
+    Returns:
+        n values, and n reasons of values that do not fit. Such a value is null, and other reasons are null.
+    """
+    first = _first_bytes(tokens)
+    is_list = (first == _ARRAY) if column.type in LIST_TYPES else np.zeros(len(tokens), bool)
+    nested = ((first == _OBJECT) | (first == _ARRAY)) & ~is_list
+    null = pa.scalar(None, pa.string())
+    texts = pc.if_else(pa.array(nested | is_list), null, tokens)
+    texts = pc.if_else(pc.equal(texts, "null"), null, texts)
+    if (first == _QUOTE).any():
+        texts = _unquoted(texts, first == _QUOTE)
+    if column.type in _NUMBER_TYPES:
+        is_plain = pa.array(first != _QUOTE)
+        for name, number in (("true", "1"), ("false", "0")):
+            texts = pc.if_else(pc.fill_null(pc.and_(is_plain, pc.equal(texts, name)), False), number, texts)
+    values, reasons = typed_column(texts, column, table.null_values, table.time_zone)
+    reasons = pa.nulls(len(tokens), pa.string()) if reasons is None else reasons
+    reasons = pc.if_else(pa.array(nested), f"{BROKEN}:{column.name}", reasons)
+    if not is_list.any():
+        return values, reasons
+    places = np.flatnonzero(is_list)
+    lists, of_lists = _typed_lists(tokens.take(pa.array(places)), column, table)
+    index = np.arange(len(tokens))
+    index[places] = len(tokens) + np.arange(len(places))
+    chosen = pa.array(index)
+    return (
+        pa.concat_arrays([values, lists.cast(values.type)]).take(chosen),
+        pa.concat_arrays([reasons, of_lists]).take(chosen),
+    )
+
+
+def _unquoted(tokens: pa.Array, is_string: np.ndarray) -> pa.Array:
+    """Returns n texts, in which the texts of JSON strings are replaced by their values."""
+    texts = pc.if_else(pa.array(is_string), pc.utf8_slice_codeunits(tokens, 1, -1), tokens)
+    escaped = pc.fill_null(pc.match_substring(tokens, "\\"), False).to_numpy(zero_copy_only=False) & is_string
+    if not escaped.any():
+        return texts
+    query = "SELECT json_extract_string(text, '$') AS value FROM block"
+    values = _one_array(_run(query, tokens.filter(pa.array(escaped))).column(0))
+    return pc.replace_with_mask(texts, pa.array(escaped), values)
+
+
+def _typed_lists(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.Array, pa.Array]:
+    """Does the same as `typed_tokens` for n texts of JSON arrays."""
+    query = "SELECT json_transform(text, '[\"JSON\"]')::VARCHAR[] AS value FROM block"
+    lists = _one_array(_run(query, tokens).column(0))
+    owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy(zero_copy_only=False))
+    element = Column(name=column.name, type="int" if column.type == "list<int>" else "string")
+    values, reasons = typed_tokens(lists.flatten(), element, table)
+    bad = np.unique(owner[reasons.is_valid().to_numpy(zero_copy_only=False)])
+    kept = values.is_valid().to_numpy(zero_copy_only=False) & ~np.isin(owner, bad)
+    sizes = np.bincount(owner[kept], minlength=len(lists))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    wrong = np.zeros(len(lists), bool)
+    wrong[bad] = True
+    starts = pa.array(offsets, mask=np.append(wrong, False)) if len(bad) else pa.array(offsets)
+    typed = pa.ListArray.from_arrays(starts, values.filter(pa.array(kept)))
+    kind = "list" if column.type == "list<int>" else BROKEN
+    return typed, pc.if_else(pa.array(wrong), f"{kind}:{column.name}", pa.scalar(None, pa.string()))
+
+
+def _reject(malformed: dict[int, str], first: np.ndarray, column: Column) -> None:
+    for row in np.flatnonzero((first == _OBJECT) | (first == _ARRAY)).tolist():
+        malformed.setdefault(row, f"{BROKEN}:{column.name}")
+
+
+def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:
+    """Returns the lines of a block with their line ends, and the reason of each line that is not UTF-8.
+
+    Such a line has replacement characters.
+    """
+    lines = _split(block)
+    try:
+        lines.validate(full=True)
+    except pa.ArrowInvalid:
+        replaced = _split(bytes(block).decode("utf-8", errors="replace").encode())
+        wrong = pc.not_equal(lines.cast(pa.large_binary()), replaced.cast(pa.large_binary()))
+        places = np.flatnonzero(wrong.to_numpy(zero_copy_only=False))
+        return replaced, dict.fromkeys(places.tolist(), NOT_UTF8)
+    return lines, {}
+
+
+def _split(block: bytes | memoryview) -> pa.Array:
+    """Returns the lines of a block, which may not be UTF-8, without copying them."""
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
+    if len(block) and block[-1] != ord("\n"):
+        ends = np.append(ends, len(block))
+    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    return pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(block))
+
+
+def _tokens(lines: pa.Array, names: Sequence[str]) -> tuple[np.ndarray, list[pa.Array]]:
+    """Returns which of n lines are JSON objects, (n,) bool, and the texts of the JSON values of some fields.
+
+    For each name, there is an array of n strings. A text is null if the line lacks the field.
+    """
+    pointers = ", ".join(_literal(_pointer(name)) for name in names)
+    values = "".join(f", found[{index}]::VARCHAR AS c{index}" for index in range(1, len(names) + 1))
+    found = f"SELECT TRY(json_extract(text, [{pointers}]::VARCHAR[])) AS found FROM block"
+    is_valid, *tokens = _run(f"SELECT found IS NOT NULL AS is_valid{values} FROM ({found})", lines).columns
+    is_object = _one_array(is_valid).to_numpy(zero_copy_only=False) & (_first_bytes(lines) == _OBJECT)
+    if not is_object.all():  # blanks may stand before an object
+        others = np.flatnonzero(~is_object)
+        trimmed = pc.utf8_ltrim_whitespace(lines.take(pa.array(others)))
+        valid = _one_array(is_valid).to_numpy(zero_copy_only=False)[others]
+        is_object[others] = valid & (_first_bytes(trimmed) == _OBJECT)
+    return is_object, [_one_array(of_column) for of_column in tokens]
+
+
+def _pointer(name: str) -> str:
+    """Returns the JSON pointer of a path such as `a.b`."""
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in name.split("."))
+
+
+def _literal(text: str) -> str:
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
+
+
+def _fields_of(line: str) -> list[str]:
+    fields = _run("SELECT unnest(json_keys(text)) AS value FROM block", pa.array([line])).column(0)
+    return [str(name) for name in fields.to_pylist()[:_MOST_SHOWN]]
+
+
+def _head(path: str) -> pa.Array | None:
+    """Returns the first lines of a file; None if the file is empty."""
+    for file_split in split_files([path]):
+        for block in read_blocks(file_split, _HEAD_BYTES):
+            return _lines_of(block)[0]
+    return None
+
+
+def _first_bytes(texts: pa.Array) -> np.ndarray:
+    """Returns the first byte of each text, (n,) uint8; 0 for an empty text and for null."""
+    large = pa.types.is_large_string(texts.type)
+    _, offsets, data = texts.buffers()
+    starts = np.frombuffer(offsets, np.int64 if large else np.int32)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
+    if data is None or not data.size or not len(texts):
+        return np.zeros(len(texts), np.uint8)
+    content = np.frombuffer(data, np.uint8)
+    firsts = content[np.minimum(starts[:-1], len(content) - 1)].copy()
+    firsts[np.diff(starts) == 0] = 0
+    if texts.null_count:
+        firsts[texts.is_null().to_numpy(zero_copy_only=False)] = 0
+    return firsts
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array if not isinstance(array, pa.ChunkedArray) else pa.concat_arrays(array.chunks)
+
+
+def _run(query: str, texts: pa.Array) -> pa.Table:
+    """Runs a query over the table `block` with the column `text`. The result has the order of the texts."""
+    cursor = _database().cursor()
+    try:
+        cursor.register("block", pa.table({"text": texts}))
+        return cursor.sql(query).to_arrow_table()
+    finally:
+        cursor.close()
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """Returns the database of this process. It has one thread, because workers share the cores."""
+    import duckdb  # takes 0.06 s: only if it is needed
+
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "threads": 1,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    return duckdb.connect(config=settings)
