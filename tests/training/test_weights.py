@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,6 +21,8 @@ from storage.feature_spec import FeatureSpec
 from storage.paths import Lake
 from tests.training.choices import SPEC, Choices, choices, write_days
 from tests.training.ranks_in_threads import on_ranks
+from tests.training.test_overlap import run, trainer_of
+from tests.training.test_spread_tables import share
 from training.data import transpose
 from training.data.batch import Batch
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
@@ -172,6 +175,25 @@ def test_the_loss_of_a_step_is_the_weighted_mean_over_all_ranks(files: list[Data
         loss, total, weight, rows = (np.array(part) for part in zip(*step, strict=True))
         np.testing.assert_allclose(loss, total.sum() / weight.sum(), rtol=2e-5)
         assert abs(weight.sum() - rows.sum()) > 1  # so a mean over rows would differ
+
+
+def test_requests_that_start_early_change_no_bit_of_weighted_steps() -> None:
+    """The sum of the weights of the next batch is computed while rows of tables are on their way."""
+
+    def body(collectives: Collectives, *, ahead: bool) -> list[float]:
+        batches = []
+        for seed in range(4):
+            batch = share(seed, collectives)  # its last rows are padding, of weight zero
+            factors = 0.1 + torch.arange(len(batch.weights)) % 3
+            batches.append(replace(batch, weights=batch.weights * factors, weighted=True))
+        trainer = trainer_of(collectives, "row_wise", "row_wise_adagrad", "dlrm")
+        assert trainer.looks_ahead == (collectives.size > 1)
+        return run(trainer, batches, ahead=ahead)
+
+    early, late = (on_ranks(2, partial(body, ahead=ahead)) for ahead in (True, False))
+    assert early == late
+    assert early[0] == early[1]
+    assert len(set(early[0])) == 4
 
 
 @pytest.mark.parametrize("loss", ["bce", "bpr", "softmax", "drawn bce", "in_batch_softmax", "full_softmax"])

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.types import Als, Ease, ItemKnn
+from conf.source_types import ItemKnn
+from conf.types import Als, Ease
 from scoring.candidates.als import als_vectors
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
