@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.load import load_config
 from conf.types import Config, JoinedTable
 from etl.build import BuildResult
 from etl.fit import key_parts
@@ -23,6 +25,7 @@ from etl.fit.fit_inputs import RowBatch, TrainingBlocks
 from etl.fit.fit_workflow import fit_workflow
 from etl.native import mapped_tables
 from etl.native.lookup import Lookup
+from etl.ops.array_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.ops.base import Operator, Type
 from etl.ops.categorify import FittedCategorify
 from etl.ops.memory_tables import MemoryTables
@@ -33,11 +36,13 @@ from etl.split.time_split import DAY
 from etl.text.two_passes import TextPasses
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
+from jobs.stages.generate_clicks import run as generate_clicks
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import LABEL
-from storage.manifest import data_files, read_manifest
+from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import Lake
+from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.block_rows import ARROW_TYPES, InThisProcess, blocks_of_rows
 from tests.etl.ops.case import GROUPS
@@ -57,6 +62,7 @@ from tests.etl.ops.rows import (
     to_spark,
 )
 
+ROOT = Path(__file__).parents[2]
 # Chains that read several inputs, lists or tables before they need statistics.
 FURTHER: list[dict[str, Any]] = [
     {
@@ -501,3 +507,88 @@ def test_one_day_of_blocks_equals_a_frame_in_memory(tmp_path: Path) -> None:
         mine, expected = table_of(lake, workflow.version, name), of_frame.local.keyed(name)[1]
         assert not len(expected) or mine.column_names == expected.column_names
         assert repr(mine.to_pylist()) == repr(expected.to_pylist()), name
+
+
+OUTBRAIN = [
+    "generate.days=4",
+    "generate.rows_per_day=1500",
+    "generate.users=200",
+    "generate.items=80",
+    "split.train_days=2",
+    "split.min_train_days=2",
+]
+
+
+def test_the_outbrain_log_takes_the_encode_pass(spark: SparkSession, tmp_path: Path) -> None:
+    """Its click rates are out of fold. Spark frames give equal features."""
+    features: dict[str, dict[str, str]] = {}
+    for engine in ("auto", "sql"):
+        changes = [f"lake={tmp_path}/{engine}", f"workflow.engine={engine}", *OUTBRAIN]
+        config = load_config(str(ROOT / "conf/datasets/outbrain.yaml"), changes)
+        generate_clicks(RunContext("generate_clicks", config, "2026-01-01", _spark=spark))
+        built = cases.run_build(spark, config, "2026-01-04")
+        table = Lake(config.lake).features(built.workflow.version)
+        features[engine] = {}
+        for dt in built.features:
+            files = data_files(table.partition(dt), read_manifest(table.partition(dt)))
+            parts = pa.concat_tables(pq.read_table(path, partitioning=None) for path in files)
+            features[engine][dt] = repr(parts.sort_by("row_id").to_pylist())
+        passes = Lake(config.lake).value_counts.partition(dt)
+        assert is_published(passes) == (engine == "auto")
+    assert len(features["auto"]) == 4
+    assert features["auto"] == features["sql"]
+
+
+def _exact_sums(values: np.ndarray, groups: np.ndarray, size: int) -> list[float | None]:
+    """The sums by group in Python integers, as a Spark decimal of 38 digits adds them."""
+    totals: list[int | None] = [0] * size
+    for unit, group in zip(np.rint(values * 2.0**24).tolist(), groups.tolist(), strict=True):
+        total = totals[group]
+        if total is None or not abs(unit) < 1e38:
+            totals[group] = None
+        else:
+            totals[group] = total + int(unit if abs(unit) < 2**53 else Decimal(repr(unit)))
+    return [None if total is None or abs(total) >= 10**38 else float(total) / 2.0**24 for total in totals]
+
+
+@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e9, 1.7e12, 1e20, 5e30])
+def test_sums_of_parts_equal_the_sums_of_all_rows(largest: float) -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        values = draw.normal(size=300) * largest * draw.choice([1, 1e-6], 300)
+        values[draw.integers(0, 300, 2)] = draw.choice([np.inf, np.nan, 0.0, -0.0], 2)
+        groups = draw.integers(0, 12, 300)
+        expected = _exact_sums(values, groups, 12)
+        assert GroupedNumbers(values, groups, 12).exact_sums().to_pylist() == expected
+        parts = [
+            GroupParts(12, {"sum": GroupedNumbers(values[start::3], groups[start::3], 12).sums()})
+            for start in range(3)
+        ]
+        merged = concat_groups(parts).regrouped(np.tile(np.arange(12), 3), 12)
+        assert doubles_of_sums(merged.sums["sum"]).to_pylist() == expected
+
+
+def test_a_second_worker_maps_a_keyed_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    path = str(tmp_path / "table.parquet")
+    table = pa.table({"key": ["a", "é", ""], "number": [1.5, None, 3.0], "text": ["x", None, "é"]})
+    pq.write_table(table, path)
+    mapped_tables.open_keyed.cache_clear()
+    first, rows = mapped_tables.open_keyed((path,))
+    mapped_tables.open_keyed.cache_clear()  # as in another worker
+    monkeypatch.setattr(mapped_tables, "_read", lambda _: pytest.fail("read again"))
+    second, mapped = mapped_tables.open_keyed((path,))
+    assert mapped.equals(rows)
+    assert mapped.equals(table)
+    wanted = pa.array(["é", "unknown", None, "", "a"])
+    assert second.find(wanted).tolist() == first.find(wanted).tolist() == [1, -1, -1, 2, 0]
+    mapped_tables.open_keyed.cache_clear()
+
+
+def test_without_room_a_keyed_table_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
+    path = str(tmp_path / "table.parquet")
+    pq.write_table(pa.table({"key": ["a", "b"], "number": [1.5, 2.5]}), path)
+    lookup, rows = mapped_tables.open_keyed((path,))
+    assert rows["number"].to_pylist() == [1.5, 2.5]
+    assert lookup.find(pa.array(["b"])).tolist() == [1]
