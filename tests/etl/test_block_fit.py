@@ -517,7 +517,7 @@ OUTBRAIN = [
     "generate.days=4",
     "generate.rows_per_day=1500",
     "generate.users=200",
-    "generate.items=80",
+    "generate.items=120",
     "split.train_days=2",
     "split.min_train_days=2",
 ]
