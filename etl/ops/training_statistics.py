@@ -67,10 +67,10 @@ class MergeableStatistic(ABC):
     Its method `fit` reads the result from `Statistics.merged`. Nothing else has to be registered.
 
     How it is computed. From value counts, one task measures each file of counts and merges the states; no row
-    is read, and no JVM is needed. From rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All
-    mergeable statistics of a round share this pass. Each task merges the states of its batches, then one task
-    per statistic merges the states of all tasks. So the driver receives one state for each statistic. On a
-    GPU cluster, the columns are copied to Python workers.
+    is read, and no JVM is needed. Blocks of rows are counted first. From frames of rows, Python tasks of
+    Spark measure Arrow batches (`mapInArrow`). All mergeable statistics of a round share this pass. Each task
+    merges the states of its batches, then one task per statistic merges the states of all tasks. So the
+    driver receives one state for each statistic. On a GPU cluster, the columns are copied to Python workers.
 
     Rules for a subclass:
 

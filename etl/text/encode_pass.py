@@ -231,7 +231,7 @@ def _columns(
 ) -> Mapping[str, pa.Array]:
     """Returns the (n,) values of each column of the feature table, by column name."""
     names = {name for chain in encoding.chains for name in chain.inputs}
-    raw = {name: unify([block.columns[name] for _, block in blocks]) for name in sorted(names)}
+    raw = {name: _joined([block.columns[name] for _, block in blocks]) for name in sorted(names)}
     dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}
     row_ids = np.concatenate([first_row + block.row_lines for first_row, block in blocks])
     place = RowPlace(row_ids, task.dt, task.split)
@@ -244,3 +244,8 @@ def _columns(
         if key in encoding.spec.row_columns:
             columns[key] = pa.concat_arrays([block.columns[key] for _, block in blocks])
     return columns
+
+
+def _joined(parts: Sequence[pa.Array]) -> pa.Array:
+    """Concatenates arrays of a raw column. Dictionaries, also those of elements of lists, become one."""
+    return unify(parts) if isinstance(parts[0], pa.DictionaryArray) else pa.concat_arrays(parts)
