@@ -167,9 +167,7 @@ def delete_unneeded_days(config: Config, lake: Lake, first_day: str) -> None:
                     log.info("%s rows of %s are deleted, because runs begin with %s", kind, dt, first_day)
                     remove(partition, grace_hours)
             except (OSError, DataError) as error:  # for example, another job deletes the same day
-                log.warning(
-                    "%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error
-                )
+                log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)
 
 
 def _parsed_day(spark: SparkSession, config: Config, partition: Partition, raw: RawFiles) -> Manifest:

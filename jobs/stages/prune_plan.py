@@ -147,5 +147,12 @@ def _partition(
     has_old_part = of_date.modified < limits.old if is_empty else bool(manifest or old)
     if not has_old_part or not limits.are_old(manifest):
         return None
-    partition = Partition(table, dt, path, table.count("/") + 2, lake.recorder, internal=table.split("/")[0] in (_TYPED, _PREPARED))
+    partition = Partition(
+        table,
+        dt,
+        path,
+        table.count("/") + 2,
+        lake.recorder,
+        internal=table.split("/")[0] in (_TYPED, _PREPARED),
+    )
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)

@@ -341,9 +341,7 @@ def _random_column(draw: random.Random, rows: int) -> pa.Array:
             pa.decimal128(20, 2),
         )
     if kind in ("float", "double"):
-        values = [
-            draw.choice([math.nan, 0.25, -3.0, draw.randrange(2**20) / 4, 1e30]) for _ in range(rows)
-        ]
+        values = [draw.choice([math.nan, 0.25, -3.0, draw.randrange(2**20) / 4, 1e30]) for _ in range(rows)]
         return with_nulls(values, pa.float32() if kind == "float" else pa.float64())
     bits = {"int8": 7, "int64": 63, "uint32": 32, "uint64": 64}[kind]
     return with_nulls([draw.randrange(2**bits) for _ in range(rows)], pa.type_for_alias(kind))
