@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.feature_types import WorkflowConfig
+from conf.load import config_digest
 from conf.types import Config, Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
@@ -152,14 +153,15 @@ def encode_split(
     workflow: FittedWorkflow,
     run_date: str,
     split: Split,
-    read: Callable[[Partition, Manifest], pa.Table | DataFrame],
+    read: Callable[[Partition, Manifest, Split | None], pa.Table | DataFrame],
 ) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
-    The features of a day that this workflow has already encoded are read. If Python workers can read the raw
-    log (etl.text.two_passes), they encode the other days, and their features are published. Otherwise, Spark
-    frames compute the features of all days, and the result is persisted, because to parse a log again costs
-    more. `read` reads published features.
+    The features of a day that this workflow has already encoded are read. If the passes apply to the log
+    (etl.passes), they encode the other days, and their features are published. Otherwise, Spark frames compute
+    the features of all days, and the result is persisted, because to parse a log again costs more.
+
+    `read` reads published features: all rows of a partition, or those of one split.
 
     Raises:
         ConfigError: the features have weights, and the configuration has none.
@@ -168,8 +170,8 @@ def encode_split(
     days = raw_days(config, run_date, lake.recorder)[split]
     published = encoded_days(workers, config, lake, workflow, days)
     if published is not None:
-        table = lake.features(workflow.version)
-        return union_all([read(table.partition(dt), manifest) for dt, manifest in published.items()])
+        table, label = lake.features(workflow.version), None if config.split.by == "day" else split
+        return union_all([read(table.partition(dt), manifest, label) for dt, manifest in published.items()])
     frames = []
     for raw in days:
         rows = prepared_rows(workers.spark, config, lake, raw)
@@ -182,12 +184,9 @@ def encoded_days(
 ) -> dict[str, Manifest] | None:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.
 
-    Returns None if a day is missing, and Python workers cannot encode it from the raw log: a split is not
-    made of whole days, build_features has not scanned the present log of the day, or the workflow or the log
-    needs Spark frames.
+    Returns None if a day is missing, and the passes cannot encode it: build_features has not scanned the
+    present log of the day, or the log needs Spark frames.
     """
-    if config.split.by != "day":
-        return None
     earlier = earlier_clicks(workers, config, lake)
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
@@ -297,6 +296,7 @@ def feature_inputs(
     """
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
     inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
+    inputs |= {} if config.split.by == "day" else {"shares": config_digest(config, "split")}
     return inputs | impression_inputs(config, raw) | preparation(config)
 
 

@@ -35,10 +35,12 @@ class LogRows:
 
 
 def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
-    """Returns the raw columns to parse: `features`, and the columns of label, keys and filters."""
+    """Returns the raw columns to parse: `features`, and the columns of label, keys, time and filters."""
     names = {*features, layout.label.column}
     if layout.keys:
         names |= set(layout.keys.columns)
+    if layout.event_time:
+        names.add(layout.event_time.column)
     for _, not_null, text in layout.filters:
         names |= {*not_null, *(layout.formula(text).columns if text else ())}
     return tuple(column.name for column in layout.columns if column.name in names)

@@ -155,15 +155,18 @@ def _latest_of_workflow(
     """
     config, version = context.config, workflow.version
     if context.in_process:
+        members = [(split, member.dt) for split in splits for member in dataset.splits.get(split, ())]
         days_of_log = [
-            require_raw(config, config.log, member.dt, recorder=context.recorder)
-            for split in splits
-            for member in dataset.splits.get(split, ())
+            require_raw(config, config.log, dt, recorder=context.recorder)
+            for dt in dict.fromkeys(dt for _, dt in members)
         ]
         encoded = encoded_days(workers_of(context), config, context.lake, workflow, days_of_log)
         if encoded is not None:
-            table = context.lake.features(version)
-            of_days = [PublishedRows(table.partition(dt), manifest) for dt, manifest in encoded.items()]
+            table, divided = context.lake.features(version), config.split.by != "day"
+            of_days = [
+                PublishedRows(table.partition(dt), encoded[dt], split if divided else None)
+                for split, dt in members
+            ]
             return _latest_published(context, of_days, key, columns, workflow.spec)
     earlier = earlier_clicks(workers_of(context), config, context.lake)
     published: list[PublishedRows] = []
