@@ -158,8 +158,8 @@ def encode_split(
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
     The features of a day that this workflow has already encoded are read. If the passes apply to the log
-    (etl.passes), they encode the other days, and their features are published. Otherwise, Spark frames compute
-    the features of all days, and the result is persisted, because to parse a log again costs more.
+    (etl.passes), they encode the other days, and their features are published. Otherwise, Spark frames
+    compute the features of all days, and the result is persisted, because to parse a log again costs more.
 
     `read` reads published features: all rows of a partition, or those of one split.
 
