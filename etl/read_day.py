@@ -8,6 +8,8 @@ from functools import partial
 import pyarrow as pa
 
 from conf.types import Config
+from etl.ops.choose_engine import choose_engine
+from etl.prepare.attributes import reads_in_process
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.spark.read_log import good_rows
@@ -15,7 +17,6 @@ from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import plain, read_split
 from etl.text.scan_pass import columns_to_parse
-from etl.text.two_passes import text_passes_apply
 from spark.rows import Rows
 from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
@@ -27,9 +28,10 @@ _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.
 def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse text that they can read (etl.text.two_passes); Spark frames read other logs.
+    Tasks of `workers` parse logs that they can read (etl.prepare.attributes); Spark frames read other logs.
+    What a configuration adds to rows, such as histories and attributes, does not matter here.
     """
-    if not text_passes_apply(workers, config):
+    if choose_engine(config.workflow.engine) != "arrow" or not reads_in_process(config, config.log):
         return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
     layout = layout_of_days(config, [raw])
     splits = tuple(layout.reader.splits())
