@@ -27,7 +27,8 @@ _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.
 def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse text that they can read (etl.text.two_passes); Spark frames read other logs.
+    Tasks of `workers` parse logs that they can read (etl.prepare.attributes); Spark frames read other logs.
+    What a configuration adds to rows, such as histories and attributes, does not matter here.
     """
     if not reads_blocks(config):
         return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)

@@ -157,14 +157,6 @@ def test_published_tables_are_those_of_spark(
     assert found["items"].rows == 15 + (2 if missing == "serve" else 0)
 
 
-def test_users_and_items_without_tables_have_the_features_of_their_latest_row(
-    shop: Shop, tmp_path: Path, histories: None
-) -> None:
-    found = published_alike(shop, tmp_path, [], users=None, items=None)
-    assert found["users"].rows == 14
-    assert not found["users"].facts
-
-
 def test_users_without_a_row_can_stop_the_job_on_both_roads(
     shop: Shop, tmp_path: Path, histories: None
 ) -> None:
