@@ -12,7 +12,7 @@ from conf.names import ColumnName, PlainText, RawLocation
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # The formats of raw files. To add one: a name here, a description below, and a reader in etl/readers.
-Format = Literal["tsv", "csv", "parquet", "jsonl"]
+Format = Literal["tsv", "csv", "parquet", "jsonl", "orc"]
 FORMATS: Mapping[Format, str] = {
     "tsv": "no header, and a double quote is an ordinary character.",
     "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
@@ -20,6 +20,7 @@ FORMATS: Mapping[Format, str] = {
     "parquet": "columns are matched by name.",
     "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
     "that a line lacks is null; other lines are quarantined with the reason `json`.",
+    "orc": "as `parquet`. Only for jobs without Spark frames (docs/roads.md).",
 }
 # Formats with one row a line and a separator between fields.
 SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})

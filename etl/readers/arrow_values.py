@@ -30,9 +30,11 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, RawTable
 from etl.raw.arrow_parse import typed_column
+from etl.raw.list_text import without_elements
 from etl.raw.number_text import integers
 from etl.raw.parquet_rows import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
+from etl.raw.stored_values import can_hold, stored_values
 from etl.raw.value_text import nan_to_null, not_exact, over_elements, whole_number_texts
 from etl.readers.text import rows_with, without_null_values
 from storage.feature_spec import FLOAT32_MAX
@@ -54,8 +56,9 @@ VALUE_TYPES: Mapping[str, pa.DataType] = {
 _REASONS = {
     "int": "integer",
     "float": "number",
-    "decimal": "number",
-    "list<int>": "integer",
+    "bool": "boolean",
+    "list<int>": "list",
+    "list<string>": "list",
 }
 _ELEMENTS = {"list<int>": "int", "list<string>": "string"}
 _MOST_DIGITS = 38  # of a decimal of 128 bits
@@ -165,7 +168,7 @@ def reason_of(column: Column) -> str:
 
 def time_zone_of(table: RawTable) -> str:
     """Returns the time zone of timestamps without a zone in a table."""
-    return getattr(table, "time_zone", None) or UTC
+    return table.time_zone
 
 
 def null_values(column: Column, rows: int) -> pa.Array:
@@ -310,8 +313,9 @@ def _typed(
     if unit is not None and pa.types.is_timestamp(kind):
         return instants(values, unit), None
     if is_text(kind):
-        typed, reasons = typed_column(_utf8(values), column, [""])
-        return typed, reasons.is_valid().to_numpy(zero_copy_only=False) if reasons is not None else None
+        return _with_mask(*typed_column(_utf8(values), column, [""], time_zone))
+    if declared not in ("int", "float", "string") and can_hold(column, kind):
+        return _with_mask(*stored_values(values, column, time_zone))
     if declared == "string":
         return _texts_of(values), None
     typed = _CONVERSIONS[declared](values, time_zone)
@@ -319,6 +323,11 @@ def _typed(
     if typed.null_count == present.null_count:
         return typed, None
     return typed, pc.and_(present.is_valid(), typed.is_null()).to_numpy(zero_copy_only=False)
+
+
+def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
+    """Returns n values, and for which of them there is a reason: (n,) bool, or None."""
+    return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _utf8(values: pa.Array) -> pa.Array:
@@ -385,12 +394,6 @@ def _to_float(values: pa.Array, _: str) -> pa.Array:
     return pc.if_else(pc.less_equal(pc.abs(numbers), FLOAT32_MAX), numbers, pa.scalar(None, pa.float64()))
 
 
-def _to_bool(values: pa.Array, _: str) -> pa.Array:
-    numbers = _to_float(values, UTC)
-    is_bit = pc.or_(pc.equal(numbers, 0.0), pc.equal(numbers, 1.0))
-    return pc.if_else(is_bit, numbers, pa.scalar(None, pa.float64())).cast(pa.int64())
-
-
 def _to_date(values: pa.Array, time_zone: str) -> pa.Array:
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -399,25 +402,23 @@ def _to_date(values: pa.Array, time_zone: str) -> pa.Array:
 
 
 def _to_timestamp(values: pa.Array, time_zone: str) -> pa.Array:
-    if pa.types.is_date(values.type):
-        values = values.cast(pa.date32(), safe=False).cast(pa.timestamp("s"))
-    if values.type.tz is None and time_zone != UTC:
-        values = pc.assume_timezone(values, time_zone, ambiguous="earliest", nonexistent="earliest")
-    return instants(values, "us")
+    """Returns the first instants of dates."""
+    return stored_values(values.cast(pa.date32(), safe=False).cast(pa.timestamp("s")), _TIMESTAMP, time_zone)[
+        0
+    ]
 
 
 _CONVERSIONS: Mapping[str, Callable[[pa.Array, str], pa.Array]] = {
     "int": _to_int,
     "float": _to_float,
-    "decimal": _to_float,
-    "bool": _to_bool,
     "date": _to_date,
     "timestamp": _to_timestamp,
 }
+_TIMESTAMP = Column(name="timestamp", type="timestamp")
 
 
 def _converted_lists(values: pa.Array, column: Column) -> Converted:
-    """Converts n lists. A list with an element that does not fit is malformed. Empty texts are elements."""
+    """Converts n lists, without null and empty elements. A list with one that does not fit is malformed."""
     lists = values.cast(pa.list_(values.type.value_type))
     elements = lists.flatten()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -443,7 +444,8 @@ def _converted_lists(values: pa.Array, column: Column) -> Converted:
         fits = np.ones(len(lists), bool)
         fits[malformed] = False
         result = result.take(pa.array(np.arange(len(lists)), mask=~fits))
-    return Converted(result, malformed, reason_of(column))
+    unwanted = None if to == "string" else pc.list_flatten(result).is_null()
+    return Converted(without_elements(result, unwanted), malformed, reason_of(column))
 
 
 def _shown(values: pa.Array, row: int) -> Any:

@@ -185,9 +185,9 @@ def _rows(
         return read_parquet_rows(spark, table, raw.paths, event_time)
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
-    if table.format == "jsonl":
+    if table.format == "jsonl" or table.format == "orc":
         raise ConfigError(
-            f"{raw.paths[0]}: Spark frames cannot read JSON lines",
+            f"{raw.paths[0]}: Spark frames cannot read files of the format {table.format}",
             "run the job on one machine, without spark-submit; or deliver the table as Parquet or csv",
         )
     assert_never(table.format)

@@ -118,8 +118,8 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             sink,
             encoding.schema,
             compression="zstd",
-            # Every row_id is different, so a dictionary of them costs time; their differences are small. Lists
-            # without a dictionary take less time and space, because rows often repeat the same list.
+            # Every row_id is different, so a dictionary of them costs time; their differences are small.
+            # Lists without a dictionary take less time and space, because rows often repeat the same list.
             use_dictionary=[
                 field.name
                 for field in encoding.schema

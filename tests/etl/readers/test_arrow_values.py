@@ -52,7 +52,7 @@ FITS: list[tuple[str, pa.Array, list[Any], list[int]]] = [
     ("timestamp", nanoseconds(1999, -1, None, NOON), [1, -1, None, NOON // 1000], []),
     ("timestamp", nanoseconds(NOON, zone="Asia/Tokyo"), [NOON // 1000], []),
     ("timestamp", pa.array([1, -1], pa.timestamp("s")), [10**6, -(10**6)], []),
-    ("timestamp", pa.array([2**62, 5], pa.timestamp("s")), [None, 5 * 10**6], [0]),
+    ("timestamp", pa.array([2**62, 5], pa.timestamp("s")), [None, 5 * 10**6], []),
     ("timestamp", pa.array([dt.date(1970, 1, 2)]), [86_400 * 10**6], []),
     (
         "decimal",
@@ -70,8 +70,8 @@ FITS: list[tuple[str, pa.Array, list[Any], list[int]]] = [
     ("string", pa.array([D("3.00"), None]), ["3", None], []),
     ("string", pa.array(["", "a", None]), [None, "a", None], []),
     ("string", pa.array([1, None, -7], pa.int8()), ["1", None, "-7"], []),
-    ("list<int>", pa.array([[1, None, 2], None, []]), [[1, None, 2], None, []], []),
-    ("list<int>", pa.array([[1.0, math.nan], [1.5, 2.0], [3.0]]), [[1, None], None, [3]], [1]),
+    ("list<int>", pa.array([[1, None, 2], None, []]), [[1, 2], None, []], []),
+    ("list<int>", pa.array([[1.0, math.nan], [1.5, 2.0], [3.0]]), [[1], None, [3]], [1]),
     (
         "list<int>",
         pa.array([[2**63], [1], [2, 2**63, 2**63]], pa.list_(pa.uint64())),
@@ -79,11 +79,11 @@ FITS: list[tuple[str, pa.Array, list[Any], list[int]]] = [
         [0, 2],
     ),
     ("list<int>", pa.array([[1, 2]], pa.list_(pa.int8(), 2)), [[1, 2]], []),
-    ("list<int>", pa.array([[], None, [None]]), [[], None, [None]], []),
-    ("list<string>", pa.array([["a", "", None], None, []]), [["a", "", None], None, []], []),
+    ("list<int>", pa.array([[], None, [None]]), [[], None, []], []),
+    ("list<string>", pa.array([["a", "", None], None, []]), [["a"], None, []], []),
     ("list<string>", pa.array([["a"]], pa.large_list(pa.large_string())), [["a"]], []),
-    ("list<string>", pa.array([[1, 20], [None]]), [["1", "20"], [None]], []),
-    ("list<string>", pa.array([[1.0], [math.nan]]), [["1"], [None]], []),
+    ("list<string>", pa.array([[1, 20], [None]]), [["1", "20"], []], []),
+    ("list<string>", pa.array([[1.0], [math.nan]]), [["1"], []], []),
 ]
 
 
