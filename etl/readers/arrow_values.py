@@ -11,8 +11,8 @@ distinct value is converted once.
 | bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |
 | date | int64, days since 1970-01-01 | dates, timestamps (their date in the time zone of the table) |
 | timestamp | int64, µs since 1970-01-01 UTC | timestamps, and dates (at midnight) |
-| list<int> | list of int64 | lists of whole numbers |
-| list<string> | list of strings | lists of texts in UTF-8 or of whole numbers |
+| list<int> | list of int64 | lists of whole numbers; null elements are left out |
+| list<string> | list of strings | lists of texts in UTF-8 or of whole numbers; empty texts are left out |
 
 NaN is null. Texts in a column of another type are converted as in text files.
 """
