@@ -194,7 +194,7 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, config, lake)
-        if passes is None or not passes.encodes(workflow) or not all(map(passes.is_scanned, missing)):
+        if passes is None or workflow.engine != "arrow" or not all(map(passes.is_scanned, missing)):
             return None
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
@@ -279,7 +279,7 @@ def _publish_features(
             current[raw.dt] = manifest
         else:
             missing[raw.dt] = (raw, checked.counts[raw.dt], inputs)
-    if missing and checked.passes and checked.passes.encodes(workflow):
+    if missing and checked.passes:
         return current | checked.passes.encode_days(workflow, missing, feature_rules(workflow))
     return current | {
         dt: _publish_frame(config, table.partition(dt), workflow, checked.rows_of(raw), counts, inputs)

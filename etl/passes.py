@@ -42,9 +42,6 @@ class DayPasses(CountedDays, Protocol):
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
         """Returns the training rows of scanned days."""
 
-    def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Returns whether tasks can compute all features."""
-
     def encode_days(
         self,
         workflow: FittedWorkflow,

@@ -181,10 +181,6 @@ class PreparedPasses:
         ]
         return training_blocks(splits, self._source())
 
-    def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Returns whether tasks can compute all features."""
-        return workflow.engine == "arrow"
-
     def encode_days(
         self,
         workflow: FittedWorkflow,

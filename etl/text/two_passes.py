@@ -178,13 +178,6 @@ class TextPasses:
             columns,
         )
 
-    def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Returns whether workers can compute all features.
-
-        They can, unless the configuration wants the engine `sql`.
-        """
-        return workflow.engine == "arrow"
-
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
         """Returns the training rows of scanned days."""
         splits = []
