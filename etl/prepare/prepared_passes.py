@@ -127,8 +127,15 @@ class PreparedPasses:
         Raises:
             DataError: too many rows of a day cannot be parsed, or have times outside of the day.
         """
-        self._prepare([raw for raw in days if not self.is_scanned(raw) and not self._is_prepared(raw)])
-        self._count([raw for raw in days if not self._is_counted(raw)])
+        uncounted = [raw for raw in days if not self._is_counted(raw)]
+        self._prepare(
+            [
+                raw
+                for raw in days
+                if not self._is_quarantined(raw) or (raw in uncounted and not self._is_prepared(raw))
+            ]
+        )
+        self._count(uncounted)
         counts = {}
         for raw in days:
             partition = self._lake.quarantine.partition(raw.dt)
@@ -137,8 +144,7 @@ class PreparedPasses:
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine and the value counts of this log of a day are published."""
-        quarantine = self._lake.quarantine.partition(raw.dt)
-        return current_manifest(quarantine, self._log_inputs(raw)) is not None and self._is_counted(raw)
+        return self._is_quarantined(raw) and self._is_counted(raw)
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a day.
@@ -309,6 +315,10 @@ class PreparedPasses:
         counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
         return {**self._prepared_inputs(raw), "counted": counted}
 
+    def _is_quarantined(self, raw: RawFiles) -> bool:
+        partition = self._lake.quarantine.partition(raw.dt)
+        return current_manifest(partition, self._log_inputs(raw)) is not None
+
     def _is_prepared(self, raw: RawFiles) -> bool:
         return current_manifest(self._prepared(raw.dt), self._prepared_inputs(raw)) is not None
 
@@ -352,7 +362,7 @@ class PreparedPasses:
         for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
             day = ScannedDay(raw, of_day, summaries)
             quarantine = self._lake.quarantine.partition(raw.dt)
-            if current_manifest(quarantine, self._log_inputs(raw)) is None:
+            if not self._is_quarantined(raw):
                 publish_quarantine(self._config, quarantine, day, scanned, self._log_inputs(raw))
             counts = DayCounts.from_manifest(read_manifest(quarantine))
             check_day(self._config, raw, counts, quarantine, warn=False)
