@@ -61,8 +61,8 @@ _KINDS = {"int": "integer", "float": "number", "bool": "boolean", "decimal": "de
 _SHOWN = 60  # maximum number of characters of a value in an error message
 _HEAD_BYTES = 16
 ONE_VALUE = (
-    "store one value in each row; for a list, for example one text such as 'a,b', which the operator "
-    "split_list divides (docs/operators/lists.md)"
+    "declare a list of texts with `type: list<string>`, and one of whole numbers with `type: list<int>`; "
+    "otherwise store one value in each row"
 )
 _TEXTS = ("STRING", "ENUM", "JSON")
 _STORED_TIME = (
