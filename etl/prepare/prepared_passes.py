@@ -51,7 +51,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.spark.prepared_rows import preparation as preparation_methods
 from etl.spark.quarantine import DayCounts, check_day
-from etl.split.time_split import no_good_row
+from etl.split.time_split import no_good_row, no_row
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
@@ -59,7 +59,7 @@ from etl.text.publish_value_counts import file_name
 from etl.text.row_source import RowSource
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
 from etl.text.scanned_day import ScannedDay
-from etl.text.spilled_rows import Spill
+from etl.text.spilled_rows import Spill, delete_spilled_of
 from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
@@ -127,7 +127,13 @@ class PreparedPasses:
         Raises:
             DataError: too many rows of a day cannot be parsed, or have times outside of the day.
         """
-        self._prepare([raw for raw in days if not self.is_scanned(raw) and not self._is_prepared(raw)])
+        self._prepare(
+            [
+                raw
+                for raw in days
+                if not self._has_quarantine(raw) or not (self._is_counted(raw) or self._is_prepared(raw))
+            ]
+        )
         self._count([raw for raw in days if not self._is_counted(raw)])
         counts = {}
         for raw in days:
@@ -137,8 +143,7 @@ class PreparedPasses:
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine and the value counts of this log of a day are published."""
-        quarantine = self._lake.quarantine.partition(raw.dt)
-        return current_manifest(quarantine, self._log_inputs(raw)) is not None and self._is_counted(raw)
+        return self._has_quarantine(raw) and self._is_counted(raw)
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a day.
@@ -313,6 +318,14 @@ class PreparedPasses:
         counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
         return {**self._prepared_inputs(raw), "counted": counted}
 
+    def _has_quarantine(self, raw: RawFiles) -> bool:
+        """Returns whether the quarantine of a day is that of this log and of this layout.
+
+        Another configuration may have replaced it, because all configurations of a lake share this table.
+        """
+        partition = self._lake.quarantine.partition(raw.dt)
+        return current_manifest(partition, self._log_inputs(raw)) is not None
+
     def _is_prepared(self, raw: RawFiles) -> bool:
         return current_manifest(self._prepared(raw.dt), self._prepared_inputs(raw)) is not None
 
@@ -328,15 +341,24 @@ class PreparedPasses:
     # Preparing
 
     def _prepare(self, days: Sequence[RawFiles]) -> None:
-        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
+        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
+
+        The stored rows are deleted at the end, also if a day has an error.
+        """
         if not days:
             return
+        run_id = uuid.uuid4().hex[:12]
+        try:
+            self._prepare_days(days, run_id)
+        finally:
+            delete_spilled_of(self._workers.folder, run_id)
+
+    def _prepare_days(self, days: Sequence[RawFiles], run_id: str) -> None:
         layout = layout_of_days(self._config, days)
         preparation = self._preparation(layout)
         splits: dict[str, list[FileSplit]] = {}
         for part in layout.reader.splits():
             splits.setdefault(part.path, []).append(part)
-        run_id = uuid.uuid4().hex[:12]
         scans: list[ScanTask] = []
         of_days: list[dict[int, FileSplit]] = []
         buckets: list[int] = []
@@ -356,12 +378,12 @@ class PreparedPasses:
         for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
             day = ScannedDay(raw, of_day, summaries)
             quarantine = self._lake.quarantine.partition(raw.dt)
-            if current_manifest(quarantine, self._log_inputs(raw)) is None:
+            if not self._has_quarantine(raw):
                 publish_quarantine(self._config, quarantine, day, scanned, self._log_inputs(raw))
             counts = DayCounts.from_manifest(read_manifest(quarantine))
             check_day(self._config, raw, counts, quarantine, warn=False)
             if self._is_divided and not counts.good:
-                raise no_good_row()
+                raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
             partition = self._prepared(raw.dt)
             attempts.append(new_attempt(partition))
             spills = tuple((f"{run_id}-{task}", first_row) for task, _, first_row, _ in day.first_lines())
