@@ -310,6 +310,9 @@ class PreparedPasses:
             inputs["drawn"] = config_digest(config, "negatives")
         if self._is_divided:
             inputs["shares"] = config_digest(config, "split")
+        for section, table in (("users", config.users), ("items", config.items)):
+            if table:
+                inputs[section] = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder).digest
         if self._clicks:
             inputs["earlier_clicks"] = self._clicks.digest_before(raw.dt)
         return inputs

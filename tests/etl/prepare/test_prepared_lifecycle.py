@@ -179,6 +179,20 @@ def test_a_late_log_without_histories_rebuilds_only_its_day(tmp_path: Path) -> N
     assert second.dataset.changed_days == (DAYS[2],)
 
 
+def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    build(config, FIRST)
+    users = tmp_path / "raw/users.csv"
+    users.write_text(users.read_text(encoding="utf-8").replace("Oslo", "Rome"), encoding="utf-8")
+    other = with_other_features(config)
+    again = build(other, FIRST)
+    fresh = other.model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = _tables(fresh, build(fresh, FIRST), FIRST)
+    require_equal(_tables(other, again, FIRST), expected)
+    cities = {row["value"] for row in expected["vocabulary"] if row["column"] == "city"}
+    assert cities == {"Köln", "Rome"}
+
+
 # Conservation of rows
 
 
@@ -274,7 +288,7 @@ def test_a_gzip_file_of_many_blocks_is_prepared_like_its_text(
             blocks.append(len(block))
             yield block
 
-    real = text.read_blocks
+    real = file_splits.read_blocks
     monkeypatch.setattr(text, "read_blocks", small_blocks)
     monkeypatch.setattr(LocalWorkers, "_map", _in_this_process)
     actual = _tables(other, build(other, FIRST), FIRST)
