@@ -19,9 +19,11 @@ import pytest
 from conf.load import load_config
 from conf.types import Config
 from etl.prepare import click_tables, prepared_passes
+from etl.prepare.prepare_tasks import prepare_buckets
 from etl.prepare.prepared_passes import PreparedPasses
 from spark.local_workers import LocalWorkers
 from storage.paths import Partition
+from storage.publish import publish_files
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
 
@@ -65,15 +67,15 @@ def kill_at(instant: str, config: Config, patch: pytest.MonkeyPatch) -> None:
     if instant == "after the scan":
         patch.setattr(prepared_passes, "collect_summaries", die)
     elif instant == "before the clicks of a day":
-        publish = _kill_at_publication("last_clicks", 2, click_tables.publish_files)
+        publish = _kill_at_publication("last_clicks", 2, publish_files)
         patch.setattr(click_tables, "publish_files", publish)
     elif instant == "after the first prepared file":
-        prepare = _kill_at_first_file(config, prepared_passes.prepare_buckets)
+        prepare = _kill_at_first_file(config, prepare_buckets)
         patch.setattr(prepared_passes, "prepare_buckets", prepare)
     elif instant in ("before the first day", "between two days", "between two days of counts"):
         table = "value_counts" if instant.endswith("counts") else "prepared"
         number = 1 if instant == "before the first day" else 3
-        publish = _kill_at_publication(table, number, prepared_passes.publish_files)
+        publish = _kill_at_publication(table, number, publish_files)
         patch.setattr(prepared_passes, "publish_files", publish)
     elif instant == "before the counts":
         patch.setattr(PreparedPasses, "_count", die)
