@@ -17,6 +17,7 @@ from etl.raw.table_heads import check_heads
 from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.spark.shown_positions import warn_of_missing_days
+from etl.split.time_split import no_row
 from etl.split.window_days import plan_days
 from etl.workflow.feature_plan import external_tables
 from etl.workflow.fitted_workflow import FittedWorkflow
@@ -138,10 +139,7 @@ def _without_days(
     required = [raw for raw in later if raw.dt in without_rows]
     train = [raw for raw in splits["train"] if raw.dt not in without_rows]
     if required:
-        raise DataError(
-            f"the raw log of {required[0].dt} holds no row: {required[0].paths[0]}",
-            f"deliver the raw log of {required[0].dt} again",
-        )
+        raise no_row(required[0].dt, required[0].paths[0])
     if config.split.by == "day" and len(train) < config.split.min_train_days:
         raise DataError(
             f"the raw logs of the train days {list(without_rows)} hold no row, and only {len(train)} train "

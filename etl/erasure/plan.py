@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 from conf.types import Config
 from etl.erasure.changed_facts import lists_without, without_ids
 from etl.erasure.digest_changes import DigestChanges, settle
-from etl.erasure.lake_partitions import Published, published_partitions
+from etl.erasure.lake_partitions import PREPARED, Published, published_partitions
 from etl.erasure.table_rules import (
     COMPUTED_AGAIN,
     FEATURES,
     PROFILES,
     QUARANTINE,
     SCORES,
+    VALUE_COUNTS,
     WORKFLOW,
     TableRule,
     Users,
@@ -162,10 +163,26 @@ def _find(published: Published, rule: TableRule) -> UserRows | None:
 def _is_computed_again(
     published: Published, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
 ) -> bool:
-    """Returns whether the next run computes a partition again, such as typed or prepared rows."""
+    """Returns whether the next run computes a partition again, such as typed or prepared rows.
+
+    Value counts and profiles have no id of a user if the user is no feature. They count the users' rows even
+    then, and a fit must count the same rows as those that it reads.
+    """
+    day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
-        return (published.partition.dt, published.manifest.inputs.get("raw", "")) in removed
+        return day in removed
+    if published.kind == VALUE_COUNTS and (day in removed or day in _prepared_days(rows)):
+        return True
     return published.kind in COMPUTED_AGAIN and published.path in rows
+
+
+def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
+    """Returns (day, digest of the raw log) of each day whose prepared rows have rows of the users."""
+    return {
+        (one.published.partition.dt, one.published.manifest.inputs.get("raw", ""))
+        for one in rows.values()
+        if one.published.kind == PREPARED
+    }
 
 
 def _removed_by_day(rows: Mapping[str, UserRows]) -> dict[tuple[str, str], int]:

@@ -51,7 +51,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.spark.prepared_rows import preparation as preparation_methods
 from etl.spark.quarantine import DayCounts, check_day
-from etl.split.time_split import no_good_row
+from etl.split.time_split import no_good_row, no_row
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
@@ -59,7 +59,7 @@ from etl.text.publish_value_counts import file_name
 from etl.text.row_source import RowSource
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
 from etl.text.scanned_day import ScannedDay
-from etl.text.spilled_rows import Spill
+from etl.text.spilled_rows import Spill, delete_spilled_of
 from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
@@ -127,15 +127,14 @@ class PreparedPasses:
         Raises:
             DataError: too many rows of a day cannot be parsed, or have times outside of the day.
         """
-        uncounted = [raw for raw in days if not self._is_counted(raw)]
         self._prepare(
             [
                 raw
                 for raw in days
-                if not self._is_quarantined(raw) or (raw in uncounted and not self._is_prepared(raw))
+                if not self._has_quarantine(raw) or not (self._is_counted(raw) or self._is_prepared(raw))
             ]
         )
-        self._count(uncounted)
+        self._count([raw for raw in days if not self._is_counted(raw)])
         counts = {}
         for raw in days:
             partition = self._lake.quarantine.partition(raw.dt)
@@ -144,7 +143,7 @@ class PreparedPasses:
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine and the value counts of this log of a day are published."""
-        return self._is_quarantined(raw) and self._is_counted(raw)
+        return self._has_quarantine(raw) and self._is_counted(raw)
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a day.
@@ -307,6 +306,9 @@ class PreparedPasses:
             inputs["drawn"] = config_digest(config, "negatives")
         if self._is_divided:
             inputs["shares"] = config_digest(config, "split")
+        for section, table in (("users", config.users), ("items", config.items)):
+            if table:
+                inputs[section] = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder).digest
         if self._clicks:
             inputs["earlier_clicks"] = self._clicks.digest_before(raw.dt)
         return inputs
@@ -315,7 +317,11 @@ class PreparedPasses:
         counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
         return {**self._prepared_inputs(raw), "counted": counted}
 
-    def _is_quarantined(self, raw: RawFiles) -> bool:
+    def _has_quarantine(self, raw: RawFiles) -> bool:
+        """Returns whether the quarantine of a day is that of this log and of this layout.
+
+        Another configuration may have replaced it, because all configurations of a lake share this table.
+        """
         partition = self._lake.quarantine.partition(raw.dt)
         return current_manifest(partition, self._log_inputs(raw)) is not None
 
@@ -334,15 +340,24 @@ class PreparedPasses:
     # Preparing
 
     def _prepare(self, days: Sequence[RawFiles]) -> None:
-        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
+        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
+
+        The stored rows are deleted at the end, also if a day has an error.
+        """
         if not days:
             return
+        run_id = uuid.uuid4().hex[:12]
+        try:
+            self._prepare_days(days, run_id)
+        finally:
+            delete_spilled_of(self._workers.folder, run_id)
+
+    def _prepare_days(self, days: Sequence[RawFiles], run_id: str) -> None:
         layout = layout_of_days(self._config, days)
         preparation = self._preparation(layout)
         splits: dict[str, list[FileSplit]] = {}
         for part in layout.reader.splits():
             splits.setdefault(part.path, []).append(part)
-        run_id = uuid.uuid4().hex[:12]
         scans: list[ScanTask] = []
         of_days: list[dict[int, FileSplit]] = []
         buckets: list[int] = []
@@ -362,12 +377,12 @@ class PreparedPasses:
         for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
             day = ScannedDay(raw, of_day, summaries)
             quarantine = self._lake.quarantine.partition(raw.dt)
-            if not self._is_quarantined(raw):
+            if not self._has_quarantine(raw):
                 publish_quarantine(self._config, quarantine, day, scanned, self._log_inputs(raw))
             counts = DayCounts.from_manifest(read_manifest(quarantine))
             check_day(self._config, raw, counts, quarantine, warn=False)
             if self._is_divided and not counts.good:
-                raise no_good_row()
+                raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
             partition = self._prepared(raw.dt)
             attempts.append(new_attempt(partition))
             spills = tuple((f"{run_id}-{task}", first_row) for task, _, first_row, _ in day.first_lines())

@@ -62,6 +62,14 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
+def no_row(dt: str, path: str) -> DataError:
+    """Returns the error of a day that a run needs, and whose raw log has no row. `path` is its first file."""
+    return DataError(
+        f"the raw log of {dt} holds no row: {path}",
+        f"deliver the raw log of {dt} again",
+    )
+
+
 def no_good_row() -> DataError:
     """Returns the error of a log that cannot be divided, because it has no row that is used."""
     return DataError(

@@ -20,6 +20,7 @@ from etl.native.count_sums import buckets_of
 from etl.text.parse_block import ParsedBlock
 
 LINE = "_line"
+_FILES = "nightrank-rows"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ def delete_spilled(names: Sequence[str], bucket: int) -> None:
         _path(name, bucket).unlink(missing_ok=True)
 
 
+def delete_spilled_of(folder: Path, prefix: str) -> None:
+    """Deletes the files that are left of the rows whose names begin with a prefix.
+
+    Args:
+        folder: the folder of temporary files of the workers.
+        prefix: the prefix of `Spill.name`.
+    """
+    for path in folder.glob(f"{_FILES}-{prefix}-*"):
+        path.unlink(missing_ok=True)
+
+
 def used_values(values: pa.Array) -> pa.Array:
     """Returns a dictionary array with a dictionary of the values that occur. Other arrays are unchanged."""
     if not isinstance(values, pa.DictionaryArray):
@@ -119,4 +131,4 @@ def _path(name: str, bucket: int) -> Path:
 
 
 def _file(name: str, bucket: int) -> str:
-    return f"nightrank-rows-{name}-{bucket}.arrow"
+    return f"{_FILES}-{name}-{bucket}.arrow"

@@ -1,0 +1,572 @@
+"""Prepared rows from their first day to their deletion: new, late, erased and deleted days, and odd logs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import DataError
+from conf.types import SPLITS, Config
+from etl.build import BuildResult
+from etl.erasure.lake_partitions import all_partitions
+from etl.prepare import prepared_passes
+from etl.prepare.prepared_passes import PreparedPasses
+from etl.raw import file_splits
+from etl.raw.erased_rows import ERASED
+from etl.readers import text
+from jobs.stages import erase_user, prune
+from spark.local_workers import LocalWorkers
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
+from tests.etl import cases
+from tests.etl.prepare.small_shop import no_session
+from tests.etl.prepare.test_prepared_passes import (
+    CASES,
+    DAYS,
+    FIRST,
+    ONE_TABLE,
+    SECOND,
+    SHOP,
+    _config,
+    _tables,
+    _write,
+)
+
+HISTORY_CASE = "history, negatives and tables"
+BY_SPLIT = ["leave last out", "fraction of times"]
+ROW_TABLES = ("prepared", "value_counts", "last_clicks")
+PER_POSITIVE = {HISTORY_CASE: 3, "leave last out": 2, "fraction of times": 2}
+
+
+def build(config: Config, run_date: str, parent: str | None = None) -> BuildResult:
+    """Builds the features of a run date with two processes and without a session."""
+    workers = LocalWorkers(2, no_session)
+    try:
+        return cases.run_build(workers, config, run_date, parent)
+    finally:
+        assert [path.name for path in workers.folder.glob("nightrank-rows-*")] == []
+
+
+def with_mode(config: Config, mode: str) -> Config:
+    return config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": mode})})
+
+
+def files_of(config: Config) -> dict[tuple[str, str], list[tuple[str, int, bytes]]]:
+    """Maps (table, day) to the names, times and bytes of the manifest and of the files of each partition."""
+    found = {}
+    for one in all_partitions(Lake(config.lake)):
+        if one.kind in ROW_TABLES:
+            paths = [one.partition.file("_MANIFEST.json"), *data_files(one.partition, one.manifest)]
+            stats = [(path, Path(path).stat().st_mtime_ns, Path(path).read_bytes()) for path in paths]
+            found[one.kind, one.partition.dt] = stats
+    return found
+
+
+def changed(
+    before: Mapping[tuple[str, str], Any], after: Mapping[tuple[str, str], Any]
+) -> dict[str, list[str]]:
+    """Maps each table to the days that are new, written again, or gone."""
+    days: dict[str, list[str]] = {table: [] for table in ROW_TABLES}
+    for table, dt in sorted({*before, *after}):
+        if before.get((table, dt)) != after.get((table, dt)):
+            days[table].append(dt)
+    return days
+
+
+def prepared(config: Config, dt: str) -> Partition:
+    return Lake(config.lake).prepared(config.name).partition(dt)
+
+
+def rows_of(partition: Partition, split: str | None = None) -> list[dict[str, Any]]:
+    paths = data_files(partition, read_manifest(partition), split)
+    rows = [row for path in paths for row in pq.read_table(path, partitioning=None).to_pylist()]
+    return sorted(rows, key=lambda row: row["row_id"])
+
+
+def require_equal(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Compares the tables of two lakes one by one, so that the error names the table."""
+    assert actual.keys() == expected.keys()
+    for name, rows in expected.items():
+        assert _in_order(actual[name]) == _in_order(rows), name
+
+
+def _in_order(table: Any) -> Any:
+    """Sorts the columns of a data report: profiles that were read from the lake have them by name."""
+    if isinstance(table, dict) and isinstance(table.get("columns"), list):
+        return {**table, "columns": sorted(table["columns"], key=lambda column: column["name"])}
+    return table
+
+
+# New days and late days
+
+
+@pytest.mark.parametrize("mode", ["fit", "apply", "extend"])
+def test_the_next_run_prepares_only_the_new_day(tmp_path: Path, mode: str) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    first = build(config, FIRST)
+    before = files_of(config)
+    second = build(with_mode(config, mode), SECOND, first.workflow.version)
+    assert changed(before, files_of(config)) == {
+        "prepared": [SECOND],
+        "value_counts": [SECOND],
+        "last_clicks": [SECOND],  # for the histories of users after this day
+    }
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    if mode == "fit":
+        expected = build(with_mode(fresh, mode), SECOND)
+    else:  # in one go, but after the same first run
+        again = build(fresh, FIRST)
+        shutil.rmtree(tmp_path / "fresh/prepared")
+        shutil.rmtree(tmp_path / "fresh/value_counts")
+        shutil.rmtree(tmp_path / "fresh/last_clicks")
+        expected = build(with_mode(fresh, mode), SECOND, again.workflow.version)
+    assert second.workflow.version == expected.workflow.version
+    require_equal(_tables(config, second, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_a_run_with_nothing_new_writes_no_file(tmp_path: Path) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    first = build(config, FIRST)
+    before = files_of(config)
+    build(with_mode(config, "apply"), FIRST, first.workflow.version)
+    build(config, FIRST)
+    assert files_of(config) == before
+
+
+def test_a_late_log_rebuilds_its_day_and_the_days_with_its_clicks(tmp_path: Path) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    build(config, FIRST)
+    second = build(config, SECOND)
+    before = files_of(config)
+    with (tmp_path / f"raw/{DAYS[2]}.csv").open("a", encoding="utf-8") as log:
+        log.write("1;5;item 3;1;40;a;1772510000\n")
+    again = build(with_mode(config, "fit"), SECOND)
+    assert (
+        changed(before, files_of(config))
+        == {
+            "prepared": DAYS[2:5],  # the history of a row has the clicks of two days
+            "value_counts": DAYS[2:5],
+            "last_clicks": [DAYS[2]],
+        }
+    )
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = build(fresh, SECOND)
+    assert again.workflow.version == expected.workflow.version != second.workflow.version
+    require_equal(_tables(config, again, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_a_late_log_without_histories_rebuilds_only_its_day(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    first = build(config, FIRST)
+    before = files_of(config)
+    with (tmp_path / f"raw/{DAYS[2]}.csv").open("a", encoding="utf-8") as log:
+        log.write("1;5;item 3;1;40;a;1772510000\n")
+    second = build(with_mode(config, "apply"), FIRST, first.workflow.version)
+    assert changed(before, files_of(config)) == {
+        "prepared": [DAYS[2]],
+        "value_counts": [DAYS[2]],
+        "last_clicks": [],
+    }
+    assert second.dataset.changed_days == (DAYS[2],)
+
+
+def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    build(config, FIRST)
+    users = tmp_path / "raw/users.csv"
+    users.write_text(users.read_text(encoding="utf-8").replace("Oslo", "Rome"), encoding="utf-8")
+    other = with_other_features(config)
+    again = build(other, FIRST)
+    fresh = other.model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = _tables(fresh, build(fresh, FIRST), FIRST)
+    require_equal(_tables(other, again, FIRST), expected)
+    cities = {row["value"] for row in expected["vocabulary"] if row["column"] == "city"}
+    assert cities == {"Köln", "Rome"}
+
+
+# Conservation of rows
+
+
+def good_lines(path: Path, first_line: int = 0) -> dict[int, list[str]]:
+    """Maps the row_id of each good row to its fields. The header of a file counts as a line."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.reader(file, delimiter=";"))
+    return {
+        first_line + line: fields
+        for line, fields in enumerate(lines)
+        if line and fields[1] and fields[4] != "x"
+    }
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, "groups", "without times", *BY_SPLIT])
+def test_every_good_row_is_once_in_prepared_rows_and_features(tmp_path: Path, name: str) -> None:
+    config = _config(tmp_path, name)
+    built = build(config, FIRST)
+    divided = config.split.by != "day"
+    lines = {day: sum(1 for _ in (tmp_path / f"raw/{day}.csv").open()) for day in DAYS}
+    for dt in built.features:
+        expected: dict[int, list[str]] = {}
+        first_line = 0
+        for day in DAYS if divided else [dt]:
+            expected |= good_lines(tmp_path / f"raw/{day}.csv", first_line)
+            first_line += lines[day]
+        features = Lake(config.lake).features(built.workflow.version).partition(dt)
+        per_row = PER_POSITIVE.get(name, 0) + 1
+        for partition in (prepared(config, dt), features):
+            rows = rows_of(partition)
+            logged = [row for row in rows if row["row_id"] % per_row == 0]
+            assert [row["row_id"] // per_row for row in logged] == sorted(expected)
+            if divided:
+                of_splits = [row["row_id"] for split in SPLITS for row in rows_of(partition, split)]
+                assert sorted(of_splits) == [row["row_id"] for row in rows]
+            assert len({row["row_id"] for row in rows}) == len(rows)
+            for row in logged:
+                fields = expected[row["row_id"] // per_row]
+                assert (row["user_key"], row["item_key"], row["label"]) == (*fields[1:3], float(fields[0]))
+        manifest = read_manifest(features)
+        assert built.counts[dt].rows_in == manifest.rows_in == first_line - (len(DAYS) if divided else 1)
+        assert manifest.rows_in == len(expected) + sum(manifest.dropped.values())
+        quarantined = read_manifest(Lake(config.lake).quarantine.partition(dt))
+        assert quarantined.rows == sum(manifest.dropped.values()) > 0
+
+
+# Odd logs: the tables do not depend on how a log is read or divided
+
+
+def _ways(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way == "many file splits":
+        monkeypatch.setattr(text, "FILE_SPLIT_BYTES", 1000)
+    elif way == "many buckets":  # many more than the 30 users
+        monkeypatch.setattr(PreparedPasses, "_buckets", lambda *_: 128)
+    elif way == "one bucket":
+        monkeypatch.setattr(PreparedPasses, "_buckets", lambda *_: 1)
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby", *BY_SPLIT])
+@pytest.mark.parametrize("way", ["many file splits", "many buckets"])
+def test_tables_do_not_depend_on_file_splits_and_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    config = _config(tmp_path, name)
+    with monkeypatch.context() as patch:
+        _ways(patch, "one bucket")
+        expected = _tables(config, build(config, FIRST), FIRST)
+    _ways(monkeypatch, way)
+    other = config.model_copy(update={"lake": str(tmp_path / "other")})
+    require_equal(_tables(other, build(other, FIRST), FIRST), expected)
+
+
+COMPRESSED = {"log": {**SHOP["log"], "path": "{data}/{date}.csv*"}}
+
+
+def test_a_gzip_file_of_many_blocks_is_prepared_like_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cases.write_config(tmp_path, SHOP, CASES[HISTORY_CASE], COMPRESSED)
+    _write(tmp_path / "raw")
+    expected = _tables(config, build(config, FIRST), FIRST)
+    (tmp_path / "compressed").mkdir()
+    for path in (tmp_path / "raw").iterdir():
+        if path.name.startswith("2026"):
+            (tmp_path / f"compressed/{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        else:
+            shutil.copy(path, tmp_path / "compressed")
+    other = config.model_copy(update={"lake": str(tmp_path / "other"), "data": str(tmp_path / "compressed")})
+    blocks: list[int] = []
+
+    def small_blocks(file_split: file_splits.FileSplit, block_bytes: int | None = None) -> Any:
+        for block in real(file_split, block_bytes or 700):
+            blocks.append(len(block))
+            yield block
+
+    real = file_splits.read_blocks
+    monkeypatch.setattr(text, "read_blocks", small_blocks)
+    monkeypatch.setattr(LocalWorkers, "_map", _in_this_process)
+    actual = _tables(other, build(other, FIRST), FIRST)
+    assert len(blocks) > 5 * 5
+    for tables in (actual, expected):
+        for name in tables:
+            if name.startswith("quarantine"):
+                tables[name] = [{**row, "source_file": ""} for row in tables[name]]
+    require_equal(actual, expected)
+
+
+def _in_this_process(workers: LocalWorkers, tasks: int, function: Any) -> list[str]:
+    """Stands for LocalWorkers._map, so that the tasks see what a test has replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_DIRS", str(workers.folder))
+        return [function(index) for index in range(tasks)]
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file, delimiter=";")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=";").writerows([header, *change(rows)])
+
+
+def _no_rows(rows: list[list[str]]) -> list[list[str]]:
+    return []
+
+
+def _all_rejected(rows: list[list[str]]) -> list[list[str]]:
+    return [[*row[:4], "x", *row[5:]] for row in rows]
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby"])
+def test_a_train_day_with_only_a_header_is_left_out(tmp_path: Path, name: str) -> None:
+    config = _config(tmp_path, name)
+    _rewrite(tmp_path / f"raw/{DAYS[1]}.csv", _no_rows)
+    built = build(config, FIRST)
+    assert built.empty_days == [DAYS[1]]
+    assert [member.dt for member in built.dataset.splits["train"]] == [DAYS[0], DAYS[2]]
+    assert DAYS[1] not in built.features
+    assert read_manifest(prepared(config, DAYS[1])).rows == 0
+    before = files_of(config)
+    again = build(config, FIRST)
+    assert again.empty_days == [DAYS[1]]
+    assert files_of(config) == before
+
+
+@pytest.mark.parametrize(
+    "name, day, change",
+    [
+        (HISTORY_CASE, DAYS[4], _no_rows),
+        (HISTORY_CASE, DAYS[2], _all_rejected),
+        ("differences", DAYS[2], _all_rejected),
+        ("fraction of times", None, _all_rejected),
+        ("leave last out", None, _all_rejected),
+        ("fraction of times", None, _no_rows),
+    ],
+)
+def test_a_day_without_good_rows_ends_like_frames(
+    spark: SparkSession, tmp_path: Path, name: str, day: str | None, change: Any
+) -> None:
+    config = _config(tmp_path, name)
+    for one in DAYS if day is None else [day]:
+        _rewrite(tmp_path / f"raw/{one}.csv", change)
+    frames = config.model_copy(update={"lake": str(tmp_path / "frames")})
+    with pytest.raises(DataError) as expected:
+        cases.run_build(spark, frames, FIRST)
+    with pytest.raises(DataError) as actual:
+        build(config, FIRST)
+    assert str(actual.value).replace("/lake/", "/frames/") == str(expected.value)
+
+
+def test_a_log_without_keys_is_divided_by_the_fraction_of_times(spark: SparkSession, tmp_path: Path) -> None:
+    settings = {
+        **ONE_TABLE,
+        "keys": None,
+        "users": None,
+        "items": None,
+        "scopes": {},
+        "features": [
+            {"columns": ["price"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+            {"columns": ["who", "place"], "kind": "categorical", "ops": ["categorify"]},
+        ],
+        "split": {"by": "fraction", "train": 0.6, "validation": 0.2},
+    }
+    config = cases.write_config(tmp_path, SHOP, settings)
+    _write(tmp_path / "raw")
+    lines, expected = 0, []
+    for day in DAYS:
+        path = tmp_path / f"raw/{day}.csv"
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file, delimiter=";"))
+        expected += [(int(row[6]), lines + line) for line, row in enumerate(rows) if line and row[4] != "x"]
+        lines += len(rows)
+    built = build(config, FIRST)
+    version = built.workflow.version
+    for partition in (prepared(config, FIRST), Lake(config.lake).features(version).partition(FIRST)):
+        of_split = {split: [row["row_id"] for row in rows_of(partition, split)] for split in SPLITS}
+        assert sorted(row for rows in of_split.values() for row in rows) == [row for _, row in expected]
+        times = {row: time for time, row in expected}
+        last = max(times[row] for row in of_split["train"])
+        assert last < min(times[row] for row in of_split["validation"])
+        assert abs(len(of_split["train"]) / len(expected) - 0.6) < 0.01
+        assert abs(len(of_split["test"]) / len(expected) - 0.2) < 0.01
+
+
+# Erased users
+
+
+def erase(config: Config, user: str, run_date: str) -> dict[str, Any]:
+    context = RunContext("erase_user", config, run_date)
+    _, summary = erase_user.run(context, [user], dry_run=False)
+    return dict(summary.facts)
+
+
+WITHOUT_USER_FEATURE: dict[str, Any] = {
+    "features": [
+        {**SHOP["features"][0]},
+        {"columns": ["city", "kind", "place"], "kind": "categorical", "ops": ["categorify"]},
+        *SHOP["features"][2:],
+    ],
+    "scopes": {"user": ["age", "city"], "item": ["what", "kind"]},
+}
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby", *BY_SPLIT])
+def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, name: str) -> None:
+    config = _config(tmp_path, name)
+    built = build(config, FIRST)
+    user = "7"
+    days = [
+        dt for dt in built.features if any(row["user_key"] == user for row in rows_of(prepared(config, dt)))
+    ]
+    assert days
+    erase(config, user, FIRST)
+    _require_without(config, user)
+    again = build(with_mode(config, "apply"), FIRST, built.workflow.version)
+    _require_without(config, user)
+    assert again.features.keys() == built.features.keys()
+    fresh = build(with_other_features(config), FIRST)
+    _require_without(config, user)
+    assert fresh.workflow.version != built.workflow.version
+    for dt in built.features:
+        for version in (built.workflow.version, fresh.workflow.version):
+            features = Lake(config.lake).features(version).partition(dt)
+            assert user not in {row["user_key"] for row in rows_of(features)}
+        assert len(rows_of(features)) == len(rows_of(prepared(config, dt))) > 0
+        assert read_manifest(features).dropped[ERASED] > 0
+
+
+def with_other_features(config: Config) -> Config:
+    """The configuration with other operators in its first group, so that a new workflow is fitted."""
+    first = config.features[0].model_copy(update={"ops": ["fill_median", {"clip": {"min": 1}}]})
+    return config.model_copy(update={"features": [first, *config.features[1:]]})
+
+
+def _require_without(config: Config, user: str) -> None:
+    """Reads every file below the lake's folders of rows, published or not."""
+    read = 0
+    for table in ("prepared", "last_clicks", "features"):
+        for path in Path(config.lake).glob(f"_data/{table}/**/*.parquet"):
+            read += 1
+            assert user not in set(pq.read_table(path, partitioning=None)["user_key"].to_pylist()), path
+    assert read
+
+
+def test_a_fit_after_an_erasure_equals_one_of_a_lake_that_never_had_the_user(tmp_path: Path) -> None:
+    """Also if the user is no feature: then the value counts name no user, but count the user's rows."""
+    config = cases.write_config(
+        tmp_path, SHOP, {"prepare": CASES["differences"]["prepare"]}, WITHOUT_USER_FEATURE
+    )
+    _write(tmp_path / "raw")
+    built = build(config, FIRST)
+    erase(config, "7", FIRST)
+    other = with_other_features(config)
+    again = build(other, FIRST)
+    fresh = other.model_copy(update={"lake": str(tmp_path / "fresh")})
+    shutil.copytree(f"{config.lake}/erasures", tmp_path / "fresh/erasures")
+    expected = build(fresh, FIRST)
+    assert again.workflow.version == expected.workflow.version
+    tables, of_fresh = _tables(other, again, FIRST), _tables(fresh, expected, FIRST)
+    for dt in built.features:
+        # The counts differ: an erasure leaves the user's rows that a filter had left out under the filter.
+        (rows_in, dropped), (other_rows_in, other_dropped) = (
+            one.pop(f"rows in {dt}") for one in (tables, of_fresh)
+        )
+        assert (rows_in, sum(dropped.values())) == (other_rows_in, sum(other_dropped.values()))
+    require_equal(tables, of_fresh)
+
+
+# Deleted days and files
+
+
+def test_prune_deletes_old_dates_of_prepared_rows(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    config = config.model_copy(update={"output": config.output.model_copy(update={"grace_hours": 0.0})})
+    for day in (FIRST, SECOND):
+        build(config, day)
+    kept = config.split.train_days + config.split.validation_days + config.split.test_days
+    assert kept == 5
+    assert not Path(
+        prepared(config, DAYS[0]).path
+    ).exists()  # the run has deleted it: runs begin with the next
+    later = "2026-03-09"
+    prune.run(RunContext("prune", config, later), kept, dry_run=False)
+    left = sorted(path.name for path in (Path(config.lake) / f"prepared/{config.name}").iterdir())
+    assert left == [f"dt={day}" for day in DAYS[4:]]
+    data = Path(config.lake) / f"_data/prepared/{config.name}"
+    assert sorted(path.parts[-3] for path in data.glob("*/*/*.parquet")) == left
+
+
+def test_days_before_the_window_of_histories_are_deleted(tmp_path: Path) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    config = config.model_copy(update={"output": config.output.model_copy(update={"grace_hours": 0.0})})
+    build(config, FIRST)
+    assert Path(prepared(config, DAYS[0]).path).exists()
+    one_day = config.split.model_copy(update={"train_days": 1})
+    build(config.model_copy(update={"split": one_day}), SECOND)  # begins with DAYS[3]; histories with DAYS[1]
+    left = sorted(path.name for path in (Path(config.lake) / f"prepared/{config.name}").iterdir())
+    assert left == [f"dt={day}" for day in DAYS[1:]]
+
+
+def test_deleted_prepared_rows_are_made_again_only_for_new_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    built = build(config, FIRST)
+    expected = {dt: rows_of(prepared(config, dt)) for dt in built.features}
+    for folder in ("prepared", "_data/prepared"):
+        shutil.rmtree(Path(config.lake) / folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared_passes, "scan_splits", _must_not_run)
+        build(config, FIRST)
+        build(with_mode(config, "apply"), FIRST, built.workflow.version)
+    assert not (Path(config.lake) / "prepared").exists()
+    again = build(with_other_features(config), FIRST)
+    assert again.workflow.version != built.workflow.version
+    assert {dt: rows_of(prepared(config, dt)) for dt in built.features} == expected
+
+
+def _must_not_run(*_: object) -> None:
+    raise AssertionError("the log is read again")
+
+
+def test_without_prepared_rows_and_raw_log_the_error_names_the_day(tmp_path: Path) -> None:
+    config = _config(tmp_path, HISTORY_CASE)
+    build(config, FIRST)
+    shutil.rmtree(Path(config.lake) / "prepared")
+    (tmp_path / f"raw/{FIRST}.csv").unlink()
+    with pytest.raises(DataError, match=f"no raw file at .*{FIRST}.csv"):
+        build(with_mode(config, "fit"), FIRST)
+
+
+def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> None:
+    """Their quarantines differ, because other lines do not parse. Each run counts its own."""
+    config = _config(tmp_path, "differences")
+    columns = [
+        {**column, "type": "string"} if column["name"] == "price" else column
+        for column in SHOP["log"]["columns"]
+    ]
+    (tmp_path / "texts").mkdir()
+    texts = cases.write_config(
+        tmp_path / "texts",
+        SHOP,
+        {
+            "name": "texts",
+            "lake": config.lake,
+            "data": config.data,
+            "log": {**SHOP["log"], "columns": columns},
+            "features": SHOP["features"][1:],
+            "scopes": {"user": ["who", "city"], "item": ["what", "kind"]},
+        },
+    )
+    first = build(config, FIRST)
+    second = build(texts, FIRST)
+    again = build(config, FIRST)
+    assert again.counts == first.counts
+    for dt in first.counts:
+        rows = rows_of(Lake(config.lake).quarantine.partition(dt))
+        assert len(rows) == first.counts[dt].bad > second.counts[dt].bad

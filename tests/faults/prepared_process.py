@@ -1,0 +1,107 @@
+"""A run of build_features that SIGKILLs its process at an instant of the preparation of rows.
+
+python -m tests.faults.prepared_process <configuration> <run date> <folder of temporary files> <instant>
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.load import load_config
+from conf.types import Config
+from etl.prepare import click_tables, prepared_passes
+from etl.prepare.prepare_tasks import prepare_buckets
+from etl.prepare.prepared_passes import PreparedPasses
+from spark.local_workers import LocalWorkers
+from storage.paths import Partition
+from storage.publish import publish_files
+from tests.etl import cases
+from tests.etl.prepare.small_shop import no_session
+
+BUCKETS = 8
+
+
+def die(*_: object, **__: object) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_at_first_file(config: Config, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function; while it runs, the first prepared file ends this process."""
+
+    def wait() -> None:
+        while not any(Path(config.lake).glob("_data/prepared/**/*.parquet")):
+            time.sleep(0.001)
+        die()
+
+    def called(*arguments: Any) -> Any:
+        threading.Thread(target=wait, daemon=True).start()
+        function(*arguments)
+        time.sleep(60)  # the thread ends the process before
+
+    return called
+
+
+def _kill_at_publication(table: str, number: int, publish: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that ends this process before a publication of a table (the first one is 1)."""
+    seen = 0
+
+    def called(partition: Partition, *arguments: Any, **named: Any) -> Any:
+        nonlocal seen
+        seen += partition.table.split("/")[0] == table
+        return die() if seen == number else publish(partition, *arguments, **named)
+
+    return called
+
+
+def kill_at(instant: str, config: Config, patch: pytest.MonkeyPatch) -> None:
+    """Lets this process die at an instant. Other words than the known ones change nothing."""
+    if instant == "after the scan":
+        patch.setattr(prepared_passes, "collect_summaries", die)
+    elif instant == "before the clicks of a day":
+        publish = _kill_at_publication("last_clicks", 2, publish_files)
+        patch.setattr(click_tables, "publish_files", publish)
+    elif instant == "after the first prepared file":
+        prepare = _kill_at_first_file(config, prepare_buckets)
+        patch.setattr(prepared_passes, "prepare_buckets", prepare)
+    elif instant in ("before the first day", "between two days", "between two days of counts"):
+        table = "value_counts" if instant.endswith("counts") else "prepared"
+        number = 1 if instant == "before the first day" else 3
+        publish = _kill_at_publication(table, number, publish_files)
+        patch.setattr(prepared_passes, "publish_files", publish)
+    elif instant == "before the counts":
+        patch.setattr(PreparedPasses, "_count", die)
+    elif instant == "before the features":
+        patch.setattr(prepared_passes, "encode_splits", die)
+
+
+INSTANTS = (
+    "after the scan",
+    "before the clicks of a day",
+    "after the first prepared file",
+    "before the first day",
+    "between two days",
+    "before the counts",
+    "between two days of counts",
+    "before the features",
+)
+
+
+def main(path: str, run_date: str, folder: str, instant: str) -> None:
+    config = load_config(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedPasses, "_buckets", lambda *_: BUCKETS)
+        kill_at(instant, config, patch)
+        cases.run_build(LocalWorkers(2, no_session, folder), config, run_date)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
