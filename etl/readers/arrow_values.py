@@ -310,7 +310,7 @@ def _typed(
     if unit is not None and pa.types.is_timestamp(kind):
         return instants(values, unit), None
     if is_text(kind):
-        typed, reasons = typed_column(_utf8(values), column, [""])
+        typed, reasons = typed_column(_utf8(values), column, [""], time_zone)
         return typed, reasons.is_valid().to_numpy(zero_copy_only=False) if reasons is not None else None
     if declared == "string":
         return _texts_of(values), None
