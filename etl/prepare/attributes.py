@@ -19,6 +19,7 @@ from etl.native.library import is_built
 from etl.raw.files import raw_path, require_raw
 from etl.raw.number_text import integers
 from etl.raw.rejected_lines import RejectedLine
+from etl.readers.arrow_values import null_values
 from etl.readers.base import RawBlock
 from etl.readers.discovery import has_reader, open_table
 from etl.readers.table_heads import first_reasons, unusable
@@ -224,13 +225,9 @@ def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int,
 
 def _table(table: RawTable, read: Sequence[_ReadBlock]) -> pa.Table:
     """Returns the rows of all blocks. Without any block, the columns have the types of the declared ones."""
-    empty = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
     columns = {}
     for column in table.columns:
-        chunks = [block.columns[column.name] for block in read]
-        if not chunks:
-            indices, values = pa.array([], pa.int32()), pa.array([], empty[column.type])
-            chunks = [pa.DictionaryArray.from_arrays(indices, values)]
+        chunks = [block.columns[column.name] for block in read] or [null_values(column, 0)]
         columns[column.name] = one_array(pa.chunked_array(chunks))
     return pa.table(columns)
 

@@ -54,8 +54,9 @@ VALUE_TYPES: Mapping[str, pa.DataType] = {
 _REASONS = {
     "int": "integer",
     "float": "number",
-    "decimal": "number",
-    "list<int>": "integer",
+    "bool": "boolean",
+    "decimal": "decimal",
+    "list<int>": "list",
 }
 _ELEMENTS = {"list<int>": "int", "list<string>": "string"}
 _MOST_DIGITS = 38  # of a decimal of 128 bits
@@ -249,7 +250,10 @@ def require_type(path: str, column: Column, kind: pa.DataType, is_time: bool) ->
         return None
     for accepts, remedy in _DECLARE.items():
         if accepts(kind):
-            raise _refused(path, column, str(kind), f"declare the column with `type: {remedy}`", ConfigError)
+            declare = f"declare the column with `type: {remedy}`"
+            if column.type == "timestamp" and pa.types.is_integer(kind):
+                declare += ", and set log.event_time.unit if it is the time of the event"
+            raise _refused(path, column, str(kind), declare, ConfigError)
     remedy = ONE_VALUE if pa.types.is_nested(kind) else "store it as integers, floats or text"
     raise _refused(path, column, str(kind), f"{remedy}; or remove it from `columns`", DataError)
 

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult
@@ -204,3 +205,81 @@ def test_files_of_all_writers_have_equal_features(
     assert features.keys() == of_csv[1].keys()
     for partition, rows in features.items():
         assert rows == of_csv[1][partition], partition
+
+
+# How a file of the exports changes, and what the message of the error must name.
+CSV_FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
+    "half a year": ("users.csv", "1985.0", "1985.5", ["birth_year", "'1985.5'", "float or string"]),
+    "a word": ("users.csv", "1985.0", "unknown", ["birth_year", '"unknown" to users.null_values']),
+    "maybe": ("users.csv", "True", "maybe", ["newsletter", "'maybe'", "true, t, yes"]),
+    "other date": ("users.csv", "2025-03-17", "17.03.2025", ["signup", "'17.03.2025'", '"%d.%m.%Y"']),
+    "no date": ("users.csv", "2025-03-17", "2025-02-31", ["signup", "'2025-02-31'", "correct the file"]),
+    "time": ("users.csv", "2025-03-17", "2025-03-17 00:00:00", ["signup", "give signup the type timestamp"]),
+    "two rows": ("users.csv", "u3,", "u2,", ["{'user': 'u2'}", "line 2", "line 3", "exactly one row"]),
+    "comma": ("items.csv", ",7.5,", ',"7,5",', ["list_price", "'7,5'", "decimal point"]),
+    "line break": ("items.csv", "cheap;", "cheap\n;", ["line 2", "double quotes", "line breaks"]),
+    "new name": (f"csv/clicks_{DAYS[2]}.csv", "device", "device_type", ["['device']", "optional: true"]),
+}
+
+
+@pytest.mark.parametrize("fault", CSV_FAULTS)
+def test_a_fault_of_an_export_is_named_with_a_remedy(tmp_path: Path, fault: str) -> None:
+    name, old, new, shown = CSV_FAULTS[fault]
+    config = shop(tmp_path, "csv")
+    text = (tmp_path / name).read_text()
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError) as caught:
+        built(config, FIRST)
+    for part in (str(tmp_path / name), *shown):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "setting, shown",
+    [
+        ("log.time_zone=Europe/Berln", "'Europe/Berln' is not the name of a time zone"),
+        ("log.label.weights={view: -0.1}", "log.label.weights.view=-0.1: a weight must be from"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, setting: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        config_of(tmp_path, "csv", setting)
+
+
+def test_a_time_of_another_notation_is_quarantined_and_its_format_proposed(tmp_path: Path) -> None:
+    config = shop(tmp_path, "csv")
+    path = tmp_path / f"csv/clicks_{DAYS[2]}.csv"
+    path.write_text(path.read_text().replace("2026-11-03 ", "03.11.2026 "))
+    with pytest.raises(DataError) as caught:
+        built(config, FIRST)
+    for part in (str(path), "timestamp:ts", '"%d.%m.%Y %H:%M:%S"'):
+        assert part in str(caught.value)
+
+
+def test_texts_in_parquet_are_times_of_the_time_zone(of_csv: tuple[Config, Features], tmp_path: Path) -> None:
+    config = shop(tmp_path, "pandas parquet")
+    for day in DAYS:
+        path = tmp_path / f"parquet/{day}.parquet"
+        rows = pd.read_parquet(path)
+        rows.assign(ts=rows["ts"].dt.strftime("%Y-%m-%d %H:%M:%S")).to_parquet(path)
+    for partition, rows_of_day in two_nights(config).items():
+        assert rows_of_day == of_csv[1][partition], partition
+
+
+def test_a_table_of_users_without_rows_gives_nulls(tmp_path: Path) -> None:
+    config = shop(tmp_path, "pandas parquet")
+    path = tmp_path / "users.parquet"
+    pd.read_parquet(path).iloc[:0].to_parquet(path)
+    with pytest.raises(
+        DataError, match="birth_year: the column is null .*\n.*check that this table has rows"
+    ):
+        built(config, FIRST)
+
+
+def test_the_reason_of_a_boolean_is_the_same_in_all_formats(tmp_path: Path) -> None:
+    config = shop(tmp_path, "pandas parquet")
+    path = tmp_path / "users.parquet"
+    pd.read_parquet(path).assign(newsletter="maybe").to_parquet(path)
+    with pytest.raises(DataError, match="newsletter has the value 'maybe', which is not one of true"):
+        built(config, FIRST)
