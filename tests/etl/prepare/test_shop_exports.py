@@ -267,14 +267,13 @@ def test_texts_in_parquet_are_times_of_the_time_zone(of_csv: tuple[Config, Featu
         assert rows_of_day == of_csv[1][partition], partition
 
 
-def test_a_table_of_users_without_rows_gives_nulls(tmp_path: Path) -> None:
+def test_a_table_of_users_without_rows_is_named(tmp_path: Path) -> None:
     config = shop(tmp_path, "pandas parquet")
     path = tmp_path / "users.parquet"
     pd.read_parquet(path).iloc[:0].to_parquet(path)
-    with pytest.raises(
-        DataError, match="birth_year: the column is null .*\n.*check that this table has rows"
-    ):
+    with pytest.raises(DataError, match="birth_year: the column is null") as caught:
         built(config, FIRST)
+    assert "check that this table has rows" in caught.value.remedy
 
 
 def test_the_reason_of_a_boolean_is_the_same_in_all_formats(tmp_path: Path) -> None:
