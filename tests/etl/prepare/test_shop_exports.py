@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
+
+Features = dict[str, list[dict[str, Any]]]
 
 ROOT = Path(__file__).parents[3]
 SHOP = ROOT / "conf/datasets/shop.yaml"
@@ -163,7 +166,7 @@ def rows_of(partition: Partition) -> list[dict[str, Any]]:
 
 def two_nights(config: Config) -> dict[str, list[dict[str, Any]]]:
     """The rows of all feature partitions of two nights."""
-    rows = {}
+    rows: Features = {}
     for run_date in (FIRST, SECOND):
         result = built(config, run_date)
         of_version = Lake(config.lake).features(result.workflow.version)
@@ -176,9 +179,6 @@ def of_csv(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, dict[str, 
     """The configuration and the features of the CSV files."""
     config = shop(tmp_path_factory.mktemp("shop"), "csv")
     return config, two_nights(config)
-
-
-Features = dict[str, list[dict[str, Any]]]
 
 
 def test_the_features_of_csv_are_those_of_the_rows(of_csv: tuple[Config, Features]) -> None:
@@ -282,3 +282,31 @@ def test_the_reason_of_a_boolean_is_the_same_in_all_formats(tmp_path: Path) -> N
     pd.read_parquet(path).assign(newsletter="maybe").to_parquet(path)
     with pytest.raises(DataError, match="newsletter has the value 'maybe', which is not one of true"):
         built(config, FIRST)
+
+
+def test_the_header_of_csv_files_may_change_from_one_day_to_another(
+    of_csv: tuple[Config, Features], tmp_path: Path
+) -> None:
+    """On one day the shop exports one more column, before all others."""
+    config = shop(tmp_path, "csv")
+    path = tmp_path / f"csv/clicks_{DAYS[2]}.csv"
+    header, *lines = path.read_text().splitlines()
+    front = ["coupon," + header, *("SALE," + line for line in lines)]
+    path.write_text("\n".join(front) + "\n")
+    for partition, rows in two_nights(config).items():
+        assert rows == of_csv[1][partition], partition
+
+
+def test_a_csv_file_may_lack_an_optional_column(tmp_path: Path) -> None:
+    columns: list[dict[str, object]] = [
+        {"name": name, "type": "timestamp" if name == "ts" else "string"}
+        for name in ("ts", "session", "user", "item", "event")
+    ]
+    columns.append({"name": "device", "type": "string", "optional": True})
+    config = shop(tmp_path, "csv", f"log.columns={json.dumps(columns)}")
+    path = tmp_path / f"csv/clicks_{DAYS[2]}.csv"
+    path.write_text(path.read_text().replace("device", "device_type", 1))
+    result = built(config, FIRST)
+    features = Lake(config.lake).features(result.workflow.version)
+    of_day = {day: {row["device"] for row in rows_of(features.partition(day))} for day in DAYS[1:3]}
+    assert len(of_day[DAYS[2]]) == 1 < len(of_day[DAYS[1]])
