@@ -13,7 +13,7 @@ from etl.passes import DayPasses, passes_of
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
 from etl.raw.impression_log import rows_digest
-from etl.raw.table_heads import check_heads
+from etl.readers.table_heads import check_heads
 from etl.spark.prepared_rows import PreparedRows
 from etl.spark.quarantine import DayCounts, check_day, quarantine_day
 from etl.spark.shown_positions import warn_of_missing_days

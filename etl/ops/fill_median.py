@@ -61,6 +61,7 @@ class FillMedian(Operator):
         if not statistics.quantiles:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: the column is null in all training rows",
-                f"use `fill` with a value instead, or remove {step.inputs[0]} from features",
+                f"use `fill` with a value instead, or remove {step.inputs[0]} from features; for a column "
+                "of `users` or `items`, check that this table has rows for the keys of the log",
             )
         return FittedFillMedian(step.inputs, step.outputs, statistics.quantiles[0.5])

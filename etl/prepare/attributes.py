@@ -16,13 +16,13 @@ from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config, RawTable
 from etl.native.library import is_built
-from etl.raw import key_rule
 from etl.raw.files import raw_path, require_raw
 from etl.raw.number_text import integers
 from etl.raw.rejected_lines import RejectedLine
-from etl.raw.table_heads import unusable
+from etl.readers.arrow_values import null_values
 from etl.readers.base import RawBlock
 from etl.readers.discovery import has_reader, open_table
+from etl.readers.table_heads import first_reasons, unusable
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
@@ -96,7 +96,7 @@ def read_attribute_table(
     rejected: list[RejectedLine] = []
     bad = 0
     for path, first_line, block in _blocks(table, raw.paths):
-        reasons = _reasons(block, text_id)
+        reasons = first_reasons(block, text_id)
         if reasons:  # the first rejected row is shown, so only the smallest of each file is kept
             bad += len(reasons)
             line = min(reasons)
@@ -223,34 +223,11 @@ def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int,
             lines += block.lines
 
 
-def _reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
-    """Returns the reason of each rejected line of a block, by its index in the block.
-
-    Args:
-        block: the block.
-        text_id: the column of strings with ids of users or items; None if there is none.
-    """
-    reasons = dict(block.broken)
-    reasons |= {int(block.row_lines[row]): reason for row, reason in block.malformed.items()}
-    if text_id is not None:
-        ids = block.columns[text_id]
-        is_bad = pc.fill_null(key_rule.are_bad_keys(ids.dictionary), False)
-        if pc.any(is_bad).as_py():
-            rows = np.flatnonzero(pc.fill_null(is_bad.take(ids.indices), False))
-            for row in rows.tolist():
-                reasons.setdefault(int(block.row_lines[row]), key_rule.reason(text_id))
-    return reasons
-
-
 def _table(table: RawTable, read: Sequence[_ReadBlock]) -> pa.Table:
     """Returns the rows of all blocks. Without any block, the columns have the types of the declared ones."""
-    empty = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
     columns = {}
     for column in table.columns:
-        chunks = [block.columns[column.name] for block in read]
-        if not chunks:
-            indices, values = pa.array([], pa.int32()), pa.array([], empty[column.type])
-            chunks = [pa.DictionaryArray.from_arrays(indices, values)]
+        chunks = [block.columns[column.name] for block in read] or [null_values(column, 0)]
         columns[column.name] = one_array(pa.chunked_array(chunks))
     return pa.table(columns)
 

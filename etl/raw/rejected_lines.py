@@ -6,12 +6,15 @@ A remedy depends on the reason: it differs between a wrong separator and a label
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from conf.raw_types import DECLARE_TIME, NULL_VALUE_FORMATS, SEPARATORS, TIME_TYPES, Column, Log, RawTable
-from conf.time_types import ISO
+from conf.time_types import ISO, only_date
 from etl.raw import key_rule, quotes
 from etl.raw.files import TEXT_FORMATS
 from etl.raw.parse import common_header
@@ -49,6 +52,11 @@ _ABOUT_COLUMNS = {
     "missing_key": "give every row an id in {column}, or leave these rows out of the files",
     "key": "correct the ids in {column}",
 }
+
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9.]*[0-9],[0-9]+")
+# Notations of dates and of the times after them that a message proposes.
+_DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d")
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
     if isinstance(table, Log) and column == table.label.column:
         return _label_remedy(table, rejected)
     if isinstance(table, Log) and table.event_time and column == table.event_time.column:
-        return _time_remedy(section, _column_of(table, column))
+        return _time_remedy(section, _column_of(table, column), field_of(table, rejected, column))
     return _type_remedy(table, section, rejected, column)
 
 
@@ -190,10 +198,12 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     value = field_of(table, rejected, column)
     declared = _column_of(table, column)
     if declared.type in TIME_TYPES:
-        return _time_remedy(section, declared)
+        return _time_remedy(section, declared, value)
     if value is None:
         return f"correct the values of {column}"
     number = _is_number(value)
+    if declared.type in ("int", "float", "decimal") and _DECIMAL_COMMA.fullmatch(value):
+        return f"write the numbers of {column} with a decimal point, and without separators of thousands"
     keys = table.format in NULL_VALUE_FORMATS and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
@@ -205,12 +215,21 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     return f"give {column} the type {kind} in {section}.columns{null}, or correct the file"
 
 
-def _time_remedy(section: str, column: Column) -> str:
+def _time_remedy(section: str, column: Column, value: str | None) -> str:
     """Returns the remedy for a text that is no time in the declared form."""
     if column.type not in TIME_TYPES:
         return DECLARE_TIME
     other = "YYYY-MM-DD" if column.type == "date" else "2026-01-31T13:45:00Z"
-    example = "%d/%m/%Y" if column.type == "date" else "%d/%m/%Y %H:%M:%S"
+    example = _format_of(value or "") or ("%d/%m/%Y" if column.type == "date" else "%d/%m/%Y %H:%M:%S")
+    if column.type == "date" and not only_date(example):
+        return (
+            f"give {column.name} the type timestamp in {section}.columns, with `format: {_quoted(example)}`, "
+            "or write only a date into the file"
+        )
+    if column.type == "date" and value and _is_iso_time(value):
+        return (
+            f"give {column.name} the type timestamp in {section}.columns, or write only a date into the file"
+        )
     if column.format != ISO:
         return f"correct `format` of {column.name} in {section}.columns, or correct the file"
     return (
@@ -218,6 +237,23 @@ def _time_remedy(section: str, column: Column) -> str:
         f"written as {other}; if an empty value is written as a text, add it to {section}.null_values; or "
         "correct the file"
     )
+
+
+def _format_of(value: str) -> str | None:
+    """Returns the first notation that a text has; None if it has none of those that are tried."""
+    for pattern in (date + time for time in _TIMES for date in _DATES):
+        with suppress(ValueError):
+            datetime.strptime(value, pattern)
+            return pattern
+    return None
+
+
+def _is_iso_time(value: str) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return ":" in value
 
 
 def _column_of(table: RawTable, name: str) -> Column:

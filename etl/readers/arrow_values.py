@@ -252,7 +252,10 @@ def require_type(path: str, column: Column, kind: pa.DataType, is_time: bool) ->
         return None
     for accepts, remedy in _DECLARE.items():
         if accepts(kind):
-            raise _refused(path, column, str(kind), f"declare the column with `type: {remedy}`", ConfigError)
+            declare = f"declare the column with `type: {remedy}`"
+            if column.type == "timestamp" and pa.types.is_integer(kind):
+                declare += ", and set log.event_time.unit if it is the time of the event"
+            raise _refused(path, column, str(kind), declare, ConfigError)
     remedy = ONE_VALUE if pa.types.is_nested(kind) else "store it as integers, floats or text"
     raise _refused(path, column, str(kind), f"{remedy}; or remove it from `columns`", DataError)
 

@@ -5,8 +5,8 @@ The compiled scanner (etl/native/scan.py) finds the fields. This module checks t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -25,30 +25,41 @@ _NEVER_MALFORMED = ("string", "list<string>")
 
 @dataclass(frozen=True)
 class TextReader(TableReader):
-    """Reads `tsv` and `csv`.
+    """Reads `tsv` and `csv`. The files of a csv table may have different headers.
 
     Attributes:
         positions: for each column of the table, the index of its field in a line; None for an optional column
             that the files do not have.
         width: number of fields in a line.
+        of_files: positions and width in csv files whose header differs from that of the first file, by path.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("tsv", "csv")
     positions: tuple[int | None, ...]
     width: int
+    of_files: Mapping[str, tuple[tuple[int | None, ...], int]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TextReader:
         """Reads the header lines of csv files.
 
         Raises:
-            DataError: the header of a csv file lacks a column, or differs from those of the others.
+            DataError: the header of a csv file lacks a column that is not optional, or cannot be read.
         """
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
+        of_files: dict[str, tuple[tuple[int | None, ...], int]] = {}
         if table.format == "csv":
-            positions, width = positions_in(common_header(paths, table), table, paths)
-        return cls(table, paths, tuple(positions), width)
+            of_header: dict[tuple[str, ...], tuple[tuple[int | None, ...], int]] = {}
+            for path in paths:
+                header = common_header([path], table)
+                if tuple(header) not in of_header:
+                    places, width = positions_in(header, table, [path])
+                    of_header[tuple(header)] = tuple(places), width
+                of_files[path] = of_header[tuple(header)]
+            positions, width = list(of_files[paths[0]][0]), of_files[paths[0]][1]
+            of_files = {path: one for path, one in of_files.items() if one != of_files[paths[0]]}
+        return cls(table, paths, tuple(positions), width, of_files)
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
         """Returns ranges of bytes of the files. A compressed file is one split."""
@@ -56,9 +67,11 @@ class TextReader(TableReader):
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
+        positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
+        reader = replace(self, positions=positions, width=width)
         is_first = file_split.start == 0  # the first line of a csv file is its header
         for block in read_blocks(file_split):
-            yield self.parse(block, wanted, header=is_first and self.table.format == "csv")
+            yield reader.parse(block, wanted, header=is_first and self.table.format == "csv")
             is_first = False
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str], header: bool) -> RawBlock:

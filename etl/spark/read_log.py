@@ -20,7 +20,7 @@ from etl.raw.parquet_rows import EXACT_TIME, read_parquet_rows
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, read_text_rows
 from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import Check, RowRule, bad_key, row_rules
-from etl.raw.table_heads import unusable
+from etl.readers.table_heads import unusable
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import EVENT_TIME, ROW_ID
 from storage.lineage import NOT_RECORDED, LineageRecorder

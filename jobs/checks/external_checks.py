@@ -8,7 +8,7 @@ from conf.names import scheme_of
 from conf.raw_types import RawTable
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.raw.table_heads import check_heads
+from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import external_tables
 from scoring.delivery.sinks import check_access
 from scoring.rules.attributes import files_of

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from conf.counted import counted
 from conf.errors import DataError
-from conf.raw_types import Column, RawTable
+from conf.raw_types import SEPARATED_FORMATS, RawTable
 from etl.raw import key_rule
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FileSplit, compression, read_blocks
-from etl.raw.files import TEXT_FORMATS, RawFiles
-from etl.raw.parquet_rows import read_footers
+from etl.raw.files import RawFiles
 from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
+from etl.readers.base import RawBlock
+from etl.readers.discovery import open_table
 from storage import file_io
 
 _ROWS = 100  # of each file
 _BYTES = 1 << 16  # of text that is read at once
-_GROUP_BYTES = 64 << 20  # larger row groups of Parquet files are not read
+_GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
 
 
 def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
-    Reads at most the first block of a text file, and the first row group of a Parquet file.
+    Reads at most the first block of a text file, and the first row group or stripe of other files. A table
+    that Spark will read may still be refused later, because Spark can read fewer types of columns.
 
     Args:
         table: the table, which is not the log: all its rows must parse.
@@ -43,21 +42,22 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
     Raises:
         DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message names file,
             line and value.
-        ConfigError: a column has a Parquet type that its declared type cannot hold.
+        ConfigError: a column is stored with a type that its declared type cannot hold.
     """
     rejected: Iterator[RejectedLine | None]
-    if table.format == "jsonl":
-        return  # its reader checks the first lines when it opens the files
-    if table.format == "parquet":
-        rejected = (_first_bad_row(file.path, table) for file in read_footers(table, raw.paths))
-    elif table.format not in TEXT_FORMATS:  # the reader checks each file when it is opened
-        rejected = iter(())
-    else:
+    if table.format in SEPARATED_FORMATS:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
             positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
         rejected = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
+    else:
+        open_table(table, raw.paths)  # checks the columns of every file
+        text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
+        sizes = file_io.sizes(raw.paths)
+        rejected = (
+            _first_bad_row(path, table, text_id) for path, size in zip(raw.paths, sizes, strict=True) if size
+        )
     first = next(filter(None, rejected), None)
     if first is not None:
         raise unusable(table, section, first)
@@ -114,42 +114,37 @@ def _lines(path: str) -> Iterator[bytes]:
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 
-def _first_bad_row(path: str, table: RawTable) -> RejectedLine | None:
-    """Returns the first row of a Parquet file with a text or a fraction in a column of numbers."""
-    files, inner = file_io.filesystem(path)
-    with files.open_input_file(inner) as source:
-        parquet = pq.ParquetFile(source)
-        schema = parquet.schema_arrow
-        checked = [
-            column
-            for column in table.columns
-            if column.type in ("int", "float")
-            and column.source_name in schema.names
-            and _may_be_malformed(schema.field(column.source_name).type, column)
-        ]
-        large = not parquet.num_row_groups or parquet.metadata.row_group(0).total_byte_size > _GROUP_BYTES
-        if not checked or large:
+def _first_bad_row(path: str, table: RawTable, id_column: str | None) -> RejectedLine | None:
+    """Returns the first row with a bad value among the first rows of a file in any other format than text."""
+    reader = open_table(table, (path,))
+    for file_split in reader.splits(_BYTES)[:1]:
+        if file_split.bytes > _GROUP_BYTES:
             return None
-        group = parquet.read_row_group(0, columns=[column.source_name for column in checked])
-    for number, row in enumerate(group.slice(0, _ROWS).to_pylist(), start=1):
-        for column in checked:
-            if not _is_number(row[column.source_name], whole=column.type == "int"):
-                reason = f"{'integer' if column.type == 'int' else 'number'}:{column.name}"
-                return RejectedLine(path, number, reason, json.dumps(row))
+        block = next(iter(reader.blocks(file_split, table.names)), None)
+        if block is None:
+            return None
+        first = first_reasons(block, id_column)
+        rejected = [line for line in first if line < _ROWS]
+        if rejected:
+            line = min(rejected)
+            return RejectedLine(path, line + 1, first[line], block.texts([line])[0])
     return None
 
 
-def _may_be_malformed(kind: pa.DataType, column: Column) -> bool:
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return is_text or (pa.types.is_floating(kind) and column.type == "int")
+def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
+    """Returns the reason of each rejected line of a block, by its index in the block.
 
-
-def _is_number(value: str | float | None, *, whole: bool) -> bool:
-    """Returns whether a value is null or a number. NaN is left to the reader of Parquet files."""
-    if value is None:
-        return True
-    try:
-        number = float(value)
-    except ValueError:
-        return False
-    return not whole or not math.isfinite(number) or number.is_integer()
+    Args:
+        block: the block.
+        text_id: the column of strings with ids of users or items; None if there is none.
+    """
+    reasons = dict(block.broken)
+    reasons |= {int(block.row_lines[row]): reason for row, reason in block.malformed.items()}
+    if text_id is not None:
+        ids = block.columns[text_id]
+        is_bad = pc.fill_null(key_rule.are_bad_keys(ids.dictionary), False)
+        if pc.any(is_bad).as_py():
+            rows = np.flatnonzero(pc.fill_null(is_bad.take(ids.indices), False))
+            for row in rows.tolist():
+                reasons.setdefault(int(block.row_lines[row]), key_rule.reason(text_id))
+    return reasons
