@@ -185,9 +185,11 @@ def _rows(
         return read_parquet_rows(spark, table, raw.paths, event_time)
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
-    if table.format == "jsonl":
+    if table.format == "jsonl" or table.format == "orc":
+        name = "JSON lines" if table.format == "jsonl" else "ORC files"
         raise ConfigError(
-            f"{raw.paths[0]}: Spark frames cannot read JSON lines",
-            "run the job on one machine, without spark-submit; or deliver the table as Parquet or csv",
+            f"{raw.paths[0]}: Spark frames cannot read {name}",
+            "set workflow.engine=auto and run the job on one machine, without spark-submit; or deliver the "
+            "table as Parquet or csv",
         )
     assert_never(table.format)
