@@ -53,8 +53,8 @@ class WorkflowConfig(Strict):
         "run on a GPU. `arrow` parses lines and looks up ids in Python workers on Arrow batches, which is "
         "faster, also where there is a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the "
         "same rows. With `auto`, a job that Python and not spark-submit has started on one machine reads "
-        "text in processes of its own, and starts a JVM only for what needs it. "
-        "`arrow` reads text in the Python workers of Spark in any case.",
+        "and prepares logs in processes of its own, and starts a JVM only for what needs it "
+        "(docs/roads.md). `arrow` reads logs in the Python workers of Spark in any case.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",

@@ -12,15 +12,15 @@ from conf.names import ColumnName, PlainText, RawLocation
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # The formats of raw files. To add one: a name here, a description below, and a reader in etl/readers.
-Format = Literal["tsv", "csv", "parquet", "jsonl", "orc"]
+Format = Literal["tsv", "csv", "parquet", "orc", "jsonl"]
 FORMATS: Mapping[Format, str] = {
     "tsv": "no header, and a double quote is an ordinary character.",
     "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
     "otherwise its lines are quarantined with the reason `quote` or `field_count`.",
     "parquet": "columns are matched by name.",
+    "orc": "columns are matched by name; types are read as those of Parquet.",
     "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
     "that a line lacks is null; other lines are quarantined with the reason `json`.",
-    "orc": "as `parquet`. Only for jobs without Spark frames (docs/roads.md).",
 }
 # Formats with one row a line and a separator between fields.
 SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})

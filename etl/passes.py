@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from conf.errors import ConfigError
 from conf.types import Config, Split
 from etl.fit.fit_inputs import TrainingBlocks
+from etl.prepare.attributes import reads_in_process
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.prepare.row_operators import require_table_forms
@@ -16,7 +18,7 @@ from etl.raw.files import RawFiles
 from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import clicks_before
 from etl.spark.quarantine import DayCounts
-from etl.text.two_passes import TextPasses, needs_preparation, reads_blocks
+from etl.text.two_passes import TextPasses, preparations, reads_blocks, reason_for_frames
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow
@@ -51,6 +53,41 @@ class DayPasses(CountedDays, Protocol):
         """Writes and publishes the feature partitions of scanned days."""
 
 
+@dataclass(frozen=True)
+class Road:
+    """How build_features reads the log of a configuration.
+
+    Attributes:
+        kind: `log`: tasks read the raw log in both passes. `prepared`: tasks prepare rows first, and then
+            read the table `prepared`. `frames`: Spark frames.
+        prepared: what rows get, or how they change, before features are computed (`preparations`).
+        reason: why the log is read as frames; None if it is not.
+    """
+
+    kind: Literal["log", "prepared", "frames"]
+    prepared: tuple[str, ...]
+    reason: str | None = None
+
+
+def road_of(config: Config, *, on_one_machine: bool) -> Road:
+    """Returns how build_features reads the log of a configuration.
+
+    Args:
+        config: the configuration. Its lake is not opened.
+        on_one_machine: whether processes of one machine run the tasks, not Spark's workers.
+
+    Raises:
+        ConfigError: the sections `features` or `prepare` are wrong.
+    """
+    prepared = tuple(preparations(config))
+    reason = reason_for_frames(config)
+    if reason is None and prepared:
+        reason = _reason_not_to_prepare(config, on_one_machine)
+    if reason is not None:
+        return Road("frames", prepared, reason)
+    return Road("prepared" if prepared else "log", prepared)
+
+
 def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses | None:
     """Returns the passes over the days of a log; None if the log must be read as Spark frames.
 
@@ -58,20 +95,26 @@ def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses | None:
     """
     if not reads_blocks(config):
         return None
-    if not needs_preparation(config):
+    on_one_machine = isinstance(workers, LocalWorkers)
+    kind = road_of(config, on_one_machine=on_one_machine).kind
+    if kind == "log":
         return TextPasses(workers, config, lake)
-    if isinstance(workers, LocalWorkers) and _has_table_forms(config):
+    if kind == "prepared" and isinstance(workers, LocalWorkers):
         return PreparedPasses(workers, config, lake)
     return None
 
 
-def _has_table_forms(config: Config) -> bool:
-    """Returns whether all operators that change rows have a form for tables, not only for Spark frames."""
+def _reason_not_to_prepare(config: Config, on_one_machine: bool) -> str | None:
+    """Returns why tasks cannot prepare the rows of a log; None if they can."""
+    if not on_one_machine:
+        return "Spark's workers run the tasks, which prepare no rows"
     try:
         require_table_forms(plan(config).changers)
-    except ConfigError:
-        return False
-    return True
+    except ConfigError as error:
+        return error.problem
+    if not reads_in_process(config, config.users, config.items):
+        return "only Spark can read the table of users or items: it is on HDFS, or the scanner is missing"
+    return None
 
 
 def earlier_clicks(workers: Workers, config: Config, lake: Lake) -> ClickTables | LastClicks | None:

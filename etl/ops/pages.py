@@ -11,7 +11,7 @@ from conf.reference import field_table
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
-from etl.ops.frames import FrameOperator
+from etl.ops.frames import FrameOperator, RowChanger
 
 # Page → (its title, its first sentence). `page` of an operator names the operator's page.
 PAGES: Mapping[str, tuple[str, str]] = {
@@ -47,6 +47,11 @@ _OPERATORS: Mapping[str, type[Operator] | type[FrameOperator]] = {
     **{name: operator for name, (operator, _) in OPERATORS.items()},
     **FRAME_OPERATORS,
 }
+_FILTERS = "On one machine, and if rows need no preparation, tasks apply this filter without Spark frames.\n"
+_FORMS = (
+    "On one machine, tasks apply this operator to Arrow tables when they "
+    "[prepare rows](../roads.md). Elsewhere, Spark applies it to frames.\n"
+)
 _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here are lost. -->\n"
 
 
@@ -95,7 +100,7 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
     """Returns the table of an operator's parameters, and sentences about its column types and engine."""
     facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
     if not issubclass(operator, Operator):
-        return "\n".join([*facts, "This operator always runs in the engine `sql`.\n"])
+        return "\n".join([*facts, _FORMS if issubclass(operator, RowChanger) else _FILTERS])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].out_of_fold:
         sentence += " Features of frames of Spark are always computed by the engine `sql`."

@@ -16,7 +16,7 @@ from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config, RawTable
 from etl.native.library import is_built
-from etl.raw.files import raw_path, require_raw
+from etl.raw.files import TEXT_FORMATS, raw_path, require_raw
 from etl.raw.number_text import integers
 from etl.raw.rejected_lines import RejectedLine
 from etl.readers.arrow_values import null_values
@@ -50,7 +50,7 @@ def reads_in_process(config: Config, *tables: RawTable | None) -> bool:
     return all(
         has_reader(table)
         and scheme_of(raw_path(config, table, "")) != "hdfs"
-        and (table.format == "parquet" or is_built())
+        and (table.format not in TEXT_FORMATS or is_built())
         for table in tables
         if table is not None
     )

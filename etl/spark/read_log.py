@@ -186,8 +186,10 @@ def _rows(
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
     if table.format == "jsonl" or table.format == "orc":
+        name = "JSON lines" if table.format == "jsonl" else "ORC files"
         raise ConfigError(
-            f"{raw.paths[0]}: Spark frames cannot read files of the format {table.format}",
-            "run the job on one machine, without spark-submit; or deliver the table as Parquet or csv",
+            f"{raw.paths[0]}: Spark frames cannot read {name}",
+            "set workflow.engine=auto and run the job on one machine, without spark-submit; or deliver the "
+            "table as Parquet or csv",
         )
     assert_never(table.format)

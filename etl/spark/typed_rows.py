@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATED_FORMATS
 from conf.types import Config
 from etl.ops.choose_engine import choose_engine
 from etl.raw.erased_rows import ERASED, erased_of_day
@@ -121,7 +122,7 @@ def day_rows(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> 
 
 def read_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> LoggedDay:
     """Returns the rows of `day_rows`, and their reasons if they were counted when the day was parsed."""
-    if choose_engine(config.workflow.engine) != "sql" or config.log.format == "parquet":
+    if choose_engine(config.workflow.engine) != "sql" or config.log.format not in SEPARATED_FORMATS:
         return LoggedDay(read_log(spark, config, raw))
     partition = lake.typed.partition(raw.dt)
     manifest = _parsed_day(spark, config, partition, raw)

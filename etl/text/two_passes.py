@@ -53,6 +53,7 @@ log = logging.getLogger("nightrank.etl")
 
 # Version of the files of value counts. Days with another version are scanned again.
 _COUNTS_FORMAT = 2
+_NO_SCANNER = "the compiled scanner of text is missing"
 
 
 @dataclass(frozen=True)
@@ -75,36 +76,47 @@ def reads_blocks(config: Config) -> bool:
     Spark frames are necessary for the engine `sql`, and for logs on HDFS, which only Spark's Hadoop client
     can read. Without the compiled scanner, text is read as frames.
     """
-    applies = (
-        choose_engine(config.workflow.engine) == "arrow"
-        and config.log.format in readable_formats()
-        and scheme_of(raw_path(config, config.log, "")) != "hdfs"
-    )
-    if applies and config.log.format in TEXT_FORMATS and not is_built():
+    reason = reason_for_frames(config)
+    if reason == _NO_SCANNER:
         log.warning(
             "the compiled scanner of text is missing, so Spark reads the raw log, which is several times "
             "slower; run `make setup`"
         )
-        return False
-    return applies
+    return reason is None
 
 
-def needs_preparation(config: Config) -> bool:
-    """Returns whether the rows of a day must be prepared before values are counted and features computed.
+def reason_for_frames(config: Config) -> str | None:
+    """Returns why tasks cannot read the raw log in blocks of rows; None if they can."""
+    if choose_engine(config.workflow.engine) != "arrow":
+        return "`workflow.engine` is `sql`"
+    if config.log.format not in readable_formats():
+        return f"no reader reads the format `{config.log.format}`"
+    if scheme_of(raw_path(config, config.log, "")) == "hdfs":
+        return "only Spark's Hadoop client reads HDFS"
+    if config.log.format in TEXT_FORMATS and not is_built():
+        return _NO_SCANNER
+    return None
+
+
+def preparations(config: Config) -> list[str]:
+    """Returns what rows get, or how they change, before values are counted and features computed.
 
     Attributes, negatives, histories and positions are added to rows, and operators may change rows. A split
-    by the times of rows, or by the rows of each user, also needs all rows of a day, or of a user.
+    by the times of rows, or by the rows of each user, also needs all rows of a day, or of a user. The result
+    is empty if the rows of the log need no preparation.
     """
-    return bool(
-        config.users
-        or config.items
-        or config.negatives
-        or config.history
-        or config.serving.row_column
-        or plan(config).changers
-        or config.split.by == "leave_last_out"
-        or (config.split.by == "fraction" and config.log.event_time)
-    )
+    split = config.split.by
+    applies = {
+        "histories": config.history is not None,
+        "negatives": config.negatives is not None,
+        "positions": config.serving.row_column is not None,
+        "table of users": config.users is not None,
+        "table of items": config.items is not None,
+        **{f"`{changer.name}`": True for changer in plan(config).changers},
+        "split of the rows of each user": split == "leave_last_out",
+        "split by event time": split == "fraction" and config.log.event_time is not None,
+    }
+    return [name for name, needed in applies.items() if needed]
 
 
 class TextPasses:

@@ -7,6 +7,7 @@ import json
 from conf.reference import Schema
 from jobs.reference.json_schema import config_schema, model_schema
 from jobs.reference.pages import configuration_page, models_page
+from jobs.reference.roads import roads_page
 
 
 def generated_files() -> dict[str, str]:
@@ -16,6 +17,7 @@ def generated_files() -> dict[str, str]:
         "conf/model_schema.json": _json(model_schema()),
         "docs/configuration.md": configuration_page(),
         "docs/models.md": models_page(),
+        "docs/roads.md": roads_page(),
     }
 
 

@@ -45,6 +45,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.checked_days",
         "etl.fit.save_fitted",
         "etl.latest",
+        "etl.passes",
         "etl.prepare",
         "etl.quality",
         "etl.raw",

@@ -38,7 +38,7 @@ _PROMQL = {"and", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_t
 
 
 # Errors that their callers always catch: no user sees them.
-CAUGHT = {"StateMismatchError", "Unavailable"}
+CAUGHT = {"NoTextError", "StateMismatchError", "Unavailable", "WrongPageError", "_InexactError"}
 
 
 def _errors() -> list[type[errors.NightrankError]]:

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md are operators that discovery accepts and that compute what they say."""
+"""The examples of docs/extending.md are operators and a reader that do what the page says."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from types import ModuleType
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import feather
+from pyspark.sql import SparkSession
 
+from conf.errors import ConfigError, DataError
+from conf.raw_types import EventTime
 from etl.ops.base import Operator
 from etl.ops.discovery import operator_in
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
+from etl.readers.base import TableReader
+from tests.etl.prepare.tables import assert_same_rows, to_frame
+from tests.etl.readers.blocks import read_all
+from tests.etl.test_parquet_rows import table_of
 
 # tests/extensions tests the section about packages.
 PAGE, _, _ = (
@@ -24,7 +32,7 @@ PAGE, _, _ = (
     .partition("## From your own package")
 )
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-NAMES = ["reciprocal", "subtract_maximum"]
+NAMES = ["reciprocal", "subtract_maximum", "count_rows", "feather"]
 
 
 @pytest.fixture
@@ -68,3 +76,42 @@ def test_the_statistic_obeys_the_contract(modules: dict[str, ModuleType]) -> Non
     assert all(len(state) <= statistic.max_bytes for state in [*states, whole])
     assert statistic.result(whole) == values.max()
     assert computed(module, Statistics(merged=9), [10, None]) == [1.0, None]
+
+
+def test_both_forms_of_the_row_operator_agree(modules: dict[str, ModuleType], spark: SparkSession) -> None:
+    operator = modules["count_rows"].CountRows(by=["user"])
+    assert operator.bind({"user": "string"}) == {"user": "string", "rows_with_key": "int"}
+    assert operator.key_columns() == ("user",)
+    with pytest.raises(ConfigError, match="unknown columns"):
+        operator.bind({"I1": "int"})
+    rows = pa.table({"row_id": range(5), "user": ["u", "v", "u", None, None], "label": [0.0] * 5})
+    changed = operator.apply_table(rows)
+    assert changed.column("rows_with_key").to_pylist() == [2, 1, 2, 2, 2]
+    assert_same_rows([changed], operator.apply(to_frame(spark, rows)))
+
+
+def test_the_reader_reads_its_format(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    reader: type[TableReader] = modules["feather"].FeatherReader
+    times = pa.array([1_999_999_999, None, 5], pa.timestamp("ns"))
+    path = str(tmp_path / "a.feather")
+    columns = {"n": [1.0, 0.5, None], "s": ["a", "", "b"], "at": times, "unlisted": [1, 2, 3]}
+    feather.write_feather(pa.table(columns), path)
+    table = table_of(n="int", s="string", at="int", gone={"type": "int", "optional": True})
+    opened = reader.open(table, (path,), EventTime(column="at", unit="s"))
+    rows = read_all(opened, ["n", "s", "at", "gone"])
+    assert rows.columns == {
+        "n": [1, None, None],
+        "s": ["a", None, "b"],
+        "at": [1, None, 0],
+        "gone": [None] * 3,
+    }
+    assert rows.reasons == [None, "integer:n", None]
+    assert rows.exact == [1_999_999, None, 0]
+    assert rows.texts[0].startswith('{"n":1.0,"s":"a"')
+    with pytest.raises(DataError, match=r"has no columns \['x'\]"):
+        reader.open(table_of(x="int"), (path,))
+    with pytest.raises(ConfigError, match="'at' has the type timestamp"):
+        reader.open(table_of(at="int"), (path,))
+    (tmp_path / "b.feather").write_bytes(b"no")
+    with pytest.raises(DataError, match="is not an Arrow file"):
+        reader.open(table, (str(tmp_path / "b.feather"),))

@@ -109,5 +109,5 @@ def test_errors_name_file_and_column(tmp_path: Path) -> None:
 
 def test_the_format_is_registered(tmp_path: Path) -> None:
     path = written(tmp_path / "a.orc", {"k": [1]})
-    table = RawTable.model_construct(**{**dict(table_of(k="int")), "format": "orc"})
+    table = RawTable(**{**table_of(k="int").model_dump(), "format": "orc"})
     assert isinstance(open_table(table, (path,)), OrcReader)
