@@ -359,8 +359,8 @@ def memory_growth(ours: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[s
     Args:
         ours: the facts of our runs, by size and by kind of run.
     """
-    peaks = [ours.get(size, {}).get(NIGHT, {}).get("peak_pss_gib") for size in ("5x", "20x")]
-    return {} if None in peaks else {MEMORY_GROWTH: peaks[0] / peaks[1]}
+    small, large = (ours.get(size, {}).get(NIGHT, {}).get("peak_pss_gib") for size in ("5x", "20x"))
+    return {} if small is None or large is None else {MEMORY_GROWTH: small / large}
 
 
 def verdicts(ratios: Mapping[str, float | None]) -> list[str]:

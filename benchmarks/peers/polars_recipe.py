@@ -10,7 +10,7 @@ the text twice instead: for the counts, and for the encoding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from benchmarks.contender import (
 )
 
 
-def scan(files: Sequence[str], form: str, schema: Mapping[str, Any]) -> Any:
+def scan(files: list[str], form: str, schema: Mapping[str, Any]) -> Any:
     """Returns the lazy rows of files of the same format, in the order of the files."""
     import polars as pl
 
@@ -51,7 +51,7 @@ def recipe(task: Task, timing: Timing) -> Outcome:
         streaming = task.settings.get("streaming", False)
         with timing.part("read"):
             if task.shares:
-                rows = scan(task.log, task.format, schema).collect()
+                rows = scan(list(task.log), task.format, schema).collect()
                 ends = task.split_ends(len(rows))
                 spans = zip(task.days, [0, *ends], ends, strict=False)
                 days = {split.dt: rows[start:end].lazy() for split, start, end in spans}
