@@ -10,11 +10,14 @@ This file imports only the standard library, because peers may run in another Py
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +53,16 @@ class Task:
     """The task of a contender.
 
     Attributes:
-        days: the days of the log, oldest first.
+        days: the days of the log, oldest first. If the log has no dates, these are its splits.
         out: folder for the Parquet files of the result; exists and is empty.
         scratch: folder for all other files; exists and is empty.
         report: path of the report that the contender must write.
         min_count: the frequency threshold: values that occur at least this often in the train days get an id.
         threads: number of cores that the contender may use.
         settings: further settings, which only this contender has.
+        format: the format of all files: `tsv`, `parquet` or `jsonl`.
+        log: the files of a log without dates, in the order of its rows; empty if each day has a file.
+        shares: the shares of train and validation of such a log (see `split_ends`); empty for a log by day.
     """
 
     days: tuple[Day, ...]
@@ -66,6 +72,9 @@ class Task:
     min_count: int
     threads: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    format: str = "tsv"
+    log: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
     @property
     def train_files(self) -> list[str]:
@@ -73,7 +82,16 @@ class Task:
 
     @property
     def files(self) -> list[str]:
-        return [day.file for day in self.days]
+        return list(self.log) or [day.file for day in self.days]
+
+    def split_ends(self, rows: int) -> list[int]:
+        """Returns, for each split of a log of n rows, the number of the row after its last row.
+
+        A row is in the train split if its number, counted from 0, is at most (n - 1) times the share of train. The
+        validation split ends in the same way at the sum of both shares.
+        """
+        sums = accumulate(Fraction(str(share)) for share in self.shares)  # exact decimals
+        return [*(math.floor((rows - 1) * share) + 1 for share in sums), rows]
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -81,7 +99,8 @@ class Task:
     @classmethod
     def load(cls, path: Path) -> Task:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**values, "days": tuple(Day(**day) for day in values["days"])})
+        tuples = {name: tuple(values[name]) for name in ("log", "shares")}
+        return cls(**{**values, **tuples, "days": tuple(Day(**day) for day in values["days"])})
 
 
 @dataclass

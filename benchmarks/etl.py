@@ -1,10 +1,11 @@
 """Compares build_features with NVIDIA's Spark recipe, NVTabular, Polars and DuckDB on a generated log.
 
-    .venv/bin/python benchmarks/etl.py [--quick] [--rows N] [--repeats N] [--only NAME …] [--set a.b=c …]
+    .venv/bin/python benchmarks/etl.py [--quick] [--layout NAME] [--rows N] [--repeats N] [--only NAME …]
+        [--set a.b=c …]
 
-The log has the layout of Criteo's click log (benchmarks/criteo_log.py). Every contender (our job and the four
+The log has the columns of Criteo's click log (benchmarks/criteo_log.py). Every contender (our job and the
 peers) runs in a process of its own, pinned to the same cores. Its input is in the operating system's file
-cache. It does the following work:
+cache. In the layout `days`, it does the following work:
 
 * It reads four files of tab-separated text, one for each day: a label, 13 integers and 26 categorical columns
   of strings.
@@ -14,6 +15,10 @@ cache. It does the following work:
 * It encodes all four days. Categorical columns become int32 ids. A null integer becomes 0, a negative one
   becomes 0, and log(1 + x) is stored as float32.
 * It writes Parquet with zstd, one folder or file for each day.
+
+The other layouts have the same rows: days of Parquet files (`parquet`) or of JSON lines (`jsonl`), and gzip files
+without dates as conf/datasets/criteo.yaml reads them (`criteo`; benchmarks/etl_layouts.py describes each). In the
+layout `criteo`, the splits take the place of the days. Peers in Spark and NVTabular read only the layout `days`.
 
 Our job (`ours`) is the command `python jobs/build_features.py`, which starts no JVM; `ours_in_spark` is the same
 job started by spark-submit. It does additional work, which is timed too (benchmarks/ours.py describes it). The
@@ -43,9 +48,9 @@ sys.path.insert(
 
 from benchmarks import nvtabular_env
 from benchmarks.agreement import Disagreement, Summary, compare
-from benchmarks.contender import Day
-from benchmarks.criteo_log import DayFile, make_log
-from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Run, days_of, job, run_contender
+from benchmarks.criteo_log import make_log
+from benchmarks.etl_layouts import LAYOUTS, log_in_layout
+from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Log, Run, job, run_contender
 from benchmarks.report import GIB, machine, summary_line, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
@@ -59,13 +64,16 @@ TARGETS = {
     "nvtabular": 4.0,
 }
 SMALL_TARGETS = {**TARGETS, "polars": 0.8}  # at most a million rows
+OTHER_LAYOUTS_TARGETS = {**TARGETS, "polars": 0.95}  # of the layouts other than `days`
 PEERS = tuple(TARGETS)
+DAYS_ONLY = ("nvidia_recipe", "nvtabular")
 PACKAGES = ("pyspark", "pyarrow", "polars", "duckdb")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows, within 3 minutes")
+    parser.add_argument("--layout", choices=LAYOUTS, default="days", help="layout of the log (default days)")
     parser.add_argument("--rows", type=int, help=f"rows of the log (default {ROWS:,})")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each contender (default 1)")
     parser.add_argument("--cores", type=int, default=2, help="cores each contender is pinned to (default 2)")
@@ -86,8 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
     of_machine = machine(options.cores, PACKAGES)
     say(f"log of {rows:,} rows …")
-    log = make_log(CACHE, rows, DAYS)
-    days = days_of(log)
+    log = log_in_layout(options.layout, make_log(CACHE, rows, DAYS))
     mine = job(log, options.overrides)
     peers: dict[str, dict[str, Any]] = {}
     contenders = [mine]
@@ -97,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             peers[name] = {"seconds": None, "reason": contender}
         else:
             contenders.append(contender)
-    runs = _take_turns(contenders, days, options, deadline, peers)
+    runs = _take_turns(contenders, log, options, deadline, peers)
     my_run = _median(runs[mine.name])
     ratios: dict[str, float | None] = dict.fromkeys(PEERS)
     for contender in contenders[1:]:
@@ -106,12 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             peers[contender.name] = run.facts(rows)
             ratios[contender.name] = run.seconds / my_run.seconds
     peers = {name: peers[name] for name in PEERS}
-    targets = TARGETS if rows > QUICK_ROWS else SMALL_TARGETS
-    _print(rows, sum(day.bytes for day in log), my_run, peers, ratios, targets)
+    targets = targets_of(options.layout, rows)
+    input_bytes = sum(os.path.getsize(file) for file in log.files or (day.file for day in log.days))
+    _print(
+        f"{rows:,} rows, {input_bytes / GIB:.2f} GiB in the layout {options.layout}",
+        rows,
+        my_run,
+        peers,
+        ratios,
+        targets,
+    )
     print(
         summary_line(
             "etl", of_machine, my_run.facts(rows), peers, ratios,
-            rows=rows, targets=targets, overrides=options.overrides, repeats=options.repeats,
+            layout=options.layout, rows=rows, targets=targets, overrides=options.overrides, repeats=options.repeats,
         )
     )  # fmt: skip
     return 0
@@ -119,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _take_turns(
     contenders: Sequence[Contender],
-    days: Sequence[Day],
+    log: Log,
     options: argparse.Namespace,
     deadline: float,
     failed: dict[str, dict[str, Any]],
@@ -139,7 +154,7 @@ def _take_turns(
             say(f"{contender.name} ({turn + 1} of {options.repeats}) …")
             limit_s = min(LIMIT_S, max(1.0, deadline - time.monotonic()))
             try:
-                run = run_contender(contender, days, options.cores, limit_s)
+                run = run_contender(contender, log, options.cores, limit_s)
             except ContenderFailed as error:
                 if contender is mine:
                     raise
@@ -156,7 +171,14 @@ def _take_turns(
     return runs
 
 
-def _peer(name: str, options: argparse.Namespace, log: Sequence[DayFile]) -> Contender | str:
+def targets_of(layout: str, rows: int) -> dict[str, float]:
+    """Returns the target of each peer for a log of this layout and size."""
+    if rows <= QUICK_ROWS:
+        return SMALL_TARGETS
+    return TARGETS if layout == "days" else OTHER_LAYOUTS_TARGETS
+
+
+def _peer(name: str, options: argparse.Namespace, log: Log) -> Contender | str:
     """Returns the peer `name` as a contender, or the reason why the peer cannot run."""
     if options.only is not None and name not in options.only:
         return "left out by --only"
@@ -164,6 +186,8 @@ def _peer(name: str, options: argparse.Namespace, log: Sequence[DayFile]) -> Con
         return "it is for logs larger than the memory (--only polars_streaming)"
     if name == "polars_streaming":
         return Contender(name, "benchmarks.peers.polars_recipe", {"streaming": True})
+    if options.layout != "days" and name in DAYS_ONLY:
+        return f"it is not written for the layout {options.layout}"
     if name == "ours_in_spark":
         return job(log, options.overrides, submitted=True)
     if name == "nvtabular":
@@ -183,8 +207,8 @@ def _median(runs: Sequence[Run]) -> Run:
 
 
 def _print(
+    log: str,
     rows: int,
-    size: int,
     mine: Run,
     peers: dict[str, dict[str, Any]],
     ratios: dict[str, float | None],
@@ -218,7 +242,7 @@ def _print(
                 "" if ratio is None else f"{ratio:.2f} × faster",
             ]
         )
-    print(f"{rows:,} rows, {size / GIB:.2f} GiB of text; every cell of every contender agrees\n")
+    print(f"{log}; every cell of every contender agrees\n")
     print(table(head, lines), end="\n\n")
     for name, facts in peers.items():
         print(verdict(name, ratios[name], facts, targets[name]))

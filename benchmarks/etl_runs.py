@@ -29,6 +29,26 @@ TRAIN_DAYS = 2
 
 
 @dataclass(frozen=True)
+class Log:
+    """The log that all contenders read.
+
+    Attributes:
+        data: the value of `data` in our configuration.
+        days, format, files, shares: see `Task`, which calls the files `log`.
+        min_count: values that occur at least this often in the train rows get an id.
+        overrides: further values of our configuration, which describe the layout.
+    """
+
+    data: str
+    days: tuple[Day, ...]
+    format: str = "tsv"
+    files: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    min_count: int = MIN_COUNT
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Contender:
     """A contender of an ETL benchmark.
 
@@ -103,28 +123,31 @@ def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
     return tuple(Day(file.dt, file.path, place < TRAIN_DAYS) for place, file in enumerate(log))
 
 
-def job(log: Sequence[DayFile], overrides: Sequence[str], submitted: bool = False) -> Contender:
+def log_by_day(log: Sequence[DayFile]) -> Log:
+    """Returns a log with a file of text for each day."""
+    return Log(str(Path(log[0].path).parent.parent), days_of(log))
+
+
+def job(log: Log, overrides: Sequence[str], submitted: bool = False) -> Contender:
     """Returns build_features as a contender on this log.
 
     Args:
-        log: the days of the log.
+        log: the log.
         overrides: values for the job's option --set.
         submitted: whether spark-submit starts the job. Otherwise Python does.
     """
-    settings = {"data": str(Path(log[0].path).parent.parent), "overrides": list(overrides)}
+    settings = {"data": log.data, "overrides": [*log.overrides, *overrides]}
     return Contender("ours_in_spark" if submitted else "ours", None, settings, submitted=submitted)
 
 
-def run_contender(
-    contender: Contender, days: Sequence[Day], cores: int, limit_s: float, compared: bool = True
-) -> Run:
+def run_contender(contender: Contender, log: Log, cores: int, limit_s: float, compared: bool = True) -> Run:
     """Runs a contender once and measures its process tree.
 
     The input of the contender is in the file cache. The output of the contender is deleted at the end.
 
     Args:
         contender: the contender.
-        days: the days of the log.
+        log: the log.
         cores: number of cores to which the contender is pinned.
         limit_s: time limit in seconds.
         compared: True if the checksums of the output are needed.
@@ -139,15 +162,18 @@ def run_contender(
     try:
         for name in ("out", "scratch"):
             (folder / name).mkdir()
-        report, log = folder / "report.json", folder / "output.log"
+        report, printed = folder / "report.json", folder / "output.log"
         task = Task(
-            days=tuple(days),
+            days=log.days,
             out=str(folder / "out"),
             scratch=str(folder / "scratch"),
             report=str(report),
-            min_count=MIN_COUNT,
+            min_count=log.min_count,
             threads=cores,
             settings=contender.settings,
+            format=log.format,
+            log=log.files,
+            shares=log.shares,
         )
         task.save(folder / "task.json")
         settle(task.files)
@@ -155,7 +181,7 @@ def run_contender(
             [contender.python, "-m", contender.module, str(folder / "task.json")]
             if contender.module
             else ours.command(task, contender.python, contender.submitted),
-            log=log,
+            log=printed,
             cores=cores,
             limit_s=limit_s,
             env=_environment(cores),
@@ -163,7 +189,7 @@ def run_contender(
         )
         if measured.timed_out:
             raise ContenderFailed(f"{contender.name} did not end within {limit_s:.0f} s", limit_s)
-        output = log.read_text(errors="replace")
+        output = printed.read_text(errors="replace")
         if measured.returncode or (contender.module and not report.exists()):
             tail = "\n".join(output.splitlines()[-25:])
             raise ContenderFailed(f"{contender.name} ended with exit code {measured.returncode}:\n{tail}")

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file in thi
 
 from benchmarks.agreement import Disagreement
 from benchmarks.criteo_log import make_log
-from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, days_of, job, run_contender
+from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, job, log_by_day, run_contender
 from benchmarks.report import machine, summary_line, table
 
 ROWS, QUICK_ROWS = (4_000_000, 8_000_000, 16_000_000), (250_000, 500_000, 1_000_000)
@@ -68,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(rows: int, options: argparse.Namespace) -> Run:
-    log = make_log(CACHE, rows, DAYS)
+    log = log_by_day(make_log(CACHE, rows, DAYS))
     contender = job(log, options.overrides)
     runs = []
     for turn in range(options.repeats):
         print(f"etl_scaling: {rows:,} rows ({turn + 1} of {options.repeats}) …", file=sys.stderr, flush=True)
-        runs.append(run_contender(contender, days_of(log), options.cores, LIMIT_S, compared=False))
+        runs.append(run_contender(contender, log, options.cores, LIMIT_S, compared=False))
     return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
 
 

@@ -23,13 +23,16 @@ from typing import Any
 
 from benchmarks.contender import Outcome, Task
 from conf.load import load_config
+from conf.types import SPLITS
 from storage import file_io
-from storage.dataset import read_dataset
+from storage.dataset import read_dataset, split_partitions
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
+# The configuration of a log without dates, as it is shipped, and the date of its run.
+CRITEO, RUN_DATE = ROOT / "conf/datasets/criteo.yaml", "2026-01-04"
 PROFILE = ROOT / "conf/spark/local.conf"
 
 
@@ -42,7 +45,7 @@ def command(task: Task, python: str, submitted: bool) -> list[str]:
         runner += ["--master", f"local[{task.threads}]"]
         for name, value in properties.items():
             runner += ["--conf", f"{name}={value}"]
-    options = ["--config", str(CONFIG), "--run-date", max(day.dt for day in task.days)]
+    options = ["--config", str(_config(task)), "--run-date", _run_date(task)]
     for override in _overrides(task):
         options += ["--set", override]
     return [*runner, str(ROOT / "jobs/build_features.py"), *options]
@@ -53,16 +56,35 @@ def report(task: Task, log: str) -> dict[str, Any]:
 
     The spans are the phases of the job. They are numbers of seconds, one after the other from 0.
     """
-    lake = Lake(load_config(str(CONFIG), _overrides(task)).lake)
-    dataset = read_dataset(lake, max(day.dt for day in task.days))
-    table = lake.features(dataset.workflow_version)
-    partitions = {day.dt: table.partition(day.dt) for day in task.days}
+    lake = Lake(load_config(str(_config(task)), _overrides(task)).lake)
+    dataset = read_dataset(lake, _run_date(task))
+    files: dict[str, list[str]] = {}
+    if task.shares:
+        for split in SPLITS:
+            files[split] = [
+                file
+                for partition, manifest, label in split_partitions(lake, dataset, split)
+                for file in data_files(partition, manifest, label)
+            ]
+    else:
+        table = lake.features(dataset.workflow_version)
+        for day in task.days:
+            partition = table.partition(day.dt)
+            files[day.dt] = data_files(partition, read_manifest(partition))
     outcome = Outcome(
-        files={dt: data_files(partition, read_manifest(partition)) for dt, partition in partitions.items()},
+        files=files,
         normalised=_normalised(lake, dataset.workflow_version),
         facts={"workflow": dataset.workflow_version},
     )
     return {"spans": _phases(log), **asdict(outcome)}
+
+
+def _config(task: Task) -> Path:
+    return CRITEO if task.shares else CONFIG
+
+
+def _run_date(task: Task) -> str:
+    return RUN_DATE if task.shares else max(day.dt for day in task.days)
 
 
 def _overrides(task: Task) -> list[str]:
@@ -71,13 +93,16 @@ def _overrides(task: Task) -> list[str]:
     The task has two settings: `data` is the folder of the log, and `overrides` are further values.
     """
     train = sum(day.train for day in task.days)
-    return [
-        f"data={task.settings['data']}",
-        f"lake={task.out}/lake",
+    by_day = [
         "split.by=day",
         f"split.train_days={train}",
         f"split.validation_days={len(task.days) - train - 1}",
         "split.test_days=1",
+    ]
+    return [
+        f"data={task.settings['data']}",
+        f"lake={task.out}/lake",
+        *([] if task.shares else by_day),
         *task.settings["overrides"],
     ]
 

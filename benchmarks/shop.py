@@ -5,7 +5,7 @@
 Our contender is `jobs/nightly.py --retrain` with benchmarks/shop.yaml, started from the command line as a user does.
 The peer is benchmarks/peers/plain_shop.py, a script with Polars, numpy and torch. Both read the same files
 (benchmarks/shop_log.py): a CSV file for each day, and tables of users and items. Both make histories of 50 items and
-four unseen negatives beside each click, join the tables, train a DLRM of the same size for one epoch with equal batches,
+up to four negatives beside each click, join the tables, train a DLRM of the same size for one epoch with equal batches,
 and make a list of ten items for each user.
 
 At the size 1, the log has 160,000 events in the sixteen days of a run, 5,000 users and 2,000 items. At other sizes,
@@ -19,8 +19,12 @@ events and users are multiplied by the size. Each contender starts in an empty f
 
 All figures are those of whole process trees (benchmarks/harness.py), from the start of the first process to the end of
 the last one. At the size 5, only the night runs, for its memory. With --repeats, contenders take turns, and figures are
-medians. A ratio is our figure divided by the script's, so 2 means that our run takes twice as long. The benchmark fails
-if the contenders have made different numbers of clicks, rows or lists, or models of different quality.
+medians. The benchmark fails if the contenders have made different numbers of clicks, rows or lists, or models of
+different quality.
+
+Ratios of seconds, CPU seconds and memory are the script's figure divided by ours. So 2 means that our run takes half as
+much, and 0.5 that it takes twice as much. The ratio `20x_over_5x_memory` compares our code with itself: it is our peak
+memory of the night at the size 5 divided by that at the size 20. It is printed if both sizes are measured.
 """
 
 from __future__ import annotations
@@ -54,19 +58,20 @@ CONFIG = "benchmarks/shop.yaml"
 SIZES, QUICK_SIZES, MEMORY_SIZE = (1.0, 5.0, 20.0), (1.0,), 5.0
 REPEATS = 3  # at the size 1
 NIGHT, NEXT, ROWS = "night", "next", "rows"
-# The largest number of times that our seconds, or our peak memory, may be those of the script.
+MEMORY_GROWTH = "20x_over_5x_memory"
+# The smallest ratio of each kind: a target of 1 / 3 lets our run take three times the seconds of the script.
 TARGETS = {
-    "1x_night": 3.0,
-    "1x_next": 3.0,
-    "1x_rows": 3.0,
-    "20x_night": 1.5,
-    "20x_next": 1.5,
-    "20x_rows": 1.5,
-    "5x_night_memory": 1.0,
-    "20x_night_memory": 1.0,
+    "1x_night": 1 / 3.0,
+    "1x_next": 1 / 2.0,
+    "20x_night": 1 / 1.5,
+    "20x_next": 1 / 2.0,
+    "20x_rows": 1 / 4.0,
+    MEMORY_GROWTH: 1 / 1.3,
 }
-# Ours draws negatives from the items of a day and draws no item again; its histories end after 14 days.
-ROWS_TOLERANCE, AUC_TOLERANCE = 0.05, 0.03
+# The contenders draw other negatives and other first weights, and our histories end after 14 days.
+ROWS_TOLERANCE, AUC_TOLERANCE = 0.02, 0.03
+# Of a log smaller than the size 1. Its training has so few steps that the AUC depends on the first weights.
+SMALL_AUC_TOLERANCE = 0.15
 K = 10
 _LIMIT_S_PER_SIZE = 1800.0
 _PEER_MODULE = "benchmarks.peers.plain_shop"
@@ -223,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         ratios |= ratios_of(name, measured)
         _print_size(name, measured)
+    ratios |= memory_growth(ours)
     for line in verdicts(ratios):
         print(line)
     peers = {PlainShop.name: peer}
@@ -267,13 +273,13 @@ def _measure_size(
                         f"{seen.peak_pss_bytes / GIB:.2f} GiB"
                     )
             for kind in kinds:
-                require_same_work(kind, runs[Ours.name][kind][-1], runs[PlainShop.name][kind][-1])
+                require_same_work(kind, runs[Ours.name][kind][-1], runs[PlainShop.name][kind][-1], size)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return runs
 
 
-def require_same_work(kind: str, ours: Run, script: Run) -> None:
+def require_same_work(kind: str, ours: Run, script: Run, size: float) -> None:
     """Raises Disagreement if the numbers of clicks, rows, users or list entries differ, or the AUC.
 
     The script keeps some of the broken lines, so clicks may differ by their number, and each of them may be the only
@@ -291,10 +297,11 @@ def require_same_work(kind: str, ours: Run, script: Run) -> None:
             raise Disagreement(
                 f"{kind}: {what}: ours has {mine:,}, the script has {theirs:,}; they may differ by {tolerance:,.0f}"
             )
-    if ours.auc is not None and script.auc is not None and not abs(ours.auc - script.auc) <= AUC_TOLERANCE:
+    tolerance = AUC_TOLERANCE if size >= 1 else SMALL_AUC_TOLERANCE
+    if ours.auc is not None and script.auc is not None and not abs(ours.auc - script.auc) <= tolerance:
         raise Disagreement(
             f"{kind}: the AUC is {ours.auc:.4f} in ours and {script.auc:.4f} in the script; they may differ by "
-            f"{AUC_TOLERANCE}"
+            f"{tolerance}"
         )
 
 
@@ -311,6 +318,10 @@ def _wall(run: Run) -> float:
     return run.measured.wall_s
 
 
+def _cpu(run: Run) -> float:
+    return run.measured.cpu_s
+
+
 def _memory(run: Run) -> float:
     return run.measured.peak_pss_bytes
 
@@ -320,7 +331,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Any]:
     first = runs[0]
     return {
         "seconds": round(_median(runs, _wall), 2),
-        "cpu_s": round(_median(runs, lambda run: run.measured.cpu_s), 2),
+        "cpu_s": round(_median(runs, _cpu), 2),
         "peak_pss_gib": round(_median(runs, _memory) / GIB, 2),
         "clicks": first.clicks,
         "rows": first.rows,
@@ -332,25 +343,37 @@ def facts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def ratios_of(name: str, runs: Mapping[str, Mapping[str, Sequence[Run]]]) -> dict[str, float]:
-    """Returns our seconds and our peak memory, divided by those of the script, for each kind of run."""
+    """Returns the script's seconds, CPU seconds and peak memory, divided by ours, for each kind of run."""
     ratios = {}
     for kind, mine in runs[Ours.name].items():
         script = runs[PlainShop.name][kind]
-        ratios[f"{name}_{kind}"] = _median(mine, _wall) / _median(script, _wall)
-        ratios[f"{name}_{kind}_memory"] = _median(mine, _memory) / _median(script, _memory)
+        ratios[f"{name}_{kind}"] = _median(script, _wall) / _median(mine, _wall)
+        ratios[f"{name}_{kind}_cpu"] = _median(script, _cpu) / _median(mine, _cpu)
+        ratios[f"{name}_{kind}_memory"] = _median(script, _memory) / _median(mine, _memory)
     return ratios
 
 
+def memory_growth(ours: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """Returns our peak memory of the night at the size 5 divided by that at the size 20, if both were measured.
+
+    Args:
+        ours: the facts of our runs, by size and by kind of run.
+    """
+    small, large = (ours.get(size, {}).get(NIGHT, {}).get("peak_pss_gib") for size in ("5x", "20x"))
+    return {} if small is None or large is None else {MEMORY_GROWTH: small / large}
+
+
 def verdicts(ratios: Mapping[str, float | None]) -> list[str]:
-    """Returns a sentence for each target whose figure was measured, which says whether it is met."""
+    """Returns a sentence for each target whose ratio was measured, which says whether it is met."""
     lines = []
-    for name, limit in TARGETS.items():
+    for name, least in TARGETS.items():
         ratio = ratios.get(name)
         if ratio is not None:
-            what = "memory" if name.endswith("memory") else "seconds"
-            met = "met" if ratio <= limit else "MISSED"
+            met = "met" if ratio >= least else "MISSED"
+            what = "the memory of the size 5" if name == MEMORY_GROWTH else "the seconds of the script"
             lines.append(
-                f"{name}: ours takes {ratio:.2f} times the {what} of the script (at most {limit:g}: {met})"
+                f"{name}: {ratio:.3f} (target {least:.3f}: {met}); "
+                f"ours takes {1 / ratio:.2f} times {what} (at most {1 / least:.2g})"
             )
     return lines
 
@@ -365,7 +388,7 @@ def _print_size(name: str, runs: Mapping[str, Mapping[str, Sequence[Run]]]) -> N
                 [
                     f"{kind}: {contender}",
                     f"{_median(of_kind, _wall):.1f}",
-                    f"{_median(of_kind, lambda run: run.measured.cpu_s):.1f}",
+                    f"{_median(of_kind, _cpu):.1f}",
                     f"{_median(of_kind, _memory) / GIB:.2f}",
                     "" if first.rows is None else f"{first.rows:,}",
                     "" if first.auc is None else f"{first.auc:.4f}",

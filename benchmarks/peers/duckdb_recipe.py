@@ -1,17 +1,20 @@
 """The work of build_features, written for DuckDB.
 
-The text is read once into a table. For each of the 26 categorical columns, a query counts the values of the
+The log is read once into a table. For each of the 26 categorical columns, a query counts the values of the
 train days and assigns ids to the frequent values. A query with 26 left joins then replaces values by ids, and its
 result is written as Parquet.
 
 The table stays in memory, which is faster than a database file. If the table does not fit into memory, DuckDB
 writes it to the scratch folder. Rows may be written in any order (`preserve_insertion_order=false`), because
-this is faster and a training set needs no order.
+this is faster and a training set needs no order. Only a log that is divided by the positions of its rows is read in
+its order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contender import (
     CATEGORICAL,
@@ -29,12 +32,44 @@ from benchmarks.contender import (
     run,
 )
 
+_TYPES = {LABEL: "FLOAT", **dict.fromkeys(DENSE, "INTEGER"), **dict.fromkeys(CATEGORICAL, "VARCHAR")}
 
-def _read(file: str, dt: str, train: bool) -> str:
-    types = {LABEL: "FLOAT", **dict.fromkeys(DENSE, "INTEGER"), **dict.fromkeys(CATEGORICAL, "VARCHAR")}
-    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in types.items())
-    options = f"delim='\\t', header=false, quote='', escape='', auto_detect=false, columns={{{columns}}}"
-    return f"SELECT *, '{dt}' AS dt, {str(train).lower()} AS train FROM read_csv('{file}', {options})"
+
+def _rows_of(files: Sequence[str], form: str) -> str:
+    """Returns a query for the rows of files of the same format."""
+    names = ", ".join(f"'{file}'" for file in files)
+    columns = "columns={" + ", ".join(f"'{name}': '{kind}'" for name, kind in _TYPES.items()) + "}"
+    if form == "parquet":
+        casts = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in _TYPES.items())
+        return f"SELECT {casts} FROM read_parquet([{names}])"
+    if form == "jsonl":
+        return f"SELECT * FROM read_json([{names}], format='newline_delimited', {columns})"
+    options = f"delim='\\t', header=false, quote='', escape='', auto_detect=false, {columns}"
+    return f"SELECT * FROM read_csv([{names}], {options})"
+
+
+def _read_days(connection: Any, task: Task) -> None:
+    """Creates the table `raw` of all rows with their day, `dt`, and whether they are train rows."""
+    days = [
+        f"SELECT *, '{day.dt}' AS dt, {str(day.train).lower()} AS train "
+        f"FROM ({_rows_of([day.file], task.format)})"
+        for day in task.days
+    ]
+    connection.execute(f"CREATE TABLE raw AS {' UNION ALL '.join(days)}")
+
+
+def _read_splits(connection: Any, task: Task) -> None:
+    """Creates the same of a log without dates. Its rows are read in their order, and `dt` is their split."""
+    connection.execute("SET preserve_insertion_order=true")
+    connection.execute(f"CREATE TABLE numbered AS {_rows_of(task.log, task.format)}")
+    connection.execute("SET preserve_insertion_order=false")
+    (rows,) = connection.execute("SELECT count(*) FROM numbered").fetchone()
+    ends = list(zip(task.days, task.split_ends(rows), strict=True))
+    cases = " ".join(f"WHEN rowid < {end} THEN '{split.dt}'" for split, end in ends)
+    train_end = max(end for split, end in ends if split.train)
+    connection.execute(
+        f"CREATE VIEW raw AS SELECT *, CASE {cases} END AS dt, rowid < {train_end} AS train FROM numbered"
+    )
 
 
 def _vocabulary(name: str, min_count: int) -> str:
@@ -66,8 +101,8 @@ def recipe(task: Task, timing: Timing) -> Outcome:
         connection.execute("SET preserve_insertion_order=false")
     with timing.part(WORK):
         with timing.part("read"):
-            union = " UNION ALL ".join(_read(day.file, day.dt, day.train) for day in task.days)
-            connection.execute(f"CREATE TABLE raw AS {union}")
+            read = _read_splits if task.shares else _read_days
+            read(connection, task)
         with timing.part("vocabularies"):
             for name in CATEGORICAL:
                 connection.execute(_vocabulary(name, task.min_count))

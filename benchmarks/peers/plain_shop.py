@@ -5,12 +5,12 @@
 The script computes what `nightly --retrain` computes with benchmarks/shop.yaml, as a data engineer would write it:
 
 1. It reads sixteen days of clicks and the tables of users and items, and drops rows without user, item or time.
-2. It makes the history of each click (the 50 items before it, the latest first), draws four items beside each
-   click that the user has not clicked, joins the attributes of users and items, and encodes all columns: ids, and
-   log(1 + x) with mean 0 and deviation 1 for numbers.
+2. It makes the history of each click (the 50 items before it, the latest first). Beside each click it draws four
+   items of the day, and leaves out those that the user has clicked on this day. It joins the attributes of users and
+   items, and encodes all columns: ids, and log(1 + x) with mean 0 and deviation 1 for numbers.
 3. It trains a DLRM for one epoch on fourteen days, and computes its AUC on the last day and on the day before.
-4. It scores all items of the catalogue for all users, without the items that the user has clicked, and writes the
-   ten best as Parquet.
+4. It scores all items of the table of items for all users of the log and of the table of users, without the items
+   that the user has clicked, and writes the ten best as Parquet.
 
 With --next, it extends the vocabularies of the run before, continues from its weights, and makes rows only of the
 newest train day and of the two days after it. With --only-rows, it ends after the second step.
@@ -99,7 +99,7 @@ class Rows:
         latest: (users, 50) the history after the last click.
         in_catalogue: (items,) whether the table of items has the item.
         seen: (users, items) whether the user has clicked the item.
-        users, items: the keys.
+        users, items: the keys of the log, in the order of their first clicks, then those of only the tables.
     """
 
     label: NDArray[np.float32]
@@ -141,10 +141,10 @@ def read_clicks(folder: Path, days: Sequence[str]) -> pl.DataFrame:
 def make_rows(folder: Path, clicks: pl.DataFrame, encoding: Encoding, days: Sequence[int]) -> Rows:
     """Makes the rows of some days of the window, and fits or extends the encoding on the train days among them."""
     random = np.random.default_rng(0)
-    users, user = _codes(clicks["user"])
-    items, item = _codes(clicks["item"])
     user_table = pl.read_csv(folder / "users.csv").unique("user", keep="first", maintain_order=True)
     item_table = pl.read_csv(folder / "items.csv").unique("item", keep="first", maintain_order=True)
+    users, user = _codes(clicks["user"], user_table["user"])
+    items, item = _codes(clicks["item"], item_table["item"])
     user_table = pl.DataFrame({"user": users}).join(user_table, "user", how="left", maintain_order="left")
     known = items.is_in(item_table["item"].implode()).to_numpy()
     item_table = pl.DataFrame({"item": items}).join(item_table, "item", how="left", maintain_order="left")
@@ -153,18 +153,18 @@ def make_rows(folder: Path, clicks: pl.DataFrame, encoding: Encoding, days: Sequ
     history, latest = _histories(user, item, len(users))  # of item numbers, -1 where there is none
 
     day = clicks["day"].to_numpy()
-    wanted = np.flatnonzero(np.isin(day, days)).astype(np.int32)
-    drawn_for = np.repeat(wanted, NEGATIVES)
-    drawn = random.integers(0, len(items), len(drawn_for), dtype=np.int32)
-    for _ in range(3):  # an item that the user has clicked is drawn again
-        again = np.flatnonzero(seen[user[drawn_for], drawn])
-        drawn[again] = random.integers(0, len(items), len(again), dtype=np.int32)
-    unseen = ~seen[user[drawn_for], drawn]
-    click = np.concatenate([wanted, drawn_for[unseen]])
-    of_item = np.concatenate([item[wanted], drawn[unseen]])
-    label = np.repeat(np.array([1, 0], np.float32), [len(wanted), len(click) - len(wanted)])
-    order = np.argsort(day[click], kind="stable")
-    click, of_item, label = click[order], of_item[order], label[order]
+    pairs = user.astype(np.int64) * len(items) + item
+    parts = []
+    for number in days:
+        of_day = np.flatnonzero(day == number).astype(np.int32)
+        items_of_day = np.unique(item[of_day])
+        drawn_for = np.repeat(of_day, NEGATIVES)
+        drawn = items_of_day[random.integers(0, len(items_of_day), len(drawn_for))]
+        unseen = ~np.isin(user[drawn_for].astype(np.int64) * len(items) + drawn, pairs[of_day])
+        kept, labels = drawn_for[unseen], np.array([1, 0], np.float32)
+        parts += [(of_day, item[of_day], labels[:1].repeat(len(of_day)))]
+        parts += [(kept, drawn[unseen], labels[1:].repeat(len(kept)))]
+    click, of_item, label = (np.concatenate(of_parts) for of_parts in zip(*parts, strict=True))
     of_user, of_day = user[click], day[click]
 
     train = of_day < TRAIN_DAYS
@@ -206,9 +206,12 @@ def make_rows(folder: Path, clicks: pl.DataFrame, encoding: Encoding, days: Sequ
     )
 
 
-def _codes(values: pl.Series) -> tuple[pl.Series, Ints]:
-    """Returns the distinct values, and the number of each value's distinct value, (n,)."""
-    distinct = values.unique(maintain_order=True)
+def _codes(values: pl.Series, more: pl.Series | None = None) -> tuple[pl.Series, Ints]:
+    """Returns the distinct values, and the number of each value's distinct value, (n,).
+
+    The distinct values of `more` that are not among the values are the last ones.
+    """
+    distinct = (values if more is None else pl.concat([values, more])).unique(maintain_order=True)
     place = pl.DataFrame({"value": distinct}).with_row_index("code")
     joined = pl.DataFrame({"value": values}).join(
         place, "value", how="left", maintain_order="left", nulls_equal=True

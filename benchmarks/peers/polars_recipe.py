@@ -10,7 +10,9 @@ the text twice instead: for the counts, and for the encoding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contender import (
     CATEGORICAL,
@@ -28,6 +30,17 @@ from benchmarks.contender import (
 )
 
 
+def scan(files: list[str], form: str, schema: Mapping[str, Any]) -> Any:
+    """Returns the lazy rows of files of the same format, in the order of the files."""
+    import polars as pl
+
+    if form == "parquet":
+        return pl.scan_parquet(files).select(pl.col(name).cast(kind) for name, kind in schema.items())
+    if form == "jsonl":
+        return pl.scan_ndjson(files, schema=schema)
+    return pl.scan_csv(files, separator="\t", has_header=False, schema=schema, quote_char=None)
+
+
 def recipe(task: Task, timing: Timing) -> Outcome:
     with timing.part(START_UP):
         import polars as pl  # polars reads POLARS_MAX_THREADS at import
@@ -37,14 +50,16 @@ def recipe(task: Task, timing: Timing) -> Outcome:
     with timing.part(WORK):
         streaming = task.settings.get("streaming", False)
         with timing.part("read"):
-            lazy_days = {
-                day.dt: pl.scan_csv(
-                    day.file, separator="\t", has_header=False, schema=schema, quote_char=None
-                )
-                for day in task.days
-            }
-            days = {dt: lines if streaming else lines.collect().lazy() for dt, lines in lazy_days.items()}
-            del lazy_days
+            if task.shares:
+                rows = scan(list(task.log), task.format, schema).collect()
+                ends = task.split_ends(len(rows))
+                spans = zip(task.days, [0, *ends], ends, strict=False)
+                days = {split.dt: rows[start:end].lazy() for split, start, end in spans}
+                del rows
+            else:
+                scans = {day.dt: scan([day.file], task.format, schema) for day in task.days}
+                days = {dt: lines if streaming else lines.collect().lazy() for dt, lines in scans.items()}
+                del scans
         with timing.part("vocabularies"):
             train = pl.concat([days[day.dt] for day in task.days if day.train])
             lazy = [

@@ -15,7 +15,17 @@ from benchmarks.harness import Measured
 from benchmarks.peers import plain_shop
 from benchmarks.peers.plain_shop import COLUMNS, Encoding, Rows, ShopModel, make_rows, read_clicks
 from benchmarks.run_contenders import ROOT
-from benchmarks.shop import CONFIG, Run, facts, kinds_of, parse, ratios_of, require_same_work, verdicts
+from benchmarks.shop import (
+    CONFIG,
+    Run,
+    facts,
+    kinds_of,
+    memory_growth,
+    parse,
+    ratios_of,
+    require_same_work,
+    verdicts,
+)
 from benchmarks.shop_log import BROKEN_LINES, DAYS, ShopLog, make_log
 from conf.load import load_config
 
@@ -73,6 +83,10 @@ def test_rows_have_histories_unseen_negatives_and_attributes(log: ShopLog, click
     for user, item in clicks.select("user", "item").iter_rows():
         histories.append(list(reversed(before.setdefault(user, [])[-50:])))
         before[user].append(item)
+    of_day, of_user_on_day = set(), set()
+    for user, item, day in clicks.select("user", "item", "day").iter_rows():
+        of_day.add((item, day))
+        of_user_on_day.add((user, item, day))
     brands = dict(pl.read_csv(log.folder / "items.csv").select("item", "brand").iter_rows())
     of = {column: place for place, column in enumerate(COLUMNS)}
     assert (rows.label == 1).sum() == len(clicks)
@@ -80,12 +94,25 @@ def test_rows_have_histories_unseen_negatives_and_attributes(log: ShopLog, click
     for row in range(0, len(rows.label), 7):
         user, item, click = rows.users[int(rows.user[row])], rows.items[int(rows.item[row])], rows.click[row]
         assert clicks["user"][int(click)] == user
-        assert (item in before[user]) == (rows.label[row] == 1)
+        assert clicks["day"][int(click)] == rows.day[row]
+        assert (item, rows.day[row]) in of_day
+        assert ((user, item, rows.day[row]) in of_user_on_day) == (rows.label[row] == 1)
         assert rows.ids[row, of["item"]] == _id(encoding, "item", item)
         assert rows.ids[row, of["brand"]] == _id(encoding, "brand", brands.get(item))
         expected = [_id(encoding, "item", value) for value in histories[click]]
         assert rows.history[click].tolist() == expected + [0] * (50 - len(expected))
     assert abs(rows.dense[rows.day < 14].mean(0)).max() < 1e-3
+
+
+def test_users_and_items_of_only_the_tables_are_served(log: ShopLog, clicks: pl.DataFrame) -> None:
+    rows = make_rows(log.folder, clicks, Encoding(), range(16))
+    users, items = (pl.read_csv(log.folder / f"{key}s.csv")[key] for key in ("user", "item"))
+    assert set(rows.users) == set(clicks["user"]) | set(users)
+    assert set(rows.items) == set(clicks["item"]) | set(items)
+    without_clicks = [place for place, user in enumerate(rows.users) if user not in set(clicks["user"])]
+    assert without_clicks
+    assert not rows.latest[without_clicks].any()
+    assert (rows.user_rows[without_clicks] != 1).any()  # not null: their attributes are joined
 
 
 def _id(encoding: Encoding, column: str, value: str | None) -> int:
@@ -168,19 +195,41 @@ def a_run(wall_s: float = 2.0, memory: int = 2**30, auc: float = 0.88) -> Run:
     [("clicks", 900), ("rows", 4700), ("users", 10), ("entries", 100), ("auc", 0.84), ("auc", float("nan"))],
 )
 def test_other_work_is_a_disagreement(what: str, value: float) -> None:
-    require_same_work("night", a_run(), a_run(auc=0.87))
+    require_same_work("night", a_run(), a_run(auc=0.87), 1.0)
     with pytest.raises(Disagreement, match="AUC" if what == "auc" else what):
-        require_same_work("night", replace(a_run(), **{what: value}), a_run())
+        require_same_work("night", replace(a_run(), **{what: value}), a_run(), 1.0)
 
 
-def test_ratios_and_verdicts() -> None:
-    runs = {"ours": {"night": [a_run(8.0, 2**30)]}, "plain_shop": {"night": [a_run(2.0, 2**31)]}}
-    assert ratios_of("1x", runs) == {"1x_night": 4.0, "1x_night_memory": 0.5}
-    assert verdicts({"1x_night": 4.0, "5x_night_memory": 0.5}) == [
-        "1x_night: ours takes 4.00 times the seconds of the script (at most 3: MISSED)",
-        "5x_night_memory: ours takes 0.50 times the memory of the script (at most 1: met)",
-    ]
+def test_the_auc_of_a_small_log_may_differ_more() -> None:
+    require_same_work("night", a_run(auc=0.75), a_run(auc=0.88), 0.1)
+    with pytest.raises(Disagreement, match=r"they may differ by 0\.15"):
+        require_same_work("night", a_run(auc=0.70), a_run(auc=0.88), 0.1)
+
+
+def test_ratios_are_the_figures_of_the_script_divided_by_ours() -> None:
+    mine, script = a_run(8.0, 2**30), a_run(2.0, 2**31)
+    runs = {"ours": {"night": [mine]}, "plain_shop": {"night": [script]}}
+    assert ratios_of("1x", runs) == {
+        "1x_night": 0.25,
+        "1x_night_cpu": 1.0,
+        "1x_night_memory": 2.0,
+    }
     assert facts([a_run(1.0), a_run(3.0), a_run(5.0)])["seconds"] == 3.0
+
+
+def test_a_target_is_met_by_a_ratio_above_it() -> None:
+    assert verdicts({"1x_night": 0.25, "20x_rows": 0.5, "20x_over_5x_memory": 0.8, "1x_rows": 0.1}) == [
+        "1x_night: 0.250 (target 0.333: MISSED); ours takes 4.00 times the seconds of the script (at most 3)",
+        "20x_rows: 0.500 (target 0.250: met); ours takes 2.00 times the seconds of the script (at most 4)",
+        "20x_over_5x_memory: 0.800 (target 0.769: met); ours takes 1.25 times the memory of the size 5 (at most 1.3)",
+    ]
+
+
+def test_the_growth_of_memory_needs_two_sizes() -> None:
+    small, large = {"night": {"peak_pss_gib": 1.0}}, {"night": {"peak_pss_gib": 1.25}}
+    assert memory_growth({"5x": small, "20x": large}) == {"20x_over_5x_memory": 0.8}
+    assert memory_growth({"1x": small, "20x": large}) == {}
+    assert memory_growth({"5x": small, "20x": {}}) == {}
 
 
 def test_sizes_and_options(capsys: pytest.CaptureFixture[str]) -> None:
