@@ -3,7 +3,7 @@
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
 typed/dt=…                      parsed rows of a day's text log (only workflow.engine=sql)
-prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes; features are computed from them
+prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes, for the encode pass
 value_counts/dt=…               counts of the raw values of a day, by file split
 last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
