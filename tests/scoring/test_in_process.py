@@ -48,7 +48,7 @@ def _table(name: str, **types: str) -> dict[str, Any]:
 
 FILTERS: dict[str, Any] = {
     "exclude_clicked": ["train"],
-    "active_days": 4,
+    "active_days": 1,
     "user_attributes": {
         **_table("attributes", user="string", country="string", plan="int", age="int"),
         "key": "user",
