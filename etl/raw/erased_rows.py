@@ -51,12 +51,18 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
     """Returns whether a field of a line, without quotes around it, is the id of an erased user.
 
-    In a line that begins like a JSON object, the names and values of the object are fields too, also if the
-    object is broken.
+    In a line that begins like a JSON object but is none, the names and values are fields too. Of an object
+    that is whole, the reader knows the user.
     """
     if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
         return True
-    return line.lstrip().startswith("{") and any(erased.has(text) for text in json_texts(line))
+    if not line.lstrip().startswith("{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return any(erased.has(text) for text in json_texts(line))
+    return False
 
 
 def json_texts(line: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_rows import ERASED, has_erased_field
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.raw.parse import LINE_NUMBER, REASON
@@ -17,7 +17,7 @@ from etl.spark.quarantine import quarantine_day
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import layout_of_days
 from etl.text.row_source import columns_to_parse
-from storage.erased_users import ErasedList, add_erased, list_or_new, read_erased
+from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
 from storage.paths import Lake
 from tests.etl import cases
@@ -128,3 +128,18 @@ def test_the_list_has_digests_only_and_keeps_the_later_day(tmp_path: Path) -> No
     assert later is not None
     assert (later.has(USER), later.has("other"), later.has(LONGER)) == (True, False, False)
     assert list_or_new(Lake(str(tmp_path / "second"))).salt != first.salt
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ('{"user": "user 7", "item": "a", broken', True),
+        ('{"user": 17, "item": ["a", "b"]', False),
+        ('{"user": "user 70", "item": "a", broken', False),
+        ('{"seen": {"by": ["x", "user 7"]}, broken', True),
+        ('{"item": "user 7"}', False),  # a whole object: its reader knows the user
+    ],
+)
+def test_a_broken_json_line_is_left_out_if_it_has_the_id(line: str, expected: bool) -> None:
+    erased = ErasedUsers("salt", frozenset({digest_of_user("salt", "user 7")}))
+    assert has_erased_field(line, "\t", erased) == expected
