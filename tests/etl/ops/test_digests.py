@@ -25,6 +25,8 @@ DATASETS: dict[str, str] = {
     "movielens": "a2335bcb233764aa",
     "movielens_time": "d75a4bbb102b10b7",
     "outbrain": "79ca25adee8ce8cd",
+    "shop": "4a57f9dcbbff130b",
+    "shop_parquet": "4a57f9dcbbff130b",
 }
 
 # Operator -> digest of the canonical entries of all its examples, as JSON and as Python writes them. An operator
