@@ -21,7 +21,7 @@ from etl.raw.files import require_raw
 from etl.raw.impression_log import rows_digest
 from etl.spark.prepared_rows import preparation, prepared_rows
 from etl.spark.shown_positions import join_positions
-from etl.text.two_passes import needs_preparation
+from etl.text.two_passes import preparations
 from etl.workflow.feature_plan import plan
 from storage.paths import Lake
 from tests.etl import cases
@@ -225,8 +225,8 @@ def test_other_configurations_keep_their_digests(tmp_path: Path, spark: SparkSes
     assert workflow_version(only_measured, plan(only_measured), None, [raw]) == before
     joined = cases.write_config(tmp_path, SETTINGS)
     assert set(preparation(joined)) == {"shown_positions"}
-    assert not needs_preparation(only_measured)
-    assert needs_preparation(joined)
+    assert not preparations(only_measured)
+    assert preparations(joined)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
