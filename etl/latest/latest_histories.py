@@ -6,11 +6,9 @@ are equal.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from fractions import Fraction
 from typing import assert_never
 
 import numpy as np
@@ -19,16 +17,16 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import DataError
 from conf.types import SPLITS, Config, History, Split, SplitConfig
 from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts
 from etl.prepare.good_rows import good_rows_of
 from etl.prepare.histories import as_history as as_history_table
 from etl.prepare.histories import lists_of_clicks, recent_clicks
+from etl.prepare.splits import Cuts, time_cuts
 from etl.raw.files import RawFiles
 from etl.spark.histories import as_history, last_clicks
 from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
-from etl.split.time_split import SPLIT
+from etl.split.time_split import SPLIT, last_ranks, no_good_row
 from etl.text.two_passes import reads_blocks
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
@@ -211,29 +209,16 @@ def _clicks_before_cut(
         clicks.append(part.filter(pc.equal(part.column(LABEL), 1)))
     values = np.concatenate(order)
     if not len(values):
-        raise DataError(
-            "the log has no good row",
-            "correct the raw log; the quarantine has a reason for each rejected row",
-        )
+        raise no_good_row()
     if splits < len(SPLITS):
-        cut = _time_cut(values, config, splits) if timed else _position_cut(values, config, splits)
+        cut = _cuts_of(values, config, timed)[splits - 1]
         clicks = [rows.filter(pa.array(rows.column(name).to_numpy() <= cut)) for rows in clicks]
     return clicks_of_parts(iter(clicks), length, timed=timed)
 
 
-def _time_cut(times: np.ndarray, config: SplitConfig, splits: int) -> float:
-    """Returns the percentile of the times (µs) at which the last of the first splits ends, as Spark does."""
-    position = (len(times) - 1) * [config.train, config.train + config.validation][splits - 1]
-    low, high = math.floor(position), math.ceil(position)
-    ordered = np.partition(times, [low, high])
-    first, last = float(ordered[low]), float(ordered[high])
-    return first if first == last else (high - position) * first + (position - low) * last
-
-
-def _position_cut(row_ids: np.ndarray, config: SplitConfig, splits: int) -> int:
-    """Returns the row_id of the last row of the first splits."""
-    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
-    train = Fraction(str(config.train))
-    share = [train, train + Fraction(str(config.validation))][splits - 1]
-    rank = math.floor((len(row_ids) - 1) * share)
-    return int(np.partition(row_ids, rank)[rank])
+def _cuts_of(values: np.ndarray, config: SplitConfig, timed: bool) -> Cuts:
+    """Returns the times (µs), or the row_ids, at which the train split and the validation split end."""
+    if timed:
+        return time_cuts(values, np.ones(len(values), np.int64), config) or (0.0, 0.0)
+    first, second = (int(np.partition(values, rank)[rank]) for rank in last_ranks(len(values), config))
+    return first, second

@@ -177,11 +177,11 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
                 f"{twice[0]['values'].as_py()}, which is a key of the log",
                 f"give {name} the same type in the log and in the table",
             )
-    found = pc.index_in(values, value_set=known_values, skip_nulls=True)
+    known_index = pc.index_in(values, value_set=known_values, skip_nulls=True)
     starts = np.cumsum([0, *map(len, dictionaries)])
     parts = []
     for chunk, number in zip(keys.chunks, dictionary_of, strict=True):
-        of_values = found.slice(starts[number], len(dictionaries[number]))
+        of_values = known_index.slice(starts[number], len(dictionaries[number]))
         parts.append(of_values.take(chunk.indices) if isinstance(chunk, pa.DictionaryArray) else of_values)
     return pa.concat_arrays(parts)
 

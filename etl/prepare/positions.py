@@ -83,14 +83,14 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     # Most rows and impressions have no partner, and need no sorting.
     rows_with, impressions_with = _in_both(of_rows, of_impressions, size)
     positions = integers_of(impressions.column(POSITION))[impressions_with]
-    found = np.zeros(len(rows), np.int64)
+    row_positions = np.zeros(len(rows), np.int64)
     has_position = np.zeros(len(rows), bool)
     if not has_time:
         smallest = np.full(size, np.iinfo(np.int64).max)
         np.minimum.at(smallest, of_impressions[impressions_with], positions)
         has_position[rows_with] = True
-        found[rows_with] = smallest[of_rows[rows_with]]
-        return with_column(rows, column, pa.array(found, mask=~has_position))
+        row_positions[rows_with] = smallest[of_rows[rows_with]]
+        return with_column(rows, column, pa.array(row_positions, mask=~has_position))
     times = integers_of(rows.column(EVENT_TIME))[rows_with]
     shown = integers_of(impressions.column(EVENT_TIME))[impressions_with]
     pair = np.concatenate([of_impressions[impressions_with], of_rows[rows_with]])
@@ -104,9 +104,9 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     last_of_rows = last[row_places]
     same = (last_of_rows >= 0) & (pair[order[last_of_rows]] == pair[order[row_places]])
     targets = rows_with[order[row_places[same]] - len(shown)]
-    found[targets] = positions[order[last_of_rows[same]]]
+    row_positions[targets] = positions[order[last_of_rows[same]]]
     has_position[targets] = True
-    return with_column(rows, column, pa.array(found, mask=~has_position))
+    return with_column(rows, column, pa.array(row_positions, mask=~has_position))
 
 
 def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:

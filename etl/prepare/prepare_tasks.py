@@ -103,11 +103,15 @@ class BucketTask:
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """A written file: its path, the split of its rows (None if the day is in one split), number of rows."""
+    """A written file: its path, the split of its rows (None if the day is in one split), number of rows.
+
+    `good` is the number of good rows of the log that its task read; only the first file of a task has it.
+    """
 
     path: str
     split: Split | None
     rows: int
+    good: int
 
 
 def save_table(rows: pa.Table, path: str) -> str:
@@ -176,10 +180,11 @@ def _prepare_bucket(
     tasks: tuple[BucketTask, ...], preparation: Preparation, days: tuple[DayInputs, ...], index: int
 ) -> str:
     task = tasks[index]
-    rows = prepare(_load(task, preparation), preparation, days[task.day])
+    good = _load(task, preparation)
+    rows = prepare(good, preparation, days[task.day])
     files = [
-        (write_prepared(part, _in_folder(task.file, split)), split, len(part))
-        for split, part in _by_split(rows)
+        (write_prepared(part, _in_folder(task.file, split)), split, len(part), 0 if index else len(good))
+        for index, (split, part) in enumerate(_by_split(rows))
     ]
     delete_spilled([name for name, _ in task.spills], task.bucket)
     return json.dumps(files)

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from conf.dates import days_since_epoch
+from conf.errors import InfrastructureError
 from conf.load import config_digest
 from conf.types import SPLITS, Config, RawTable, Split
 from etl.fit.fit_inputs import TrainingBlocks
-from etl.ops import RowChanger
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.negatives import merge_items
@@ -31,6 +31,7 @@ from etl.prepare.prepare_tasks import (
     BucketTask,
     DayInputs,
     Preparation,
+    PreparedFile,
     items_of_buckets,
     load_table,
     prepare_buckets,
@@ -39,7 +40,7 @@ from etl.prepare.prepare_tasks import (
 )
 from etl.prepare.prepared_files import PreparedRows
 from etl.prepare.row_operators import keep_users_together, require_table_forms
-from etl.prepare.splits import Cuts, time_cuts
+from etl.prepare.splits import Cuts, position_cuts, time_cuts
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.new_values import Values
@@ -52,14 +53,13 @@ from etl.raw.misdated import bounds_of_day
 from etl.spark.prepared_rows import preparation as preparation_methods
 from etl.spark.quarantine import DayCounts, check_day
 from etl.split.time_split import no_good_row, no_row
-from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
+from etl.text.encoded_days import EncodeDay, EncodePart, encode_days, labelled_file
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import file_name
-from etl.text.row_source import RowSource
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
 from etl.text.scanned_day import ScannedDay
-from etl.text.spilled_rows import Spill, delete_spilled_of
+from etl.text.spilled_rows import Spill, delete_spilled_of, spilled_lines
 from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
@@ -93,14 +93,6 @@ _ARROW_TYPES = {
     "ints": pa.list_(pa.int64()),
     "strings": pa.list_(pa.string()),
 }
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The prepared rows of a day that are in one split (None: all rows), and the files with them."""
-
-    split: Split | None
-    files: tuple[str, ...]
 
 
 class PreparedPasses:
@@ -178,13 +170,12 @@ class PreparedPasses:
         """Returns the training rows of scanned days."""
         self._prepare([raw for raw in days if not self._is_prepared(raw)])
         splits = [
-            TrainingSplit(FileSplit(path, 0, None), raw.dt)
+            TrainingSplit(file_split, raw.dt)
             for raw in days
-            for part in self._parts(raw.dt, read_manifest(self._prepared(raw.dt)))
-            if part.split in (None, "train")
-            for path in part.files
+            for split, file_split in self._files(raw.dt, read_manifest(self._prepared(raw.dt)))
+            if split in (None, "train")
         ]
-        return training_blocks(splits, self._source())
+        return training_blocks(splits, PreparedRows())
 
     def encode_days(
         self,
@@ -199,49 +190,14 @@ class PreparedPasses:
             days: maps each day to its raw files, its row counts, and the inputs for its manifest.
             rules: checks for the columns of the feature table.
         """
-        table = self._lake.features(workflow.version)
         self._prepare([raw for raw, _, _ in days.values() if not self._is_prepared(raw)])
-        tasks: list[EncodeTask] = []
-        labels: list[Split | None] = []
-        tasks_of_day: dict[str, range] = {}
-        attempts: dict[str, str] = {}
-        rows: dict[str, int] = {}
-        for dt in days:
-            partition = table.partition(dt)
-            attempts[dt], start = new_attempt(partition), len(tasks)
+        of_days = {}
+        for dt, (_, counts, inputs) in days.items():
             prepared = read_manifest(self._prepared(dt))
-            rows[dt] = prepared.rows
-            for part in self._parts(dt, prepared):
-                for path in part.files:
-                    name = _labelled(attempts[dt], part.split, f"part-{len(tasks) - start:05d}.parquet")
-                    task = EncodeTask(FileSplit(path, 0, None), 0, partition.file(name), dt, part.split)
-                    tasks.append(task)
-                    labels.append(part.split)
-            tasks_of_day[dt] = range(start, len(tasks))
-        encoding = Encoding(
-            source=self._source(),
-            chains=workflow.chains,
-            spec=workflow.spec,
-            tables=workflow.local,
-            row_group_rows=self._config.output.row_group_rows,
-        )
-        written = encode_splits(self._workers, tasks, encoding)
-        return {
-            dt: publish_files(
-                table.partition(dt),
-                {
-                    _labelled(attempts[dt], labels[task], file_name(written[task])): labels[task]
-                    for task in tasks_of_day[dt]
-                },
-                inputs=inputs,
-                expected_rows=rows[dt],
-                rows_in=counts.rows_in,
-                dropped=counts.dropped,
-                rules=rules,
-                grace_hours=self._config.output.grace_hours,
-            )
-            for dt, (_, counts, inputs) in days.items()
-        }
+            parts = [EncodePart(file_split, split=split) for split, file_split in self._files(dt, prepared)]
+            of_days[dt] = EncodeDay(parts, prepared.rows, counts, inputs)
+        table = self._lake.features(workflow.version)
+        return encode_days(self._workers, self._config, table, workflow, PreparedRows(), of_days, rules)
 
     # Inputs and names
 
@@ -252,9 +208,6 @@ class PreparedPasses:
 
     def _prepared(self, dt: str) -> Partition:
         return self._lake.prepared(self._config.name).partition(dt)
-
-    def _source(self) -> RowSource:
-        return PreparedRows()
 
     def _counted_columns(self) -> list[str]:
         """Returns the columns whose values are counted: inputs of features that are no lists."""
@@ -332,10 +285,11 @@ class PreparedPasses:
         partition = self._lake.value_counts.partition(raw.dt)
         return current_manifest(partition, self._count_inputs(raw)) is not None
 
-    def _parts(self, dt: str, manifest: Manifest) -> Iterator[_Part]:
-        """Yields the files of the prepared rows of a day, by split."""
+    def _files(self, dt: str, manifest: Manifest) -> Iterator[tuple[Split | None, FileSplit]]:
+        """Yields the files of the prepared rows of a day, with the split of their rows."""
         for split in SPLITS if self._is_divided else (None,):
-            yield _Part(split, tuple(data_files(self._prepared(dt), manifest, split)))
+            for path in data_files(self._prepared(dt), manifest, split):
+                yield split, FileSplit(path, 0, None)
 
     # Preparing
 
@@ -374,6 +328,8 @@ class PreparedPasses:
         summaries = collect_summaries(scanned)
         tasks: list[BucketTask] = []
         attempts = []
+        good: list[int] = []
+        cuts: dict[int, Cuts | None] = {}
         for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
             day = ScannedDay(raw, of_day, summaries)
             quarantine = self._lake.quarantine.partition(raw.dt)
@@ -383,13 +339,16 @@ class PreparedPasses:
             check_day(self._config, raw, counts, quarantine, warn=False)
             if self._is_divided and not counts.good:
                 raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
+            good.append(sum(summary.good for _, summary in day.split_summaries()))
             partition = self._prepared(raw.dt)
             attempts.append(new_attempt(partition))
             spills = tuple((f"{run_id}-{task}", first_row) for task, _, first_row, _ in day.first_lines())
             for bucket in range(buckets[index]):
                 file = partition.file(f"{attempts[-1]}/part-{bucket:05d}.parquet")
                 tasks.append(BucketTask(index, raw.dt, spills, bucket, file))
-        inputs = self._day_inputs(days, tasks, preparation)
+            if self._is_cut_by_position:
+                cuts[index] = self._position_cuts(day, spills, buckets[index])
+        inputs = self._day_inputs(days, tasks, preparation, cuts)
         written = prepare_buckets(self._workers, tasks, preparation, inputs)
         for index, raw in enumerate(days):
             files = [
@@ -398,13 +357,44 @@ class PreparedPasses:
                 if task.day == index
                 for file in of_task
             ]
-            publish_files(
-                self._prepared(raw.dt),
-                {_labelled(attempts[index], file.split, file_name(file.path)): file.split for file in files},
-                inputs=self._prepared_inputs(raw),
-                expected_rows=sum(file.rows for file in files),
-                grace_hours=self._config.output.grace_hours,
+            self._publish_prepared(raw, attempts[index], files, good[index])
+
+    def _publish_prepared(
+        self, raw: RawFiles, attempt: str, files: Sequence[PreparedFile], good: int
+    ) -> None:
+        """Publishes the prepared rows of a day.
+
+        Raises:
+            InfrastructureError: not all of the `good` rows of the log were read: stored rows are lost.
+        """
+        read = sum(file.good for file in files)
+        if read != good:
+            raise InfrastructureError(
+                f"{raw.dt}: {good} good rows were stored for their preparation, but {read} were read",
+                f"check whether a program deletes files in {self._workers.folder}, and run the job again",
             )
+        publish_files(
+            self._prepared(raw.dt),
+            {labelled_file(attempt, file.split, file_name(file.path)): file.split for file in files},
+            inputs=self._prepared_inputs(raw),
+            expected_rows=sum(file.rows for file in files),
+            grace_hours=self._config.output.grace_hours,
+        )
+
+    @property
+    def _is_cut_by_position(self) -> bool:
+        """Returns whether the position of a row in the log decides in which split it is."""
+        return self._config.split.by == "fraction" and self._config.log.event_time is None
+
+    def _position_cuts(self, day: ScannedDay, spills: Sequence[tuple[str, int]], buckets: int) -> Cuts | None:
+        """Returns the row_ids of the last train row and of the last validation row."""
+        good = [summary.good for _, summary in day.split_summaries()]
+
+        def row_ids(index: int) -> np.ndarray:
+            name, first_row = spills[index]
+            return spilled_lines(self._workers.folder, name, buckets) + first_row
+
+        return position_cuts(good, row_ids, self._config.split)
 
     def _parsed_columns(self) -> tuple[str, ...]:
         return tuple(name for name in self._log_columns() if name in self._config.log.names)
@@ -437,18 +427,22 @@ class PreparedPasses:
             position_column=config.serving.row_column,
             has_time=config.log.event_time is not None,
             keys_of_tables={name: keys[name] for name, table in tables.items() if table and name in keys},
-            changers=self._changers(),
+            changers=self._plan.changers,
             columns=self._columns(),
             types={**raw, **types},
         )
 
-    def _changers(self) -> tuple[RowChanger, ...]:
-        return self._plan.changers
-
     def _day_inputs(
-        self, days: Sequence[RawFiles], tasks: Sequence[BucketTask], preparation: Preparation
+        self,
+        days: Sequence[RawFiles],
+        tasks: Sequence[BucketTask],
+        preparation: Preparation,
+        cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need, and computes the cuts and the items of each day."""
+        """Reads the tables that tasks need, and computes the items of each day, and its cuts by time.
+
+        `cuts` has the cuts by position of each day, by its index.
+        """
         inputs = []
         for raw in days:
             shown = impressions_table(self._workers, self._config, raw)
@@ -463,7 +457,7 @@ class PreparedPasses:
                 )
             )
         if preparation.split and preparation.split.by == "fraction":
-            cuts = self._cuts(tasks, preparation)
+            cuts = cuts or self._cuts(tasks, preparation)
             inputs = [replace(of_day, cuts=cuts.get(index)) for index, of_day in enumerate(inputs)]
         if preparation.negatives:
             folder = self._new_folder()
@@ -522,14 +516,13 @@ class PreparedPasses:
             attempts[raw.dt] = new_attempt(partition)
             manifest = read_manifest(self._prepared(raw.dt))
             buckets = buckets_for(raw.bytes, BUCKET_BYTES)
-            for part in self._parts(raw.dt, manifest):
-                for path in part.files:
-                    name = _labelled(attempts[raw.dt], part.split, f"part-{len(tasks):05d}.parquet")
-                    tasks.append(_CountTask(path, partition.file(name), buckets))
-                    of_tasks.append((raw.dt, part.split))
+            for split, file_split in self._files(raw.dt, manifest):
+                name = labelled_file(attempts[raw.dt], split, f"part-{len(tasks):05d}.parquet")
+                tasks.append(_CountTask(file_split.path, partition.file(name), buckets))
+                of_tasks.append((raw.dt, split))
             if not manifest.files:  # a partition has at least one file
                 split = SPLITS[0] if self._is_divided else None
-                name = _labelled(attempts[raw.dt], split, f"part-{len(tasks):05d}.parquet")
+                name = labelled_file(attempts[raw.dt], split, f"part-{len(tasks):05d}.parquet")
                 tasks.append(_CountTask(None, partition.file(name), buckets))
                 of_tasks.append((raw.dt, split))
         counted = self._workers.collect(
@@ -547,7 +540,7 @@ class PreparedPasses:
             publish_files(
                 self._lake.value_counts.partition(raw.dt),
                 {
-                    _labelled(attempts[raw.dt], split, file_name(result["file"])): split
+                    labelled_file(attempts[raw.dt], split, file_name(result["file"])): split
                     for split, result in of_day
                 },
                 inputs=self._count_inputs(raw),
@@ -578,8 +571,3 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
     results = {name: counter.result() for name, counter in counters.items()}
     file, values_of = write_counts(task.counts_file, results, task.buckets)
     return json.dumps({"file": file, "values": values_of})
-
-
-def _labelled(attempt: str, split: Split | None, name: str) -> str:
-    """Returns the path of a file below the folder of an attempt. Each split has its own folder."""
-    return f"{attempt}/{split}/{name}" if split else f"{attempt}/{name}"

@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import DataError
 from conf.types import SPLITS, SplitConfig
 from etl.ops.row_groups import codes_of, integers_of, plain, with_column
-from etl.split.time_split import SPLIT
+from etl.split.time_split import SPLIT, last_ranks, no_good_row
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
 # The last event time (µs) or row_id of the train split, and that of the validation split.
@@ -74,7 +72,7 @@ def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cut
     in_order, ends = times[order], np.cumsum(counts[order])
     if not len(ends) or not ends[-1]:
         return None
-    # Sums of floats, as in Spark: positions of rows use exact decimals (`position_ranks`).
+    # Sums of floats, as in Spark: positions of rows use exact decimals (`last_ranks`).
     shares = (config.train, config.train + config.validation)
     first, second = (_percentile(in_order, ends, float(int(ends[-1]) - 1) * share) for share in shares)
     return first, second
@@ -87,16 +85,6 @@ def _percentile(times: np.ndarray, ends: np.ndarray, position: float) -> float:
     if below == above:
         return below
     return (higher - position) * below + (position - lower) * above
-
-
-def position_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
-    """Returns the ranks of the last train row and of the last validation row among `total` rows, from 0.
-
-    The shares are exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
-    """
-    train = Fraction(str(config.train))
-    both = train + Fraction(str(config.validation))
-    return math.floor((total - 1) * train), math.floor((total - 1) * both)
 
 
 def position_cuts(
@@ -116,7 +104,7 @@ def position_cuts(
     ends = list(accumulate(counts))
     known: dict[int, np.ndarray] = {}
     cuts = []
-    for rank in position_ranks(total, config):
+    for rank in last_ranks(total, config):
         index = bisect_right(ends, rank)
         if index not in known:
             known[index] = np.sort(row_ids(index))
@@ -127,10 +115,7 @@ def position_cuts(
 
 def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
     if cuts is None:
-        raise DataError(
-            "the log has no good row",
-            "correct the raw log; the quarantine has a reason for each rejected row",
-        )
+        raise no_good_row()
     timed = EVENT_TIME in rows.column_names
     order = integers_of(rows.column(EVENT_TIME if timed else ROW_ID))
     # As in Spark, times are compared with cuts as doubles. Cuts of positions are integers.

@@ -267,17 +267,17 @@ class _Cursor:
 
     def name(self, names: tuple[str, ...]) -> Ints:
         """Reads one of some English names, in any case. Returns its position, from 0."""
-        found = np.full(len(self.at), -1, np.int64)
+        match_index = np.full(len(self.at), -1, np.int64)
         for index, name in enumerate(names):
             fits = np.ones(len(self.at), bool)
             for ahead, char in enumerate(name):
                 letter = self.peek(ahead)
                 fits &= (letter == ord(char)) | (letter == ord(char.upper()))
-            found = np.where(fits & (found < 0), index, found)
-        self.ok &= found >= 0
+            match_index = np.where(fits & (match_index < 0), index, match_index)
+        self.ok &= match_index >= 0
         lengths = np.array([len(name) for name in names])
-        self.at += np.where(found >= 0, lengths[found], 0)
-        return found
+        self.at += np.where(match_index >= 0, lengths[match_index], 0)
+        return match_index
 
     def finish(self) -> None:
         """Checks the end of each text, and that its day exists."""

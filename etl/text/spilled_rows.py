@@ -107,6 +107,23 @@ def delete_spilled_of(folder: Path, prefix: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
+    """Returns the lines of the stored rows of a file split, over all buckets, in any order: (n,) int64.
+
+    Args:
+        folder: the folder of temporary files of the workers.
+        name: the name of the stored rows.
+        buckets: number of buckets.
+    """
+    lines = [np.zeros(0, np.int64)]
+    for bucket in range(buckets):
+        path = folder / _file(name, bucket)
+        if path.exists():
+            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+                lines += [np.array(batch.column(LINE)) for batch in reader]
+    return np.concatenate(lines)
+
+
 def used_values(values: pa.Array) -> pa.Array:
     """Returns a dictionary array with a dictionary of the values that occur. Other arrays are unchanged."""
     if not isinstance(values, pa.DictionaryArray):

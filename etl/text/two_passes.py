@@ -31,10 +31,10 @@ from etl.readers.discovery import readable_formats
 from etl.spark.quarantine import DayCounts
 from etl.split.time_split import CUT, no_good_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
-from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
+from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.publish_quarantine import publish_quarantine
-from etl.text.publish_value_counts import file_name, publish_counts
+from etl.text.publish_value_counts import publish_counts
 from etl.text.row_source import LogRows
 from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
@@ -47,7 +47,7 @@ from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
 from storage.paths import Lake
-from storage.publish import Rules, new_attempt, publish_files
+from storage.publish import Rules, new_attempt
 
 log = logging.getLogger("nightrank.etl")
 
@@ -220,51 +220,31 @@ class TextPasses:
             days: maps each day to its raw files, its row counts, and the inputs for its manifest.
             rules: checks for the columns of the feature table.
         """
-        table = self._lake.features(workflow.version)
-        tasks: list[EncodeTask] = []
-        labels: list[Split | None] = []
-        tasks_of_day: dict[str, range] = {}
-        attempts: dict[str, str] = {}
-        for dt in days:
-            partition = table.partition(dt)
-            attempts[dt], first_row = new_attempt(partition), 0
-            start = len(tasks)
-            for scanned in self._splits[dt]:
-                scratch = self._scratch.get(scanned.file_split)
-                for split, *lines in scanned.parts if scanned.parts is not None else [(None, 0, 0)]:
-                    name = _labelled(attempts[dt], split, f"part-{len(tasks) - start:05d}.parquet")
-                    path = partition.file(name)
-                    bounds = (lines[0], lines[1]) if split else None
-                    task = EncodeTask(scanned.file_split, first_row, path, dt, split, scratch, bounds)
-                    tasks.append(task)
-                    labels.append(split)
-                    scratch = None  # its file is deleted when it has been read
-                first_row += scanned.lines
-            tasks_of_day[dt] = range(start, len(tasks))
-        encoding = Encoding(
-            source=LogRows(self._layout([raw for raw, _, _ in days.values()])),
-            chains=workflow.chains,
-            spec=workflow.spec,
-            tables=workflow.local,
-            row_group_rows=self._config.output.row_group_rows,
+        return encode_days(
+            self._workers,
+            self._config,
+            self._lake.features(workflow.version),
+            workflow,
+            LogRows(self._layout([raw for raw, _, _ in days.values()])),
+            {
+                dt: EncodeDay(self._encode_parts(dt), counts.good, counts, inputs)
+                for dt, (_, counts, inputs) in days.items()
+            },
+            rules,
         )
-        written = encode_splits(self._workers, tasks, encoding)
-        return {
-            dt: publish_files(
-                table.partition(dt),
-                {
-                    _labelled(attempts[dt], labels[task], file_name(written[task])): labels[task]
-                    for task in tasks_of_day[dt]
-                },
-                inputs=inputs,
-                expected_rows=counts.good,
-                rows_in=counts.rows_in,
-                dropped=counts.dropped,
-                rules=rules,
-                grace_hours=self._config.output.grace_hours,
-            )
-            for dt, (_, counts, inputs) in days.items()
-        }
+
+    def _encode_parts(self, dt: str) -> list[EncodePart]:
+        """Returns the parts of a scanned day, in the order of its lines."""
+        parts, first_row = [], 0
+        for scanned in self._splits[dt]:
+            scratch = self._scratch.get(scanned.file_split)
+            if scanned.parts is None:
+                parts.append(EncodePart(scanned.file_split, first_row, scratch=scratch))
+            for split, first, end in scanned.parts or ():
+                parts.append(EncodePart(scanned.file_split, first_row, split, scratch, (first, end)))
+                scratch = None  # its file is deleted when it has been read
+            first_row += scanned.lines
+        return parts
 
     def _counted_columns(self) -> list[str]:
         """Returns the raw columns whose values are counted. They are inputs of features, and no lists."""
@@ -349,11 +329,6 @@ class TextPasses:
     def _is_cut(self) -> bool:
         """Returns whether each day is divided into splits."""
         return self._config.split.by != "day"
-
-
-def _labelled(attempt: str, split: Split | None, name: str) -> str:
-    """Returns the path of a file below the folder of an attempt. Each split has its own folder."""
-    return f"{attempt}/{split}/{name}" if split else f"{attempt}/{name}"
 
 
 def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:

@@ -229,8 +229,8 @@ def _barred_by_value(rule: AttributeFilter, values: pa.Array, items: pa.Table) -
     item = items[ITEM_INDEX].combine_chunks().take(rows.filter(is_item)).to_numpy()
     needed = _typed_array(rule, rule.rows["value"]).filter(is_item)
     if rule.kind == "at_least":
-        smallest, given = needed.to_numpy(zero_copy_only=False), values.to_numpy(zero_copy_only=False)
-        lists = [item[value < smallest] for value in given] + [item]
+        smallest, present = needed.to_numpy(zero_copy_only=False), values.to_numpy(zero_copy_only=False)
+        lists = [item[value < smallest] for value in present] + [item]
     elif rule.kind == "deny" or rule.kind == "allow":
         codes = pc.index_in(needed, value_set=values, skip_nulls=True).fill_null(len(values)).to_numpy()
         order = np.argsort(codes, kind="stable")

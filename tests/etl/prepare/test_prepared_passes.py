@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.errors import InfrastructureError
 from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.prepare.prepared_passes import PreparedPasses
 from spark.local_workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
@@ -128,6 +130,13 @@ CASES: dict[str, dict[str, Any]] = {
         "split": {"by": "fraction", "train": 0.6, "validation": 0.2},
         "negatives": {"per_positive": 2},
     },
+    "fraction of positions": {
+        **WITH_HISTORY,
+        "log": {**ONE_TABLE["log"], "event_time": None},
+        "history": {"length": 4},
+        "split": {"by": "fraction", "train": 0.6, "validation": 0.2},
+        "negatives": {"per_positive": 2},
+    },
     "grouped fraction": {**ONE_TABLE, **GROUPED, "split": {"by": "fraction", "train": 0.6}},
 }
 
@@ -205,6 +214,26 @@ def _config(folder: Path, name: str) -> Config:
     return config
 
 
+def test_lost_rows_stop_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program deletes stored rows while the tables of the day are read."""
+    config = _config(tmp_path, "without times")
+    workers = LocalWorkers(2, no_session)
+    read_inputs = PreparedPasses._day_inputs
+
+    def lose_rows(self: PreparedPasses, *arguments: Any) -> Any:
+        next(workers.folder.glob("nightrank-rows-*")).unlink()
+        return read_inputs(self, *arguments)
+
+    monkeypatch.setattr(PreparedPasses, "_day_inputs", lose_rows)
+    with pytest.raises(InfrastructureError, match=r"good rows were stored .* but \d+ were read"):
+        cases.run_build(workers, config, FIRST)
+    assert not (tmp_path / "lake/features").exists()
+
+
+def no_session() -> SparkSession:
+    raise AssertionError("the build needs no Spark session")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_both_roads_publish_equal_tables(spark: SparkSession, tmp_path: Path, name: str) -> None:
     (tmp_path / "frames").mkdir()
@@ -212,7 +241,7 @@ def test_both_roads_publish_equal_tables(spark: SparkSession, tmp_path: Path, na
     config = _config(tmp_path / "frames", name)
     expected = _tables(config, cases.run_build(spark, config, FIRST), FIRST)
     config = _config(tmp_path / "blocks", name)
-    built = cases.run_build(LocalWorkers(2, lambda: spark), config, FIRST)
+    built = cases.run_build(LocalWorkers(2, no_session), config, FIRST)
     tables = _tables(config, built, FIRST)
     assert tables.keys() == expected.keys()
     for table, rows in tables.items():

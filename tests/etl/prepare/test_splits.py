@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.types import SplitConfig
-from etl.prepare.splits import assign_split, count_times, position_cuts, position_ranks, time_cuts
+from etl.prepare.splits import assign_split, count_times, position_cuts, time_cuts
 from etl.split import time_split
+from etl.split.time_split import last_ranks
 from tests.etl import oracle
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
@@ -126,12 +127,12 @@ def test_ranks_are_exact(total: int, train: float, validation: float) -> None:
     config = SplitConfig(by="fraction", train=train, validation=validation)
     percent = Fraction(round(train * 100), 100)
     both = percent + Fraction(round(validation * 100), 100)
-    assert position_ranks(total, config) == ((total - 1) * percent // 1, (total - 1) * both // 1)
+    assert last_ranks(total, config) == ((total - 1) * percent // 1, (total - 1) * both // 1)
 
 
 def test_ten_rows_lose_no_row_to_binary_fractions() -> None:
     # 0.7 + 0.2 is 0.8999999999999999.
-    assert position_ranks(11, FRACTION) == (7, 9)
+    assert last_ranks(11, FRACTION) == (7, 9)
 
 
 @pytest.mark.parametrize("timed", [True, False])
