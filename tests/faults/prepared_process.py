@@ -21,6 +21,7 @@ from conf.types import Config
 from etl.prepare import click_tables, prepared_passes
 from etl.prepare.prepare_tasks import prepare_buckets
 from etl.prepare.prepared_passes import PreparedPasses
+from etl.text import encoded_days
 from spark.local_workers import LocalWorkers
 from storage.paths import Partition
 from storage.publish import publish_files
@@ -80,7 +81,7 @@ def kill_at(instant: str, config: Config, patch: pytest.MonkeyPatch) -> None:
     elif instant == "before the counts":
         patch.setattr(PreparedPasses, "_count", die)
     elif instant == "before the features":
-        patch.setattr(prepared_passes, "encode_splits", die)
+        patch.setattr(encoded_days, "encode_splits", die)
 
 
 INSTANTS = (
