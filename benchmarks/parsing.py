@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/parsing.py [--quick] [--rows N] [--repeats N]
 
 Logs with histories, sampled negatives or tables of attributes are read as Spark frames. `workflow.engine: arrow`
-then parses the lines in Python workers (etl/raw/arrow_parse.py), and `sql` with Spark expressions
-(etl/raw/parse.py), which also run on GPUs. Both return the same rows, which a test checks. This benchmark
+then parses the lines in Python workers (etl/raw/text_values.py), and `sql` with Spark expressions
+(etl/raw/csv_header.py), which also run on GPUs. Both return the same rows, which a test checks. This benchmark
 decides whether the first way is worth its code: it reads one day of a generated log in Criteo's layout with
 each engine, in turns and in one session, once with all 40 columns and once with 4 of them. The rows are
 dropped by Spark's `noop` writer. A first run of each is not counted.

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, Literal, assert_never
+from functools import partial
+from typing import Literal, assert_never
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.feature_types import WorkflowConfig
@@ -24,21 +23,21 @@ from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_da
 from etl.fit.fit_workflow import fit_workflow
 from etl.fit.workflow_version import require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
+from etl.ops.choose_engine import choose_engine
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
+from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.quality.day_counts import DayCounts
 from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
+from etl.spark.attribute_frames import read_attributes
 from etl.spark.last_clicks import LastClicks
-from etl.spark.prepared_rows import preparation, prepared_rows
-from etl.spark.quarantine import DayCounts
-from etl.spark.typed_rows import delete_unneeded_days
-from etl.split.time_split import SPLIT
-from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from etl.workflow.preparation_methods import preparation
 from spark.local_workers import LocalWorkers
 from spark.rows import union_all
 from spark.workers import Workers
@@ -46,7 +45,7 @@ from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
-from storage.publish import Rules, publish
+from storage.publish import Rules
 from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
@@ -111,7 +110,6 @@ def build(
         used.append(_load(workers, config, lake, other_version))
     with phase("features"):
         by_workflow = [_publish_features(workers, config, lake, one, checked) for one in used]
-    checked.rows_of.release()
     with phase("users and items"):
         latest = [
             publish_latest(workers, config, lake, one, run_date, list(days.values()), checked.splits)
@@ -157,9 +155,8 @@ def encode_split(
 ) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
-    The features of a day that this workflow has already encoded are read. If the passes apply to the log
-    (etl.passes), they encode the other days, and their features are published. Otherwise, Spark frames
-    compute the features of all days, and the result is persisted, because to parse a log again costs more.
+    The features of a day that this workflow has already encoded are read. The features of other days are
+    computed and published first.
 
     `read` reads published features: all rows of a partition, or those of one split.
 
@@ -169,23 +166,17 @@ def encode_split(
     require_weights(config, workflow.version, workflow.spec)
     days = raw_days(config, run_date, lake.recorder)[split]
     published = encoded_days(workers, config, lake, workflow, days)
-    if published is not None:
-        table, label = lake.features(workflow.version), None if config.split.by == "day" else split
-        return union_all([read(table.partition(dt), manifest, label) for dt, manifest in published.items()])
-    frames = []
-    for raw in days:
-        rows = prepared_rows(workers.spark, config, lake, raw)
-        frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
-    return reduce(DataFrame.unionByName, frames).persist()
+    table, label = lake.features(workflow.version), None if config.split.by == "day" else split
+    return union_all([read(table.partition(dt), manifest, label) for dt, manifest in published.items()])
 
 
 def encoded_days(
     workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
-) -> dict[str, Manifest] | None:
+) -> dict[str, Manifest]:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.
 
-    Returns None if a day is missing, and the passes cannot encode it: build_features has not scanned the
-    present log of the day, or the log needs Spark frames.
+    Raises:
+        DataError: see `etl.passes.DayPasses.scan_days`.
     """
     earlier = earlier_clicks(workers, config, lake)
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
@@ -194,8 +185,6 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, config, lake)
-        if passes is None or workflow.engine != "arrow" or not all(map(passes.is_scanned, missing)):
-            return None
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
         current |= passes.encode_days(workflow, of_days, feature_rules(workflow))
@@ -219,20 +208,19 @@ def _workflow(
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     require_labels(labels, only_clicks=config.train.only_positive_rows)
-    counts_of = partial(checked.passes.counts_of, split="train") if checked.passes else None
-    train = checked.splits["train"]
-    passes = checked.passes
-    blocks_of = passes.training_blocks if passes and isinstance(workers, LocalWorkers) else None
+    passes, train = checked.passes, checked.splits["train"]
+    in_frames = not isinstance(workers, LocalWorkers)
+    by_sql = choose_engine(config.workflow.engine) == "sql"
     workflow = fit_workflow(
         workers,
         config,
         lake,
         train,
-        checked.rows_of,
         parent,
-        counts_of,
-        blocks_of,
-        read_attribute_table,
+        counts_of=None if by_sql else partial(passes.counts_of, split="train"),
+        read_table=partial(read_attributes, workers.spark) if in_frames else read_attribute_table,
+        blocks_of=None if in_frames else passes.training_blocks,
+        rows_of=passes.training_rows if in_frames else None,
     )
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
@@ -279,12 +267,9 @@ def _publish_features(
             current[raw.dt] = manifest
         else:
             missing[raw.dt] = (raw, checked.counts[raw.dt], inputs)
-    if missing and checked.passes:
-        return current | checked.passes.encode_days(workflow, missing, feature_rules(workflow))
-    return current | {
-        dt: _publish_frame(config, table.partition(dt), workflow, checked.rows_of(raw), counts, inputs)
-        for dt, (raw, counts, inputs) in missing.items()
-    }
+    if missing:
+        current |= checked.passes.encode_days(workflow, missing, feature_rules(workflow))
+    return current
 
 
 def feature_inputs(
@@ -292,7 +277,7 @@ def feature_inputs(
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, as its manifest names them.
 
-    `earlier` reads the clicks of earlier days (etl.spark.prepared_rows.clicks_before).
+    `earlier` reads the clicks of earlier days (etl.passes.earlier_clicks).
     """
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
     inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
@@ -308,28 +293,3 @@ def feature_rules(workflow: FittedWorkflow) -> Rules:
     ranges |= {feature.name: FINITE for feature in workflow.spec.dense}
     lists = {feature.name for feature in workflow.spec.multi_hot}
     return Rules([name for name in workflow.spec.table_columns if name not in lists], ranges)
-
-
-def _publish_frame(
-    config: Config,
-    partition: Partition,
-    workflow: FittedWorkflow,
-    prepared: DataFrame,
-    counts: DayCounts,
-    inputs: Mapping[str, str],
-) -> Manifest:
-    split_in_rows = SPLIT in prepared.columns
-    one_for_one = config.negatives is None and not split_in_rows and plan(config).keeps_rows
-    expected: dict[str, Any] = {"expected_rows": counts.good} if one_for_one else {}
-    return publish(
-        workflow.apply(prepared, keep=[SPLIT] if split_in_rows else []),
-        partition,
-        inputs=inputs,
-        row_group_rows=config.output.row_group_rows,
-        rows_in=counts.rows_in,
-        dropped=counts.dropped,
-        rules=feature_rules(workflow),
-        split_column=SPLIT if split_in_rows else None,
-        grace_hours=config.output.grace_hours,
-        **expected,
-    )

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from conf.errors import DataError
 from conf.types import SPLITS, Config, RawTable, Split
 from etl.passes import DayPasses, passes_of
+from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
-from etl.raw.impression_log import rows_digest
+from etl.raw.impression_log import impressions_of, rows_digest
 from etl.readers.table_heads import check_heads
-from etl.spark.prepared_rows import PreparedRows
-from etl.spark.quarantine import DayCounts, check_day, quarantine_day
-from etl.spark.shown_positions import warn_of_missing_days
 from etl.split.time_split import no_row
 from etl.split.window_days import plan_days
 from etl.workflow.feature_plan import external_tables
@@ -75,9 +73,7 @@ class CheckedDays:
     Attributes:
         splits: maps each split to the raw files of its days.
         in_order: the raw files of all days, oldest first.
-        passes: the two passes over the days (etl.passes). None if the log must be read as Spark frames.
-        rows_of: returns the prepared rows of a day. Call `rows_of.release()` to free the memory of these
-            rows.
+        passes: the passes over the days (etl.passes).
         counts: maps each day to its row counts.
         quality: the data report.
         empty_days: train days that were left out because their raw log has no row.
@@ -85,8 +81,7 @@ class CheckedDays:
 
     splits: Mapping[Split, list[RawFiles]]
     in_order: Sequence[RawFiles]
-    passes: DayPasses | None
-    rows_of: PreparedRows
+    passes: DayPasses
     counts: Mapping[str, DayCounts]
     quality: DataReport
     empty_days: Sequence[str] = ()
@@ -106,7 +101,7 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     check_tables_of_days(config, in_order)
     passes = passes_of(workers, config, lake)
     with phase("quarantine"):
-        counts = quarantine_days(workers, config, lake, in_order, passes)
+        counts = quarantine_days(config, lake, in_order, passes)
     without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
     splits = _without_days(config, splits, without_rows)
     in_order = _in_order(splits)
@@ -114,11 +109,10 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     empty_days = sorted({*empty_days, *without_rows})
     if empty_days:
         log.warning("the raw logs of the train days %s hold no row: these days are left out", empty_days)
-    warn_of_missing_days(config, in_order)
-    rows_of = PreparedRows(workers, config, lake)
+    _warn_of_missing_days(config, in_order)
     with phase("quality"):
-        quality = report_quality(workers, config, lake, run_date, splits, rows_of, passes)
-    return CheckedDays(splits, in_order, passes, rows_of, counts, quality, empty_days)
+        quality = report_quality(config, lake, run_date, splits, passes)
+    return CheckedDays(splits, in_order, passes, counts, quality, empty_days)
 
 
 def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
@@ -176,16 +170,28 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
             check_heads(external, latest, name, None)
 
 
+def _warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:
+    """Logs a warning that names the days without a log of impressions, whose rows have no position."""
+    settings = config.serving.row_positions
+    missing = [raw.dt for raw in days if impressions_of(config, raw) is None] if settings else []
+    if settings and missing:
+        log.warning(
+            "impressions: there is no log of %s (serving.impressions.path=%s), so %s is null in all rows of "
+            "these days",
+            missing,
+            settings.path,
+            settings.row_column,
+        )
+
+
 def quarantine_days(
-    workers: Workers, config: Config, lake: Lake, days: Sequence[RawFiles], passes: DayPasses | None
+    config: Config, lake: Lake, days: Sequence[RawFiles], passes: DayPasses
 ) -> dict[str, DayCounts]:
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
     Raises:
         DataError: too many rows of a day cannot be parsed, or have times outside of the day.
     """
-    if passes is None:
-        return {raw.dt: quarantine_day(workers.spark, config, lake, raw) for raw in days}
     counts = passes.scan_days(days)
     for raw in days:
         check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt))

@@ -1,4 +1,4 @@
-"""Chooses how the days of a log are read: by the two passes, or as Spark frames."""
+"""Chooses the passes over the days of a log: with or without a preparation, and who prepares the rows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pyspark.sql import DataFrame
+
 from conf.errors import ConfigError
 from conf.types import Config, Split
 from etl.fit.fit_inputs import TrainingBlocks
-from etl.prepare.attributes import reads_in_process
+from etl.native.library import is_built
+from etl.ops.choose_engine import choose_engine
 from etl.prepare.click_tables import ClickTables, click_tables
-from etl.prepare.prepared_passes import PreparedPasses
-from etl.prepare.row_operators import require_table_forms
+from etl.prepare.task_passes import TaskPasses
+from etl.quality.day_counts import DayCounts
 from etl.quality.profile import CountedDays
-from etl.raw.files import RawFiles
-from etl.spark.last_clicks import LastClicks
-from etl.spark.prepared_rows import clicks_before
-from etl.spark.quarantine import DayCounts
-from etl.text.two_passes import TextPasses, preparations, reads_blocks, reason_for_frames
+from etl.raw.files import TEXT_FORMATS, RawFiles
+from etl.spark.frame_passes import FramePasses
+from etl.spark.last_clicks import LastClicks, clicks_before
+from etl.text.two_passes import TextPasses, preparations
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
@@ -52,25 +53,30 @@ class DayPasses(CountedDays, Protocol):
     ) -> dict[str, Manifest]:
         """Writes and publishes the feature partitions of scanned days."""
 
+    def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
+        """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
+
 
 @dataclass(frozen=True)
 class Road:
     """How build_features reads the log of a configuration.
 
     Attributes:
-        kind: `log`: tasks read the raw log in both passes. `prepared`: tasks prepare rows first, and then
-            read the table `prepared`. `frames`: Spark frames.
+        kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, and rows are
+            prepared first and then read from the table `prepared`.
         prepared: what rows get, or how they change, before features are computed (`preparations`).
-        reason: why the log is read as frames; None if it is not.
+        by: who prepares the rows: `tasks` of this machine or `frames` of Spark; None if nobody does.
     """
 
-    kind: Literal["log", "prepared", "frames"]
+    kind: Literal["log", "prepared"]
     prepared: tuple[str, ...]
-    reason: str | None = None
+    by: Literal["tasks", "frames"] | None = None
 
 
 def road_of(config: Config, *, on_one_machine: bool) -> Road:
     """Returns how build_features reads the log of a configuration.
+
+    With `workflow.engine: sql`, rows are always prepared, because frames compute features from Parquet files.
 
     Args:
         config: the configuration. Its lake is not opened.
@@ -80,47 +86,32 @@ def road_of(config: Config, *, on_one_machine: bool) -> Road:
         ConfigError: the sections `features` or `prepare` are wrong.
     """
     prepared = tuple(preparations(config))
-    reason = reason_for_frames(config)
-    if reason is None and prepared:
-        reason = _reason_not_to_prepare(config, on_one_machine)
-    if reason is not None:
-        return Road("frames", prepared, reason)
-    return Road("prepared" if prepared else "log", prepared)
+    if not prepared and choose_engine(config.workflow.engine) == "arrow":
+        return Road("log", ())
+    return Road("prepared", prepared, "tasks" if on_one_machine else "frames")
 
 
-def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses | None:
-    """Returns the passes over the days of a log; None if the log must be read as Spark frames.
+def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses:
+    """Returns the passes over the days of a log.
 
-    On a cluster, a log whose rows need a preparation is read as frames.
+    Raises:
+        ConfigError: an operator of `prepare` has only a form for Spark frames, and tasks prepare the rows; or
+            files are text, and the compiled scanner of text is missing.
     """
-    if not reads_blocks(config):
-        return None
-    on_one_machine = isinstance(workers, LocalWorkers)
-    kind = road_of(config, on_one_machine=on_one_machine).kind
-    if kind == "log":
+    if config.log.format in TEXT_FORMATS and not is_built():
+        raise ConfigError("the compiled scanner of text is missing", "run `make setup`")
+    road = road_of(config, on_one_machine=isinstance(workers, LocalWorkers))
+    if road.kind == "log":
         return TextPasses(workers, config, lake)
-    if kind == "prepared" and isinstance(workers, LocalWorkers):
-        return PreparedPasses(workers, config, lake)
-    return None
-
-
-def _reason_not_to_prepare(config: Config, on_one_machine: bool) -> str | None:
-    """Returns why tasks cannot prepare the rows of a log; None if they can."""
-    if not on_one_machine:
-        return "Spark's workers run the tasks, which prepare no rows"
-    try:
-        require_table_forms(plan(config).changers)
-    except ConfigError as error:
-        return error.problem
-    if not reads_in_process(config, config.users, config.items):
-        return "only Spark can read the table of users or items: it is on HDFS, or the scanner is missing"
-    return None
+    return (
+        TaskPasses(workers, config, lake)
+        if isinstance(workers, LocalWorkers)
+        else FramePasses(workers, config, lake)
+    )
 
 
 def earlier_clicks(workers: Workers, config: Config, lake: Lake) -> ClickTables | LastClicks | None:
     """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
-    if config.history is None or config.split.by != "day":
-        return None
-    if isinstance(workers, LocalWorkers) and reads_blocks(config):
+    if isinstance(workers, LocalWorkers):
         return click_tables(workers, config, lake)
     return clicks_before(workers, config, lake)

@@ -10,28 +10,22 @@ import pyarrow as pa
 from conf.types import Config
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
-from etl.spark.read_log import good_rows
-from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import plain, read_split
 from etl.text.row_source import columns_to_parse
-from etl.text.two_passes import reads_blocks
 from spark.rows import Rows
 from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
-from storage.paths import Lake
 
 _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.float32())])
 
 
-def read_clicks(workers: Workers, config: Config, lake: Lake, raw: RawFiles) -> Rows:
+def read_clicks(workers: Workers, config: Config, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse logs that they can read (etl.prepare.attributes); Spark frames read other logs.
-    What a configuration adds to rows, such as histories and attributes, does not matter here.
+    Tasks of `workers` parse the log. What a configuration adds to rows, such as histories and attributes,
+    does not matter here.
     """
-    if not reads_blocks(config):
-        return good_rows(day_rows(workers.spark, config, lake, raw)).select(*_KEYS.names)
     layout = layout_of_days(config, [raw])
     splits = tuple(layout.reader.splits())
     return workers.run(len(splits), partial(_clicks_of, splits, layout, columns_to_parse(layout, ())), _KEYS)

@@ -15,7 +15,7 @@ from datetime import date, timedelta
 
 from conf.types import SPLITS, Config
 from etl.erasure.lake_partitions import Published
-from etl.spark.prepared_rows import preparation
+from etl.workflow.preparation_methods import preparation
 from storage.dataset import Dataset, Member
 from storage.manifest import Manifest, combined_digest, digest_of
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from conf.errors import InfrastructureError
 from conf.types import Config
 from etl.fit.block_steps import BlockStep
 from etl.fit.block_tasks import (
@@ -155,15 +154,12 @@ class BlockStatistics:
 
     def _join_external(self, step: Step) -> Statistics:
         """Publishes the external table that a join_external step reads."""
-        if self._training.read_table is None:
-            raise InfrastructureError(
-                "the fit of join_external got no function that reads its table",
-                "internal error, please report",
-            )
         operator = cast(JoinExternal, step.operator)
         source, key = operator.source(step)
         day = self._training.days[-1]
         table = self._training.read_table(self._config, source, key, "join_external", day)
+        if not isinstance(table, pa.Table):
+            raise ValueError("internal error, please report: blocks are joined with tables")
         keys = text_array(_decoded(table[key]))
         columns = {
             name: _decoded(table[name]).cast(VALUE_TYPES[kind]) for name, kind in operator.columns.items()

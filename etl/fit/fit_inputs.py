@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import DataFrame
 
 # Reads an external table: (configuration, table, key column, section for error messages, date of the path).
-ReadTable: TypeAlias = Callable[[Config, JoinedTable, str, str, str], pa.Table]
+ReadTable: TypeAlias = "Callable[[Config, JoinedTable, str, str, str], pa.Table | DataFrame]"
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class TrainingDays:
     days that the workflow's vocabularies do not include yet.
 
     Attributes:
-        rows: returns the prepared training rows of these days.
+        rows: returns the training rows of these days as a frame of Spark; None if there are blocks.
         value_counts: the value counts of these days; None if there are no value counts.
         days: ISO dates, in ascending order.
         latest: the last day that the fitted workflow includes, in days since 1970-01-01. If a workflow is
             extended, this day may be later than the days in `days`.
-        blocks: the prepared training rows of these days as blocks. If they are given, `rows` is not called,
-            and no JVM is needed.
-        read_table: reads the tables of `join_external`, if there are blocks.
+        read_table: reads the tables of `join_external`: a table with blocks, and a frame or a table with a
+            frame.
+        blocks: the training rows of these days as blocks; None if there is a frame.
     """
 
-    rows: Callable[[], DataFrame]
+    rows: Callable[[], DataFrame] | None
     value_counts: Counts | None
     days: Sequence[str]
     latest: int
+    read_table: ReadTable
     blocks: TrainingBlocks | None = None
-    read_table: ReadTable | None = None

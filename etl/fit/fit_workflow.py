@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import reduce
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from functools import partial
+from typing import TYPE_CHECKING
 
 from conf.dates import days_since_epoch
 from conf.types import Config, Scope
@@ -18,7 +16,6 @@ from etl.fit.workflow_version import require_parent_weights, require_same_chains
 from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import rows_digest
-from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chain_descriptions import chain_description
 from etl.workflow.feature_plan import Plan, plan
@@ -30,6 +27,9 @@ from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ROW_ID, WEIGHT, FeatureSpec, raw_keys
 from storage.paths import Lake
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 log = logging.getLogger("nightrank.etl")
 
 
@@ -38,26 +38,26 @@ def fit_workflow(
     config: Config,
     lake: Lake,
     days: Sequence[RawFiles],
-    rows_of: Callable[[RawFiles], DataFrame],
     parent: FittedWorkflow | None,
-    counts_of: Callable[[RawFiles], Counts] | None = None,
+    counts_of: Callable[[RawFiles], Counts] | None,
+    read_table: ReadTable,
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
-    read_table: ReadTable | None = None,
+    rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
     """Returns the workflow version of these training days. Fits this version if it does not exist yet.
 
     Args:
         days: the training days.
-        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
             stay unchanged. Only its vocabularies grow: they get the values of training days that they do not
             include yet. So a model that was trained on the parent's features remains valid. With None, all
             steps are fitted.
-        counts_of: returns the value counts of a day. None if there are no value counts, or if only some of
-            the day's rows are training rows.
-        blocks_of: returns the prepared training rows of some days as blocks. If it is given, `rows_of` is not
-            called, and no JVM is needed.
-        read_table: reads the tables of `join_external`, if there are blocks.
+        counts_of: returns the value counts of the training rows of a day; None if a frame's rows are counted.
+        read_table: reads the tables of `join_external`.
+        blocks_of: returns the training rows of some days as blocks, from which processes of this machine
+            compute statistics.
+        rows_of: returns the same rows as a frame of Spark, which computes the statistics. One of the two must
+            be given.
 
     Raises:
         ConfigError: the configuration's features differ from the features of the parent, or only one of the
@@ -82,7 +82,7 @@ def fit_workflow(
         require_same_chains(descriptions, parent)
     latest = days_since_epoch(max(counted))
     training = TrainingDays(
-        rows=lambda: training_rows([rows_of(day) for day in new_days]),
+        rows=partial(rows_of, new_days) if rows_of else None,
         value_counts=join_days(latest, [counts_of(day) for day in new_days]) if counts_of else None,
         days=sorted(day.dt for day in new_days),
         latest=latest,
@@ -103,12 +103,6 @@ def fit_workflow(
     )
     save_workflow(lake, workflow, tables.rows)
     return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
-
-
-def training_rows(days: Sequence[DataFrame]) -> DataFrame:
-    """Returns all rows of the days, or only the train split if the log is split inside one partition."""
-    rows = reduce(DataFrame.unionByName, days)
-    return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
 
 
 def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:

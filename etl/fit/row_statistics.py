@@ -19,12 +19,12 @@ from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import text_column
-from etl.spark.read_log import read_attributes
 from etl.split.time_split import DAY
 from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.keyed_tables import keyed_tables
 from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
 from etl.statistics.vocabulary import add_counts, count_values, vocabulary_facts
+from spark.arrow_frames import frame_of
 from spark.workers import Workers
 
 _COUNTS = "column string, value string, count bigint, last_seen int"
@@ -62,6 +62,8 @@ class RowStatistics:
 
         If a fitted step reads a table, the columns of this table are joined to the rows.
         """
+        if self._training.rows is None:
+            raise ValueError("internal error, please report: there is no frame of training rows")
         rows, steps = self._training.rows(), []
         tables = self._tables.open(
             self._workers.spark, self._config.output.broadcast_max_rows, self._training.latest
@@ -84,9 +86,8 @@ class RowStatistics:
         """Publishes the external table that a join_external step reads."""
         operator = cast(JoinExternal, inputs.step.operator)
         source, key = operator.source(inputs.step)
-        external = read_attributes(
-            self._workers.spark, self._config, source, key, "join_external", self._training.days[-1]
-        )
+        table = self._training.read_table(self._config, source, key, "join_external", self._training.days[-1])
+        external = frame_of(self._workers.spark, table)
         names = (F.col(name) for name in operator.columns)
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 

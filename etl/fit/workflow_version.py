@@ -12,10 +12,10 @@ from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import rows_digest
 from etl.raw.layout_digest import layout_digest
-from etl.spark.prepared_rows import preparation
 from etl.workflow.chain_descriptions import canonical_groups
 from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
+from etl.workflow.preparation_methods import preparation
 from storage.feature_spec import FeatureSpec
 from storage.manifest import digest_of
 

@@ -20,14 +20,13 @@ from etl.prepare.attributes import (
     one_array,
     plain_array,
     read_attribute_table,
-    reads_in_process,
 )
 from etl.quality.missing_rows import MissingRows, Section, require_rows
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.raw.number_text import integers
-from etl.spark.read_log import read_attributes
+from etl.spark.attribute_frames import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import frame_of
 from spark.local_workers import LocalWorkers
@@ -334,12 +333,10 @@ def attributes_of(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
-    Tables of this process if `workers` are processes of this machine that can read the table, else frames.
+    Tables of this process if `workers` are processes of this machine, else frames.
     The other arguments are those of `keyed_attributes`.
     """
-    table = config.users if section == "users" else config.items
-    in_process = isinstance(workers, LocalWorkers) and reads_in_process(config, table)
-    if in_process and (of_log is None or isinstance(of_log, pa.Table)):
+    if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(config, run_date, section, of_log)
     return keyed_attributes(workers.spark, config, run_date, section, of_log)
 

@@ -14,7 +14,7 @@ from typing import assert_never
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Config, History, Split, SplitConfig
@@ -25,9 +25,10 @@ from etl.prepare.histories import lists_of_clicks, recent_clicks
 from etl.prepare.splits import Cuts, time_cuts
 from etl.raw.files import RawFiles
 from etl.spark.histories import as_history, last_clicks
-from etl.spark.prepared_rows import clicks_before, logged_rows, preparation
-from etl.split.time_split import SPLIT, last_ranks, no_good_row
-from etl.text.two_passes import reads_blocks
+from etl.spark.last_clicks import clicks_before
+from etl.spark.log_frames import ordered_rows
+from etl.split.time_split import SPLIT, assign_split, last_ranks, no_good_row
+from etl.workflow.preparation_methods import preparation
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
@@ -62,13 +63,13 @@ def histories_of(
 
     See `latest_histories` for the rules and the other arguments.
     """
-    if isinstance(workers, LocalWorkers) and reads_blocks(config):
+    if isinstance(workers, LocalWorkers):
         return latest_histories_table(workers, config, lake, splits, before=before)
-    return latest_histories(workers.spark, config, lake, splits, before=before)
+    return latest_histories(workers, config, lake, splits, before=before)
 
 
 def latest_histories(
-    spark: SparkSession,
+    workers: Workers,
     config: Config,
     lake: Lake,
     splits: Mapping[Split, Sequence[RawFiles]],
@@ -88,12 +89,12 @@ def latest_histories(
     if history is None:
         return None
     known = _known_splits(config, before)
-    earlier = clicks_before(spark, config, lake)
+    earlier = clicks_before(workers, config, lake)
     if earlier is not None:
         day_after = _day_after(splits, known)
         clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
     else:
-        rows = logged_rows(spark, config, lake, splits["train"][0])
+        rows = assign_split(ordered_rows(workers, config, splits["train"][0]), config.split)
         clicks, digest = last_clicks(rows.where(F.col(SPLIT).isin(*known)), history.length), ""
     return LatestHistories(
         None if clicks is None else as_history(clicks, history), _digest(config, known, digest)

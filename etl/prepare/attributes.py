@@ -1,6 +1,6 @@
 """Reads tables other than the log in this process, and joins them with rows of the log.
 
-`etl/spark/read_log.py` reads the same tables as Spark frames, with the same rows and the same errors.
+`etl/spark/attribute_frames.py` reads the same tables as Spark frames, with the same rows and the same errors.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.names import scheme_of
 from conf.types import Config, RawTable
-from etl.native.library import is_built
-from etl.raw.files import TEXT_FORMATS, raw_path, require_raw
+from etl.raw.files import require_raw
 from etl.raw.number_text import integers
 from etl.raw.rejected_lines import RejectedLine
 from etl.readers.arrow_values import null_values
 from etl.readers.base import RawBlock
-from etl.readers.discovery import has_reader, open_table
+from etl.readers.discovery import open_table
 from etl.readers.table_heads import first_reasons, unusable
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
@@ -41,21 +39,6 @@ class _ReadBlock:
     columns: Mapping[str, pa.Array]
 
 
-def reads_in_process(config: Config, *tables: RawTable | None) -> bool:
-    """Returns whether this process can read these tables without a Spark session. None is no table.
-
-    A table on HDFS cannot be read, because only Spark's Hadoop client reads HDFS. Without the compiled
-    scanner, no table of text can be read.
-    """
-    return all(
-        has_reader(table)
-        and scheme_of(raw_path(config, table, "")) != "hdfs"
-        and (table.format not in TEXT_FORMATS or is_built())
-        for table in tables
-        if table is not None
-    )
-
-
 def read_attribute_table(
     config: Config,
     table: RawTable,
@@ -68,7 +51,7 @@ def read_attribute_table(
     """Reads a table other than the log, such as attributes of users or items, with one row per key.
 
     This function has many parameters, because its callers need many combinations of table, key, section and
-    id column. `etl.spark.read_log.read_attributes` returns the same rows as a frame.
+    id column. `etl.spark.attribute_frames.read_attributes` returns the same rows as a frame.
 
     Args:
         config: the configuration of the run.

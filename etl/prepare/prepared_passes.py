@@ -1,73 +1,57 @@
 """The passes over the days of a log whose rows need a preparation, such as histories, negatives or joins.
 
-The scan pass publishes the quarantine of each day, and stores its good rows. Tasks prepare these rows, and
-publish them in the table `prepared`. Then values are counted and features are computed from prepared files,
-as from a log that needs no preparation. All work is done by processes of this machine.
+The scan pass publishes the quarantine of each day, and stores its good rows. They are prepared, and published
+in the table `prepared`. Then values are counted and features are computed from prepared files, as from a log
+that needs no preparation. Who prepares the rows is what subclasses add: tasks of this machine
+(etl.prepare.task_passes) or Spark frames (etl.spark.frame_passes).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from conf.dates import days_since_epoch
-from conf.errors import InfrastructureError
+from conf.lazy_pyspark import F
 from conf.load import config_digest
-from conf.types import SPLITS, Config, RawTable, Split
+from conf.types import SPLITS, Config, Split
 from etl.fit.fit_inputs import TrainingBlocks
-from etl.prepare.attributes import read_attribute_table
-from etl.prepare.click_tables import ClickTables, click_tables
-from etl.prepare.negatives import merge_items
-from etl.prepare.positions import impressions_table
-from etl.prepare.prepare_tasks import (
-    BucketTask,
-    DayInputs,
-    Preparation,
-    PreparedFile,
-    items_of_buckets,
-    load_table,
-    prepare_buckets,
-    save_table,
-    times_of,
-)
 from etl.prepare.prepared_files import PreparedRows
-from etl.prepare.row_operators import keep_users_together, require_table_forms
-from etl.prepare.splits import Cuts, position_cuts, time_cuts
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column
+from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
-from etl.raw.file_splits import FileSplit, compression
+from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
-from etl.spark.prepared_rows import preparation as preparation_methods
-from etl.spark.quarantine import DayCounts, check_day
-from etl.split.time_split import no_good_row, no_row
+from etl.split.time_split import DAY, no_good_row, no_row
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days, labelled_file
-from etl.text.file_layout import FileLayout, layout_of_days
+from etl.text.file_layout import FileLayout
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import file_name
-from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, scan_splits
+from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
-from etl.text.spilled_rows import Spill, delete_spilled_of, spilled_lines
+from etl.text.spilled_rows import Spill
+from etl.text.stored_rows import RowsFile
 from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.local_workers import LocalWorkers
-from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
+from etl.workflow.preparation_methods import preparation
+from spark.workers import Workers
+from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, WEIGHT, raw_keys
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -76,39 +60,33 @@ from storage.manifest import (
     read_manifest,
 )
 from storage.paths import Lake, Partition
-from storage.publish import Rules, new_attempt, publish_files
+from storage.publish import Rules, new_attempt, publish_files, rows_of
+
+if TYPE_CHECKING:  # workers do not import pyspark
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger("nightrank.etl")
 
 # Versions of the files of the tables `prepared` and `value_counts`. Days with other ones are written again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
-# A task that prepares rows has this many bytes of raw text. Histories and negatives need much more memory.
-_TASK_BYTES = 8 * 2**20
-_MAX_BUCKETS = 256
-_COMPRESSED = 5  # text is about so many times as large as its compressed file
-_ARROW_TYPES = {
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "string": pa.string(),
-    "ints": pa.list_(pa.int64()),
-    "strings": pa.list_(pa.string()),
-}
 
 
-class PreparedPasses:
+class PreparedPasses(ABC):
     """The passes over the days of one run of build_features."""
 
-    def __init__(self, workers: LocalWorkers, config: Config, lake: Lake) -> None:
+    def __init__(
+        self, workers: Workers, config: Config, lake: Lake, digest_before: Callable[[str], str] | None
+    ) -> None:
         """Creates the passes.
 
-        Raises:
-            ConfigError: an operator of `prepare` has only a form for Spark frames.
+        Args:
+            workers, config, lake: run the tasks; the configuration; the lake.
+            digest_before: returns a digest of the clicks before a day that histories use; None if there are
+                no histories, or if the log is one table.
         """
         self._workers, self._config, self._lake = workers, config, lake
         self._plan: Plan = plan(config)
-        require_table_forms(self._plan.changers)
-        self._clicks: ClickTables | None = click_tables(workers, config, lake)
-        self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
+        self._digest_before = digest_before
         self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
 
     # The interface of TextPasses
@@ -176,6 +154,20 @@ class PreparedPasses:
             if split in (None, "train")
         ]
         return training_blocks(splits, PreparedRows())
+
+    def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
+        """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
+        self._prepare([raw for raw in days if not self._is_prepared(raw)])
+        label: Split | None = "train" if self._is_divided else None
+        return reduce(
+            lambda rows, more: rows.unionByName(more), [self._frame_of(raw.dt, label) for raw in days]
+        )
+
+    def _frame_of(self, dt: str, split: Split | None) -> DataFrame:
+        """Returns the prepared rows of a day, or of one of its splits, as a frame with the column `_day`."""
+        prepared = self._prepared(dt)
+        rows = rows_of(self._workers.spark, prepared, read_manifest(prepared), split)
+        return rows.withColumn(DAY, F.lit(dt))
 
     def encode_days(
         self,
@@ -253,7 +245,7 @@ class PreparedPasses:
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
         config = self._config
         columns = digest_of([_PREPARED_FORMAT, *self._columns()])
-        inputs = {**self._log_inputs(raw), "columns": columns, **preparation_methods(config)}
+        inputs = {**self._log_inputs(raw), "columns": columns, **preparation(config)}
         inputs |= impression_inputs(config, raw)
         if config.negatives:
             inputs["drawn"] = config_digest(config, "negatives")
@@ -262,8 +254,8 @@ class PreparedPasses:
         for section, table in (("users", config.users), ("items", config.items)):
             if table:
                 inputs[section] = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder).digest
-        if self._clicks:
-            inputs["earlier_clicks"] = self._clicks.digest_before(raw.dt)
+        if self._digest_before:
+            inputs["earlier_clicks"] = self._digest_before(raw.dt)
         return inputs
 
     def _count_inputs(self, raw: RawFiles) -> dict[str, str]:
@@ -293,215 +285,67 @@ class PreparedPasses:
 
     # Preparing
 
+    @abstractmethod
     def _prepare(self, days: Sequence[RawFiles]) -> None:
         """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
 
-        The stored rows are deleted at the end, also if a day has an error.
+        Raises:
+            DataError: see `_scan`.
         """
-        if not days:
-            return
-        run_id = uuid.uuid4().hex[:12]
-        try:
-            self._prepare_days(days, run_id)
-        finally:
-            delete_spilled_of(self._workers.folder, run_id)
 
-    def _prepare_days(self, days: Sequence[RawFiles], run_id: str) -> None:
-        layout = layout_of_days(self._config, days)
-        preparation = self._preparation(layout)
+    def _splits_of(self, days: Sequence[RawFiles], layout: FileLayout) -> list[list[FileSplit]]:
+        """Returns the file splits of each day, in the order of its lines."""
         splits: dict[str, list[FileSplit]] = {}
         for part in layout.reader.splits():
             splits.setdefault(part.path, []).append(part)
-        scans: list[ScanTask] = []
-        of_days: list[dict[int, FileSplit]] = []
-        buckets: list[int] = []
-        for raw in days:
-            parts = [part for path in raw.paths for part in splits.get(path, ())]
-            buckets.append(self._buckets(parts, len(days)))
-            of_days.append(dict(enumerate(parts, start=len(scans))))
-            bounds = bounds_of_day(self._config, raw.dt)
-            by = USER_KEY if self._config.keys else None
-            for part in parts:
-                spill = Spill(f"{run_id}-{len(scans)}", self._log_columns(), by, buckets[-1])
-                scans.append(ScanTask(part, "", day=bounds, spill=spill))
-        scanned = scan_splits(self._workers, scans, layout, self._parsed_columns())
-        summaries = collect_summaries(scanned)
-        tasks: list[BucketTask] = []
-        attempts = []
-        good: list[int] = []
-        cuts: dict[int, Cuts | None] = {}
-        for index, (raw, of_day) in enumerate(zip(days, of_days, strict=True)):
-            day = ScannedDay(raw, of_day, summaries)
-            quarantine = self._lake.quarantine.partition(raw.dt)
-            if not self._has_quarantine(raw):
-                publish_quarantine(self._config, quarantine, day, scanned, self._log_inputs(raw))
-            counts = DayCounts.from_manifest(read_manifest(quarantine))
-            check_day(self._config, raw, counts, quarantine, warn=False)
-            if self._is_divided and not counts.good:
-                raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
-            good.append(sum(summary.good for _, summary in day.split_summaries()))
-            partition = self._prepared(raw.dt)
-            attempts.append(new_attempt(partition))
-            spills = tuple((f"{run_id}-{task}", first_row) for task, _, first_row, _ in day.first_lines())
-            for bucket in range(buckets[index]):
-                file = partition.file(f"{attempts[-1]}/part-{bucket:05d}.parquet")
-                tasks.append(BucketTask(index, raw.dt, spills, bucket, file))
-            if self._is_cut_by_position:
-                cuts[index] = self._position_cuts(day, spills, buckets[index])
-        inputs = self._day_inputs(days, tasks, preparation, cuts)
-        written = prepare_buckets(self._workers, tasks, preparation, inputs)
-        for index, raw in enumerate(days):
-            files = [
-                file
-                for task, of_task in zip(tasks, written, strict=True)
-                if task.day == index
-                for file in of_task
-            ]
-            self._publish_prepared(raw, attempts[index], files, good[index])
+        return [[part for path in raw.paths for part in splits.get(path, ())] for raw in days]
 
-    def _publish_prepared(
-        self, raw: RawFiles, attempt: str, files: Sequence[PreparedFile], good: int
-    ) -> None:
-        """Publishes the prepared rows of a day.
+    def _scan(
+        self,
+        days: Sequence[RawFiles],
+        layout: FileLayout,
+        splits: Sequence[Sequence[FileSplit]],
+        store: Callable[[int, int], Spill | RowsFile],
+    ) -> list[ScannedDay]:
+        """Scans the logs of some days, stores their good rows, and publishes their quarantine.
+
+        Args:
+            days, layout: the days, and the layout of their files.
+            splits: the file splits of each day.
+            store: takes the index of a day and the index of a task; returns how to store its good rows.
 
         Raises:
-            InfrastructureError: not all of the `good` rows of the log were read: stored rows are lost.
+            DataError: a day exceeds a limit (etl.quality.day_counts.check_day), or a log that is divided has
+                no good row.
         """
-        read = sum(file.good for file in files)
-        if read != good:
-            raise InfrastructureError(
-                f"{raw.dt}: {good} good rows were stored for their preparation, but {read} were read",
-                f"check whether a program deletes files in {self._workers.folder}, and run the job again",
-            )
-        publish_files(
-            self._prepared(raw.dt),
-            {labelled_file(attempt, file.split, file_name(file.path)): file.split for file in files},
-            inputs=self._prepared_inputs(raw),
-            expected_rows=sum(file.rows for file in files),
-            grace_hours=self._config.output.grace_hours,
-        )
-
-    @property
-    def _is_cut_by_position(self) -> bool:
-        """Returns whether the position of a row in the log decides in which split it is."""
-        return self._config.split.by == "fraction" and self._config.log.event_time is None
-
-    def _position_cuts(self, day: ScannedDay, spills: Sequence[tuple[str, int]], buckets: int) -> Cuts | None:
-        """Returns the row_ids of the last train row and of the last validation row."""
-        good = [summary.good for _, summary in day.split_summaries()]
-
-        def row_ids(index: int) -> np.ndarray:
-            name, first_row = spills[index]
-            return spilled_lines(self._workers.folder, name, buckets) + first_row
-
-        return position_cuts(good, row_ids, self._config.split)
+        scans: list[ScanTask] = []
+        of_days: list[dict[int, FileSplit]] = []
+        for index, (raw, parts) in enumerate(zip(days, splits, strict=True)):
+            of_days.append(dict(enumerate(parts, start=len(scans))))
+            bounds = bounds_of_day(self._config, raw.dt)
+            scans += [
+                ScanTask(part, "", day=bounds, spill=store(index, task)) for task, part in of_days[-1].items()
+            ]
+        scanned = scan_splits(self._workers, scans, layout, self._parsed_columns())
+        try:
+            summaries = collect_summaries(scanned)
+            scanned_days = []
+            for raw, of_day in zip(days, of_days, strict=True):
+                scanned_days.append(ScannedDay(raw, of_day, summaries))
+                quarantine = self._lake.quarantine.partition(raw.dt)
+                if not self._has_quarantine(raw):
+                    inputs = self._log_inputs(raw)
+                    publish_quarantine(self._config, quarantine, scanned_days[-1], scanned, inputs)
+                counts = DayCounts.from_manifest(read_manifest(quarantine))
+                check_day(self._config, raw, counts, quarantine, warn=False)
+                if self._is_divided and not counts.good:
+                    raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
+            return scanned_days
+        finally:
+            release(scanned)
 
     def _parsed_columns(self) -> tuple[str, ...]:
         return tuple(name for name in self._log_columns() if name in self._config.log.names)
-
-    def _buckets(self, file_splits: Sequence[FileSplit], days: int) -> int:
-        """Returns the number of tasks that prepare a day. Without keys, one task has all rows of the day."""
-        config = self._config
-        user = config.keys.user if config.keys else None
-        if user is None or not keep_users_together(self._plan.changers, user):
-            return 1
-        size = sum(part.bytes * (_COMPRESSED if compression(part.path) else 1) for part in file_splits)
-        most = _TASK_BYTES if days > 1 else min(_TASK_BYTES, max(size // self._workers.parallelism, 2**18))
-        return min(_MAX_BUCKETS, buckets_for(size, max(most, 1)))
-
-    def _preparation(self, layout: FileLayout) -> Preparation:
-        config = self._config
-        types = {name: pa.string() for name in raw_keys(config.keys)}
-        types |= {ROW_ID: pa.int64(), LABEL: pa.float32()}
-        types |= {EVENT_TIME: pa.int64()} if config.log.event_time else {}
-        types |= {WEIGHT: pa.float32()} if config.log.label.weights is not None else {}
-        stored = self._log_columns()
-        raw = {name: _ARROW_TYPES[kind] for name, kind in layout.types.items() if name in stored}
-        tables = {"users": config.users, "items": config.items}
-        keys = {"users": config.keys.user, "items": config.keys.item} if config.keys else {}
-        return Preparation(
-            split=config.split if self._is_divided else None,
-            history=config.history,
-            negatives=config.negatives,
-            item_column=config.keys.item if config.keys else "",
-            position_column=config.serving.row_column,
-            has_time=config.log.event_time is not None,
-            keys_of_tables={name: keys[name] for name, table in tables.items() if table and name in keys},
-            changers=self._plan.changers,
-            columns=self._columns(),
-            types={**raw, **types},
-        )
-
-    def _day_inputs(
-        self,
-        days: Sequence[RawFiles],
-        tasks: Sequence[BucketTask],
-        preparation: Preparation,
-        cuts: Mapping[int, Cuts | None],
-    ) -> list[DayInputs]:
-        """Reads the tables that tasks need, and computes the items of each day, and its cuts by time.
-
-        `cuts` has the cuts by position of each day, by its index.
-        """
-        inputs = []
-        for raw in days:
-            shown = impressions_table(self._workers, self._config, raw)
-            inputs.append(
-                DayInputs(
-                    earlier=self._clicks.files_before(raw.dt) if self._clicks else None,
-                    impressions=None if shown is None else save_table(shown, self._new_file()),
-                    tables={
-                        section: self._attributes(raw, section, key)
-                        for section, key in preparation.keys_of_tables.items()
-                    },
-                )
-            )
-        if preparation.split and preparation.split.by == "fraction":
-            cuts = cuts or self._cuts(tasks, preparation)
-            inputs = [replace(of_day, cuts=cuts.get(index)) for index, of_day in enumerate(inputs)]
-        if preparation.negatives:
-            folder = self._new_folder()
-            paths = items_of_buckets(self._workers, tasks, preparation, inputs, str(folder))
-            for index in range(len(days)):
-                parts = [
-                    load_table(path) for task, path in zip(tasks, paths, strict=True) if task.day == index
-                ]
-                items = self._new_folder()
-                merge_items(parts).save(items)
-                inputs[index] = replace(inputs[index], items=str(items))
-        return inputs
-
-    def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the cuts of each day by its index."""
-        counted = times_of(self._workers, tasks, preparation)
-        days = counted["day"].to_numpy()
-        cuts = {}
-        for day in np.unique(days).tolist():
-            of_day = counted.filter(pa.array(days == day))
-            times, counts = of_day["time"].to_numpy(), of_day["count"].to_numpy()
-            cuts[day] = time_cuts(times, counts, self._config.split)
-        return cuts
-
-    def _attributes(self, raw: RawFiles, section: str, key: str) -> str:
-        """Returns the path of a file with the rows of a table of attributes. Each table is read once."""
-        config = self._config
-        table: RawTable | None = config.users if section == "users" else config.items
-        if table is None:
-            raise ValueError(f"internal error, please report: the section {section} is not set")
-        files = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder)
-        known = (section, *files.paths)
-        if known not in self._saved:
-            rows = read_attribute_table(config, table, key, section, raw.dt, key, raw.recorder)
-            self._saved[known] = save_table(rows, self._new_file())
-        return self._saved[known]
-
-    def _new_file(self) -> str:
-        return str(self._workers.folder / f"{uuid.uuid4().hex[:12]}.arrow")
-
-    def _new_folder(self) -> Path:
-        folder = self._workers.folder / uuid.uuid4().hex[:12]
-        folder.mkdir()
-        return folder
 
     # Counting
 

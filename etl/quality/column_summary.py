@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
 from operator import mul
 from typing import assert_never
 
@@ -19,11 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from etl.quality.counts import Kind
-from etl.quality.reduce_by_key import reduce_by_key
 from etl.quality.report_rates import Number
 from metrics.histogram import bin_keys
 
@@ -189,23 +185,3 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
         # Significands of subnormal numbers end with zeros, so shifting to the right loses no bit.
         total += units << shift if shift >= 0 else units >> -shift
     return total
-
-
-def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
-    """Returns, for each piece of the log, a dictionary that maps each column to its summary in this piece.
-
-    A piece is the set of rows of one day that are in one split. The function runs one Spark job. A column
-    without rows has an empty summary.
-
-    Args:
-        counts: a frame with the columns piece, column, value, count, as `count_cells` returns it.
-        pieces: number of pieces.
-        kinds: maps each column to the kind of its values.
-    """
-    keyed = counts.select(F.concat("piece", F.lit(":"), "column").alias("key"), "value", "count")
-    summaries = reduce_by_key(keyed, partial(_summary_of, dict(kinds)), Summary)
-    return [{name: summaries.get(f"{piece}:{name}", Summary()) for name in kinds} for piece in range(pieces)]
-
-
-def _summary_of(kinds: Mapping[str, Kind], key: str, rows: pa.RecordBatch) -> Summary:
-    return summarise(rows.column(1), rows.column(2), kinds[key.split(":", 1)[1]])

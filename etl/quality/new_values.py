@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from etl.quality.column_summary import TOP, most_frequent
-from etl.quality.reduce_by_key import reduce_by_key
-from storage.paths import Partition
-from storage.publish import read_published
 
 Count = tuple[str, int, int]
 
@@ -69,46 +62,6 @@ class Values:
         values = json.loads(text)
         lists = {name: tuple((v, t, d) for v, t, d in values.pop(name)) for name in ("top", "new_top")}
         return cls(**{**values, **lists})
-
-
-def compare_values(spark: SparkSession, train: Sequence[Partition], day: Partition) -> dict[str, Values]:
-    """Compares each column on a day with the train days, and returns the comparisons by column name.
-
-    The function reads the published profiles of these days and runs one Spark job. A column that has no value
-    on any of these days is not in the result.
-
-    Args:
-        spark: the session.
-        train: the published profiles of the train days.
-        day: the published profile of the day.
-    """
-    zero = F.lit(0).cast("long")
-    window = [
-        _counts(spark, partition).select("column", "value", "count", zero.alias("of_day"))
-        for partition in train
-    ]
-    today = _counts(spark, day).select("column", "value", zero.alias("count"), F.col("count").alias("of_day"))
-    both = (
-        reduce(DataFrame.unionByName, [*window, today])
-        .groupBy("column", "value")
-        .agg(F.sum("count").alias("train"), F.sum("of_day").alias("day"))
-    )
-    return reduce_by_key(both, values_of, Values)
-
-
-def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
-    return read_published(spark, partition, columns=["column", "value", "count"])
-
-
-def values_of(column: str, rows: pa.RecordBatch) -> Values:
-    """Compares one column on a day with the train days.
-
-    Args:
-        column: name of the column.
-        rows: one row (column, value, train, day) for each value of the column. `train` and `day` are the
-            numbers of cells with this value on the train days and on the day.
-    """
-    return compare_counts(rows.column(1), rows.column(2).to_numpy(), rows.column(3).to_numpy())
 
 
 def compare_counts(values: pa.Array, train: NDArray[np.int64], day: NDArray[np.int64]) -> Values:

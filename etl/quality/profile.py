@@ -7,27 +7,23 @@ of these splits has its own profile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from conf.load import config_digest
 from conf.types import Config, Split
-from etl.quality.column_summary import Summary, summarise_counts
-from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
+from etl.quality.column_summary import Summary
+from etl.quality.counts import LABEL_CELLS, Column, feature_columns
 from etl.quality.new_values import Values
 from etl.quality.report_rates import Number
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
-from etl.spark.prepared_rows import preparation
-from etl.split.time_split import SPLIT
+from etl.workflow.preparation_methods import preparation
 from storage.manifest import Manifest, current_manifest, digest_of
 from storage.paths import Lake, Partition
-from storage.publish import Rules, publish, publish_facts
+from storage.publish import publish_facts
 
 log = logging.getLogger("nightrank.etl")
 
@@ -112,42 +108,34 @@ def profiles_of(
     config: Config,
     lake: Lake,
     pieces: Sequence[Piece],
-    rows_of: Callable[[RawFiles], DataFrame],
-    counted: CountedDays | None = None,
+    counted: CountedDays,
 ) -> tuple[list[Profile], dict[str, Values] | None]:
     """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns them in order.
 
     A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
-    partition's manifest contain the figures. The partition has rows (column, value, count), which say how
-    often each value of a categorical column occurs; the rows are used to compare days. If the inputs of a
-    published profile have not changed, the profile is read without a Spark job. All other profiles are
-    computed in one pass over the rows.
+    partition's manifest contain the figures. If the inputs of a published profile have not changed, the
+    profile is read. All other profiles are computed from the value counts of their days.
 
     Args:
         pieces: the pieces; one profile is published for each of them.
-        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
-        counted: if this is not None, profiles are computed from these value counts and not from rows. Then
-            the published partitions have facts but no rows.
+        counted: the value counts of the days.
 
     Returns:
         The profiles, and the comparison of the last test day with the train days (CountedDays.figures_of).
-        The comparison is None if no value counts were read.
+        The comparison is None if no profile was missing.
     """
     columns = feature_columns(config)
     targets = [
-        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted is not None))
-        for piece in pieces
+        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns)) for piece in pieces
     ]
     manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
     missing = [target for target in targets if manifests[target.partition] is None]
     compared = None
-    if missing and counted:
+    if missing:
         train, day = compared_days(pieces)
         pieces_of_missing = [target.piece for target in missing]
         summaries_of_days, compared = counted.figures_of(pieces_of_missing, train, day, columns)
         manifests |= _publish_counted(missing, columns, summaries_of_days)
-    elif missing:
-        manifests |= _publish(config, missing, columns, rows_of)
     profiles = [
         _from_manifest(target.piece, target.partition, manifest)
         for target in targets
@@ -175,14 +163,14 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
     return lake.profiles(config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
 
 
-def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:
+def _inputs(config: Config, piece: Piece, columns: Sequence[Column]) -> dict[str, str]:
     """Returns, by name, the digest of each input of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
     inputs = {
         "raw": piece.raw.digest,
         "layout": layout_digest(config),
-        "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, counted]),
+        "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, True]),
         **impression_inputs(config, piece.raw),
         **preparation(config),
     }
@@ -214,42 +202,6 @@ def _profile_facts(kinds: Mapping[str, str], summaries: Mapping[str, Summary]) -
         "clicks": dict(label.top).get(1.0, 0),
         "columns": {name: _facts(kinds[name], summaries[name]) for name in kinds},
     }
-
-
-def _publish(
-    config: Config,
-    missing: Sequence[_Target],
-    columns: Sequence[Column],
-    rows_of: Callable[[RawFiles], DataFrame],
-) -> dict[Partition, Manifest]:
-    """Counts the values of all pieces in one pass over the rows, and publishes their profiles."""
-    kinds = {column.name: column.kind for column in columns}
-    names = [column.name for column in columns if not column.numeric]
-    counts = count_cells([_rows(target.piece, rows_of) for target in missing], columns).persist()
-    try:
-        all_summaries = summarise_counts(counts, len(missing), {LABEL_CELLS: "float", **kinds})
-        published = {}
-        for index, (target, summaries) in enumerate(zip(missing, all_summaries, strict=True)):
-            log.info("profile of %s: %d rows", target.partition.dt, summaries[LABEL_CELLS].cells)
-            of_piece = counts.where(F.col("piece") == index)
-            published[target.partition] = publish(
-                of_piece.where(F.col("column").isin(names) & F.col("value").isNotNull()).drop("piece"),
-                target.partition,
-                inputs=target.inputs,
-                row_group_rows=config.output.row_group_rows,
-                expected_rows=sum(summaries[name].distinct for name in names),
-                facts=_profile_facts(kinds, summaries),
-                rules=Rules(not_null=["column", "value", "count"]),
-                grace_hours=config.output.grace_hours,
-            )
-        return published
-    finally:
-        counts.unpersist()
-
-
-def _rows(piece: Piece, rows_of: Callable[[RawFiles], DataFrame]) -> DataFrame:
-    rows = rows_of(piece.raw)
-    return rows.where(F.col(SPLIT) == piece.split) if piece.cut else rows
 
 
 def _facts(kind: str, summary: Summary) -> dict[str, Any]:

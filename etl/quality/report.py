@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from pyspark.sql import DataFrame
 
 from conf.types import SPLITS, Config, Split
 from etl.quality.checks import Finding, check_limits, require_no_stop
 from etl.quality.counts import feature_columns
-from etl.quality.new_values import Values, compare_values
+from etl.quality.new_values import Values
 from etl.quality.profile import (
     ColumnProfile,
     CountedDays,
@@ -30,7 +28,6 @@ from etl.quality.profile import (
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from etl.raw.files import RawFiles
 from metrics.psi import bin_names, bin_numbers, drift_of
-from spark.workers import Workers
 from storage.manifest import combined_digest, is_published, read_manifest
 from storage.paths import Lake
 from storage.publish import publish_facts
@@ -57,25 +54,22 @@ class DataReport:
 
 
 def report_quality(
-    workers: Workers,
     config: Config,
     lake: Lake,
     run_date: str,
     splits: Mapping[Split, list[RawFiles]],
-    rows_of: Callable[[RawFiles], DataFrame],
-    counted: CountedDays | None = None,
+    counted: CountedDays,
 ) -> DataReport:
     """Publishes the data report `quality/<config name>/dt=<run date>`. Compares its figures with the limits.
 
     The last day of the test split is compared with all days of the train split. Days whose log has not
-    changed since an earlier run are not read again. If none of the days in `splits` has changed, no Spark job
-    runs. The report is published even if a figure is above a limit that stops the job.
+    changed since an earlier run are not read again. The report is published even if a figure is above a limit
+    that stops the job.
 
     Args:
         splits: the raw files of the days of each split. If one partition of the log is divided into splits,
             every split has this partition.
-        rows_of: returns the prepared rows of a day (etl.spark.prepared_rows).
-        counted: the value counts of the days; None if values are not counted when the text is read.
+        counted: the value counts of the days.
 
     Raises:
         DataError: a figure is above its limit `quality.<check>_stop`, or a profile or the report cannot be
@@ -84,7 +78,7 @@ def report_quality(
     cut = config.split.by != "day"
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]
     ordered = sorted(pieces, key=lambda piece: (piece.raw.dt, SPLITS.index(piece.split)))
-    profiles, new_values = profiles_of(config, lake, ordered, rows_of, counted)
+    profiles, new_values = profiles_of(config, lake, ordered, counted)
     partition = lake.quality(config.name).partition(run_date)
     inputs = {
         "profiles": combined_digest((f"{p.piece.split} {p.manifest.digest}" for p in profiles), lake.recorder)
@@ -93,7 +87,7 @@ def report_quality(
     if known is not None and dict(known.inputs) == inputs:
         compared = Comparison.from_facts(known.facts)
     else:
-        compared = _compare(workers, config, profiles, counted, new_values)
+        compared = _compare(config, profiles, counted, new_values)
     draws, drawn_columns = config.negatives is not None, config.drawn_columns
     findings = check_limits(config.quality, config.split, compared, draws, drawn_columns)
     facts: dict[str, Any] = {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
@@ -108,10 +102,9 @@ def report_quality(
 
 
 def _compare(
-    workers: Workers,
     config: Config,
     profiles: list[Profile],
-    counted: CountedDays | None,
+    counted: CountedDays,
     values: Mapping[str, Values] | None,
 ) -> Comparison:
     """Compares the last test day with the train days.
@@ -120,11 +113,9 @@ def _compare(
     """
     train = [profile for profile in profiles if profile.piece.split == "train"]
     today = [profile for profile in profiles if profile.piece.split == "test"][-1]
-    if values is None and counted:
+    if values is None:
         days = compared_days([profile.piece for profile in profiles])
         _, values = counted.figures_of([], *days, feature_columns(config))
-    elif values is None:
-        values = compare_values(workers.spark, [profile.partition for profile in train], today.partition)
     columns = (
         _column_report(name, column, [profile.columns[name] for profile in train], values.get(name, Values()))
         for name, column in today.columns.items()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from conf.lazy_pyspark import F
 from conf.types import Config, RawTable
-from etl.raw.value_text import literal_pattern
 from storage.erased_users import ErasedUsers, read_erased
 from storage.paths import Lake
 
@@ -89,11 +88,3 @@ def is_erased(user: Column, erased: ErasedUsers) -> Column:
     """Returns the condition that an id (string) is that of an erased user; false for null."""
     digest = F.sha2(F.concat(F.lit(erased.salt), user), 256)
     return F.coalesce(digest.isin(*sorted(erased.digests)), F.lit(False))
-
-
-def line_has_erased_field(line: Column, separator: str, erased: ErasedUsers) -> Column:
-    """Returns the condition of `has_erased_field` for the text of a line; false for null."""
-    fields = F.split(line, literal_pattern(separator), -1)
-    around = f"^[{_AROUND}]+|[{_AROUND}]+$"
-    has = F.exists(fields, lambda text: is_erased(F.regexp_replace(text, around, ""), erased))
-    return F.coalesce(has, F.lit(False))

@@ -250,9 +250,9 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
 def _of_timestamps(values: pa.Array) -> pa.Array:
     """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
     unit = EventTime(column="time", unit=values.type.unit)
-    return time_rule(unit).in_arrow(values.cast(pa.int64()))
+    return time_rule(unit).compute(values.cast(pa.int64()))
 
 
 def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:
     """Returns times in µs (int64). A time that does not fit 64 bits is null."""
-    return time_rule(event_time).in_arrow(values) if event_time else values
+    return time_rule(event_time).compute(values) if event_time else values

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 MAX_KEY_BYTES = 256  # of UTF-8
 RULE = (
@@ -22,11 +20,6 @@ _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
 def reason(column: str) -> str:
     """Returns the reason for rejecting a row if its id in the column `column` violates `RULE`."""
     return f"key:{column}"
-
-
-def is_bad_key(text: Column) -> Column:
-    """Returns a condition that is true if an id violates `RULE`, and null if the id is null."""
-    return text.rlike(_CONTROL) | (F.octet_length(text) > MAX_KEY_BYTES)
 
 
 def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from storage.feature_spec import FLOAT32_MAX
 
@@ -25,17 +23,6 @@ _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 # Integers of up to 18 digits fit into 64 bits. Arrow converts longer ones one by one, because they are rare.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
-
-
-def integer_of(text: Column) -> Column:
-    """Converts a text to a bigint. The cast cuts off the fraction, which consists of zeros."""
-    return F.when(text.rlike(_INTEGER), text.cast("bigint"))
-
-
-def number_of(text: Column) -> Column:
-    """Converts a text to a double."""
-    number = F.when(text.rlike(_NUMBER), text.cast("double"))
-    return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
 
 def integers(text: pa.Array) -> pa.Array:

@@ -11,9 +11,6 @@ import re
 import string
 from functools import lru_cache
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 REASON = "quote"
 
 
@@ -38,22 +35,3 @@ def split_line(line: str, separator: str) -> list[str] | None:
         return None
     fields = re.findall(field_pattern, line + separator)
     return [field[1:-1].replace('""', '"') if field.startswith('"') else field for field in fields]
-
-
-def is_broken(line: Column, separator: str) -> Column:
-    """Returns a condition that is true if a line violates the rule for double quotes (RFC 4180)."""
-    return F.contains(line, F.lit('"')) & ~line.rlike(rf"\A{_patterns(separator)[0]}\z")
-
-
-def quoted_fields(line: Column, separator: str) -> Column:
-    """Returns the fields of a line without their quotes, as an array of strings.
-
-    The line must obey the rule for quotes: `is_broken` must be false.
-    """
-    fields = F.regexp_extract_all(F.concat(line, F.lit(separator)), F.lit(_patterns(separator)[1]), F.lit(1))
-    return F.transform(fields, _without_quotes)
-
-
-def _without_quotes(field: Column) -> Column:
-    inner = field.substr(F.lit(2), F.length(field) - 2)
-    return F.when(field.startswith('"'), F.replace(inner, F.lit('""'), F.lit('"'))).otherwise(field)

@@ -16,8 +16,8 @@ from typing import Any
 from conf.raw_types import DECLARE_TIME, NULL_VALUE_FORMATS, SEPARATORS, TIME_TYPES, Column, Log, RawTable
 from conf.time_types import ISO, only_date
 from etl.raw import key_rule, quotes
+from etl.raw.csv_header import common_header
 from etl.raw.files import TEXT_FORMATS
-from etl.raw.parse import common_header
 
 _SHOWN = 100  # maximum number of characters of a value or line in a message
 _MOST_VALUES = 5  # of the values of one reason in a message

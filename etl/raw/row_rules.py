@@ -1,8 +1,8 @@
 """The rules of a row: which columns are computed from raw columns, and for what reasons a row is rejected.
 
-Each rule stands here once, with its two forms side by side: for Spark expressions (etl/spark/read_log.py) and
-for Arrow arrays (etl/text/parse_block.py). A rule computes the label, the weight, the id of a user, item or
-group, or the time. `row_rules` returns them in the order in which rows are checked: the first reason counts.
+A rule computes the label, the weight, the id of a user, item or group, or the time, from an array of raw
+values (etl/text/parse_block.py). `row_rules` returns the rules in the order in which rows are checked: the
+first reason counts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from conf.raw_types import OTHER_EVENT, ColumnType, EventTime, Label, RawTable
 from conf.time_types import UTC
 from conf.types import Keys
 from etl.raw import key_rule
-from etl.raw.number_text import number_of, numbers
-from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY, starts_of_days
+from etl.raw.number_text import numbers
+from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
 from etl.raw.value_text import text_array
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
@@ -36,13 +34,12 @@ class Check:
 
     Attributes:
         reason: the reason in the quarantine.
-        in_spark: returns an expression for the raw column: whether the row is rejected. Null means no.
-        in_arrow: returns the same for an array of n values, some of them null.
+        rejects: takes an array of n raw values, some of them null; returns n booleans: whether the row is
+            rejected. Null means no.
     """
 
     reason: str
-    in_spark: Callable[[Column], Column]
-    in_arrow: Callable[[pa.Array], pa.Array]
+    rejects: Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,13 @@ class RowRule:
         output: the name of the computed column.
         column: the raw column.
         checks: the conditions that reject a row, in order.
-        in_spark: returns the expression of the computed column.
-        in_arrow: returns the computed values of an array of n raw values.
+        compute: returns the computed values of an array of n raw values.
     """
 
     output: str
     column: str
     checks: tuple[Check, ...]
-    in_spark: Callable[[Column], Column]
-    in_arrow: Callable[[pa.Array], pa.Array]
+    compute: Callable[[pa.Array], pa.Array]
 
 
 def row_rules(
@@ -91,7 +86,7 @@ def row_rules(
 
 def bad_key(column: str) -> Check:
     """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
-    return Check(key_rule.reason(column), key_rule.is_bad_key, key_rule.are_bad_keys)
+    return Check(key_rule.reason(column), key_rule.are_bad_keys)
 
 
 def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
@@ -106,12 +101,11 @@ def _label_of_event(label: Label, is_text: bool) -> RowRule:
     """Returns the rule of a label that is computed from the event of a row: whether it is in `positive`."""
     clicks = _events(label.positive or (), is_text)
     named = _events(label.event_weights, is_text)
-    checks = [Check(f"label:{label.column}", lambda raw: raw.isNull(), lambda values: values.is_null())]
+    checks = [Check(f"label:{label.column}", lambda values: values.is_null())]
     if label.weights is not None:
         checks.append(
             Check(
                 OTHER_EVENT if label.other_events == "drop" else f"event:{label.column}",
-                lambda raw: ~raw.isin(named),
                 lambda values: pc.and_(
                     values.is_valid(), pc.invert(pc.is_in(values, pa.array(named, values.type)))
                 ),
@@ -121,7 +115,6 @@ def _label_of_event(label: Label, is_text: bool) -> RowRule:
         LABEL,
         label.column,
         tuple(checks),
-        lambda raw: raw.isin(clicks).cast("float"),
         lambda values: pc.is_in(values, pa.array(clicks, values.type)).cast(pa.float32()),
     )
 
@@ -131,16 +124,10 @@ def _weight_of_event(label: Label, is_text: bool) -> RowRule:
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
 
-    def in_spark(raw: Column) -> Column:
-        of_events = zip(named, weights, strict=True)
-        return F.coalesce(*(F.when(raw.isin(event), F.lit(weight)) for event, weight in of_events)).cast(
-            "float"
-        )
-
-    def in_arrow(values: pa.Array) -> pa.Array:
+    def compute(values: pa.Array) -> pa.Array:
         return pa.array(weights, pa.float32()).take(pc.index_in(values, pa.array(named, values.type)))
 
-    return RowRule(WEIGHT, label.column, (), in_spark, in_arrow)
+    return RowRule(WEIGHT, label.column, (), compute)
 
 
 def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
@@ -152,9 +139,6 @@ def _label(label: Label, is_text: bool) -> RowRule:
     """Returns the rule of the label: 0 or 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
-    def number(raw: Column) -> Column:
-        return number_of(raw) if is_text else raw.cast("double")
-
     def array(values: pa.Array) -> pa.Array:
         return numbers(values) if is_text else values.cast(pa.float64(), safe=False)
 
@@ -165,12 +149,10 @@ def _label(label: Label, is_text: bool) -> RowRule:
             (
                 Check(
                     f"label:{label.column}",
-                    lambda raw: ~F.coalesce(number(raw).isin(0.0, 1.0), F.lit(False)),
                     # Not is_in, for which -0.0 is not 0.0.
                     lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
                 ),
             ),
-            lambda raw: number(raw).cast("float"),
             lambda values: array(values).cast(pa.float32(), safe=False),
         )
     return RowRule(
@@ -179,11 +161,9 @@ def _label(label: Label, is_text: bool) -> RowRule:
         (
             Check(
                 f"label:{label.column}",
-                lambda raw: number(raw).isNull(),
                 lambda values: array(values).is_null(),
             ),
         ),
-        lambda raw: (number(raw) >= threshold).cast("float"),
         lambda values: pc.greater_equal(array(values), float(threshold)).cast(pa.float32()),
     )
 
@@ -194,9 +174,9 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
     """Returns the rule of an id (an integer or a text): its text, which must obey etl/raw/key_rule.py."""
-    missing = Check(f"missing_key:{column}", lambda raw: raw.isNull(), lambda values: values.is_null())
+    missing = Check(f"missing_key:{column}", lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
-    return RowRule(output, column, checks, lambda raw: raw.cast("string"), text_array)
+    return RowRule(output, column, checks, text_array)
 
 
 def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
@@ -230,14 +210,12 @@ def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = 
         EVENT_TIME,
         column,
         (
-            Check(f"missing_time:{column}", lambda raw: raw.isNull(), lambda values: values.is_null()),
+            Check(f"missing_time:{column}", lambda values: values.is_null()),
             Check(
                 f"time_range:{column}",
-                lambda raw: ~raw.cast("bigint").between(-last, last),
                 beyond,
             ),
         ),
-        lambda raw: floor_divide(raw.cast("bigint"), parts) * scale,
         microseconds,
     )
 
@@ -253,33 +231,19 @@ def _date_rule(column: str, time_zone: str) -> RowRule:
         days = np.where(valid, values.fill_null(0).to_numpy(zero_copy_only=False), 0)
         return pa.array(starts_of_days(days, time_zone), pa.int64(), mask=~valid)
 
-    def in_spark(raw: Column) -> Column:
-        # The instant whose clock shows this midnight in UTC; Spark's rules for skipped times are ours.
-        midnight = F.timestamp_micros(raw * F.lit(US_OF_DAY))
-        return F.unix_micros(F.to_utc_timestamp(midnight, time_zone))
-
     return RowRule(
         EVENT_TIME,
         column,
         (
-            Check(f"missing_time:{column}", lambda raw: raw.isNull(), lambda values: values.is_null()),
-            Check(f"time_range:{column}", lambda raw: ~raw.between(FIRST_DAY, LAST_DAY), beyond),
+            Check(f"missing_time:{column}", lambda values: values.is_null()),
+            Check(f"time_range:{column}", beyond),
         ),
-        in_spark,
         microseconds,
     )
 
 
-def floor_divide(value: Column, divisor: int) -> Column:
-    """Returns the quotient of integers, rounded down, so that times before 1970 stay in order."""
-    if divisor == 1:
-        return value
-    quotient = F.call_function("div", value, F.lit(divisor))
-    return quotient - (value < quotient * divisor).cast("bigint")
-
-
 def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
-    """Does the same as `floor_divide` for an array of int64."""
+    """Returns the quotients of int64 values, rounded down, so that times before 1970 stay in order."""
     if divisor == 1:
         return values
     quotients = pc.divide(values, pa.scalar(divisor, pa.int64()))

@@ -1,8 +1,7 @@
 """Converts columns of files with types of their own, such as Parquet, to the declared types of raw columns.
 
-This module has the rules of bool, date, timestamp, decimal and lists. They are those of Spark's road
-(etl/raw/parquet_rows.py), which reads the same files, and which refuses texts in such columns. Texts are read
-as in text files.
+This module has the rules of bool, date, timestamp, decimal and lists. etl/raw/parquet_footers.py refuses
+texts in such columns of Parquet files. Texts of other files are read as in text files.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import pyarrow.compute as pc
 
 from conf.raw_types import Column, ColumnType
 from conf.time_types import UTC
-from etl.raw.arrow_parse import typed_column
 from etl.raw.list_text import without_elements
+from etl.raw.text_values import typed_column
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY, instants
 from etl.raw.value_text import nan_to_null
 from storage.feature_spec import FLOAT32_MAX
@@ -38,7 +37,7 @@ def can_hold(column: Column, kind: pa.DataType) -> bool:
 def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tuple[pa.Array, pa.Array | None]:
     """Converts n stored values to the type that operators see. Returns the values and reasons or None.
 
-    Like `etl.raw.arrow_parse.typed_column`: a value that does not fit is null, and its reason says why.
+    Like `etl.raw.text_values.typed_column`: a value that does not fit is null, and its reason says why.
     Timestamps are rounded down to µs. One without a time zone is in `time_zone`. A timestamp beyond 64 bits
     in µs, NaN, and null or empty elements of lists are left out.
 

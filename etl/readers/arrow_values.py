@@ -1,7 +1,6 @@
 """Converts Arrow columns to the declared types of raw columns, by one rule for all binary formats.
 
-The rule is that of etl/raw/parquet_rows.py, which converts the same values with Spark expressions. Here each
-distinct value is converted once.
+Each distinct value is converted once.
 
 | declared | result | values that fit |
 |---|---|---|
@@ -29,12 +28,12 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, RawTable
-from etl.raw.arrow_parse import typed_column
 from etl.raw.list_text import without_elements
 from etl.raw.number_text import integers
-from etl.raw.parquet_rows import ONE_VALUE, no_text
+from etl.raw.parquet_footers import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
 from etl.raw.stored_values import can_hold, stored_values
+from etl.raw.text_values import typed_column
 from etl.raw.value_text import nan_to_null, not_exact, over_elements, whole_number_texts
 from etl.readers.text import rows_with, without_null_values
 from storage.feature_spec import FLOAT32_MAX

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
-from etl.raw.arrow_parse import typed_column
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
+from etl.raw.text_values import typed_column
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.text import rows_with, texts_of_lines
 

@@ -15,7 +15,7 @@ from pyarrow import orc
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_rows import missing_columns
+from etl.raw.parquet_footers import missing_columns
 from etl.readers.arrow_values import (
     NoTextError,
     convert,

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_rows import has_column, leaves_of, read_footer, require_columns, stored_columns
+from etl.raw.parquet_footers import has_column, leaves_of, read_footer, require_columns, stored_columns
 from etl.raw.value_text import EXACT_BELOW
 from etl.readers.arrow_values import (
     UTC,
@@ -34,7 +34,7 @@ from etl.readers.parquet_checksums import WrongPageError, verify_pages
 from etl.readers.row_json import row_texts
 from storage import file_io
 
-# The types whose rules etl.raw.parquet_rows has.
+# The types whose rules etl.raw.parquet_footers has.
 _PLAIN_TYPES = ("int", "float", "string")
 # A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
 _VALUE_BYTES = 4
@@ -333,8 +333,8 @@ def _columns_of(
     for column in table.columns:
         one = by_name.get(column.name)
         if one is not None:
-            is_checked = not one.unit and _is_checked(column, one.spark)
-            columns.append(_StoredColumn(one.spark is not None, is_checked, one.unit == "int96"))
+            is_checked = not one.unit and _is_checked(column, one.kind)
+            columns.append(_StoredColumn(one.kind is not None, is_checked, one.unit == "int96"))
         elif not has_column(path, footer, column):
             columns.append(_StoredColumn(False))
         else:

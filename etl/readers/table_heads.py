@@ -13,11 +13,11 @@ from conf.counted import counted
 from conf.errors import DataError
 from conf.raw_types import SEPARATED_FORMATS, RawTable
 from etl.raw import key_rule
-from etl.raw.arrow_parse import split_fields, typed_column
+from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.files import RawFiles
-from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
+from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock
 from etl.readers.discovery import open_table
 from storage import file_io

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from etl.native.scan import scan
-from etl.raw.arrow_parse import split_fields, typed_column
+from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
-from etl.raw.parse import common_header, positions_in
+from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader
 
 _NEVER_MALFORMED = ("string", "list<string>")

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Config, History
 from etl.raw.click_days import click_days
 from etl.raw.files import RawFiles
 from etl.spark.histories import ARRAY, CLICKS, last_clicks, merge_days
-from etl.spark.read_log import good_rows
-from etl.spark.typed_rows import day_rows
+from etl.spark.log_frames import ordered_rows
 from spark.workers import Workers
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest
@@ -29,12 +28,10 @@ from storage.publish import Rules, publish, rows_of
 class LastClicks:
     """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
 
-    `spark` is a session, or workers whose session is opened when rows are read or a partition is missing.
-
     A day counts if it has a raw log, or if its partition was published before its raw log was deleted.
     """
 
-    spark: SparkSession | Workers
+    workers: Workers
     config: Config
     history: History
     lake: Lake
@@ -46,14 +43,10 @@ class LastClicks:
         """
         table = self.lake.last_clicks
         days = [
-            _as_clicks(rows_of(self._session, table.partition(manifest.partition), manifest))
+            _as_clicks(rows_of(self.workers.spark, table.partition(manifest.partition), manifest))
             for manifest in self._days(day)
         ]
         return merge_days(days, self.history.length) if days else None
-
-    @property
-    def _session(self) -> SparkSession:
-        return self.spark.spark if isinstance(self.spark, Workers) else self.spark
 
     def digest_before(self, day: str) -> str:
         """Returns a digest of everything that `before` reads."""
@@ -63,9 +56,7 @@ class LastClicks:
         return click_days(self.config, self.history, self.lake, day, self._publish)
 
     def _publish(self, raw: RawFiles, partition: Partition, inputs: dict[str, str]) -> Manifest:
-        clicks = last_clicks(
-            good_rows(day_rows(self._session, self.config, self.lake, raw)), self.history.length
-        )
+        clicks = last_clicks(ordered_rows(self.workers, self.config, raw), self.history.length)
         times = [F.col(f"{CLICKS}.time").alias("times")] if self.config.log.event_time else []
         return publish(
             clicks.select(USER_KEY, F.col(f"{CLICKS}.item").alias("items"), *times),
@@ -76,6 +67,13 @@ class LastClicks:
             sort_by=[USER_KEY],
             grace_hours=self.config.output.grace_hours,
         )
+
+
+def clicks_before(workers: Workers, config: Config, lake: Lake) -> LastClicks | None:
+    """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
+    if config.history is None or config.split.by != "day":
+        return None
+    return LastClicks(workers, config, config.history, lake)
 
 
 def _as_clicks(rows: DataFrame) -> DataFrame:

@@ -9,12 +9,10 @@ was not shown to its user gets null. Every row occurs once in the result.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.serving_types import Impressions
@@ -22,24 +20,19 @@ from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import ERROR, impressions_of, log_counts, read_impressions, unreadable
 from spark.arrow_frames import frame_of
-from spark.spark_workers import SparkWorkers
+from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
-from storage.manifest import digest_of
 
-log = logging.getLogger("nightrank.etl")
-
-# Part of the digest of prepared rows. Change it when the code would compute other positions for the same log.
-METHOD = "last impression before the row, or smallest position of the day"
 _POSITION, _IS_ROW = "position", "_is_row"
 
 
-def add_positions(spark: SparkSession, config: Config, rows: DataFrame, raw: RawFiles) -> DataFrame:
+def add_positions(workers: Workers, config: Config, rows: DataFrame, raw: RawFiles) -> DataFrame:
     """Adds the column `serving.impressions.row_column` (bigint), unless it is not configured.
 
     Logs a warning if too many impressions are invalid. They give no position.
 
     Args:
-        spark, config: session and configuration of the run.
+        workers, config: the workers and the configuration of the run.
         rows: rows of one day, with user_key, item_key and, if the log has it, event_time.
         raw: the files of the day's click log.
 
@@ -52,7 +45,7 @@ def add_positions(spark: SparkSession, config: Config, rows: DataFrame, raw: Raw
     files = impressions_of(config, raw)
     if files is None:
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
-    logged = frame_of(spark, read_impressions(SparkWorkers(spark), settings, files, config.log.event_time))
+    logged = frame_of(workers.spark, read_impressions(workers, settings, files, config.log.event_time))
     _check(logged, settings, raw.dt)
     # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))
@@ -81,32 +74,6 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
     until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     last = both.withColumn(column, F.last(column, ignorenulls=True).over(until_now))
     return last.where(F.col(_IS_ROW) == 1).select(*rows.columns, column)
-
-
-def positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without the column.
-
-    The unit of the times is a setting of the click log.
-    """
-    settings = config.serving.row_positions
-    if settings is None:
-        return None
-    names = {"format", "separator", "user", "item", "position", "time", "row_column"}
-    return f"{METHOD}, {digest_of(settings.model_dump(include=names))}"
-
-
-def warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:
-    """Logs a warning that names the days without a log of impressions, whose rows have no position."""
-    settings = config.serving.row_positions
-    missing = [raw.dt for raw in days if impressions_of(config, raw) is None] if settings else []
-    if settings and missing:
-        log.warning(
-            "impressions: there is no log of %s (serving.impressions.path=%s), so %s is null in all rows of "
-            "these days",
-            missing,
-            settings.path,
-            settings.row_column,
-        )
 
 
 def _is_valid(settings: Impressions) -> Column:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.types import Config, Split
+from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import FileSplit
-from etl.spark.quarantine import DayCounts
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.publish_value_counts import file_name
 from etl.text.row_source import RowSource

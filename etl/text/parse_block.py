@@ -151,7 +151,7 @@ def _derived_columns(
     for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time, layout.table):
         encoded = columns[rule.column]
         distinct = encoded.dictionary
-        values = rule.in_arrow(distinct)
+        values = rule.compute(distinct)
         is_key = pa.types.is_string(values.type)
         derived[rule.output] = (
             pa.DictionaryArray.from_arrays(encoded.indices, values)
@@ -160,7 +160,7 @@ def _derived_columns(
         )
         with_null = pa.concat_arrays([distinct, pa.nulls(1, distinct.type)])
         for check in rule.checks:
-            rejected = pc.fill_null(check.in_arrow(with_null), False).to_numpy(zero_copy_only=False)
+            rejected = pc.fill_null(check.rejects(with_null), False).to_numpy(zero_copy_only=False)
             if rejected[:-1].any() or (rejected[-1] and encoded.indices.null_count):
                 codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
                 reasons.add(np.flatnonzero(rejected[codes]), check.reason)

@@ -28,6 +28,7 @@ from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, read_split, unify
 from etl.text.row_source import columns_to_parse
 from etl.text.spilled_rows import Spill, SpillWriter
+from etl.text.stored_rows import RowsFile, RowsFileWriter
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
@@ -59,7 +60,7 @@ class ScanTask:
     buckets: int = 1
     scratch: str | None = None
     day: tuple[int, int] | None = None
-    spill: Spill | None = None
+    spill: Spill | RowsFile | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class SplitSummary:
         good: number of lines that are valid rows.
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
         values: maps each counted column to the number of its distinct values.
-        file: path of the file with the value counts of the split; empty if its rows were stored instead.
+        file: path of the file with the value counts of the split. If its rows were stored instead: path of
+            the file with the rows; empty if it has none, or if they are on the local disk.
         misdated: number of good lines whose event_time is outside of the day, and their first and last time.
     """
 
@@ -150,7 +152,7 @@ def scan_file_split(
     needed = columns_to_parse(layout, counted)
     only_block: ParsedBlock | None = None
     left_out = frozenset((ERASED, *(reason for reason, _, _ in layout.filters)))
-    with SpillWriter(task.spill) if task.spill else nullcontext() as spilled:
+    with _writer(task.spill, index) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):
             yield from _rejected_lines(index, lines, parsed, left_out)
             if spilled is not None:
@@ -172,6 +174,8 @@ def scan_file_split(
     if task.scratch and only_block is not None:
         parsed_splits.save(task.scratch, only_block)
     file, values = "", dict[str, int]()
+    if isinstance(spilled, RowsFileWriter):
+        file = spilled.path
     if not task.spill:
         value_counts = {name: counter.result() for name, counter in counters.items()}
         file, values = write_counts(task.counts_file, value_counts, task.buckets)
@@ -182,6 +186,10 @@ def scan_file_split(
         [pa.array([value], field.type) for value, field in zip(row, SCAN_SCHEMA, strict=True)],
         schema=SCAN_SCHEMA,
     )
+
+
+def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter:
+    return SpillWriter(spill) if isinstance(spill, Spill) else RowsFileWriter(spill, index)
 
 
 def _rejected_lines(

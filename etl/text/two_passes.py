@@ -11,24 +11,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
+
 from conf.dates import days_since_epoch
 from conf.load import config_digest
-from conf.names import scheme_of
 from conf.types import Config, Split
+from etl.fit.block_frames import frame_of_blocks
 from etl.fit.fit_inputs import TrainingBlocks
-from etl.native.library import is_built
 from etl.ops.base import LISTS
-from etl.ops.choose_engine import choose_engine
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column
+from etl.quality.day_counts import DayCounts
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
+from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
-from etl.readers.discovery import readable_formats
-from etl.spark.quarantine import DayCounts
 from etl.split.time_split import CUT, no_good_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
@@ -53,7 +52,6 @@ log = logging.getLogger("nightrank.etl")
 
 # Version of the files of value counts. Days with another version are scanned again.
 _COUNTS_FORMAT = 2
-_NO_SCANNER = "the compiled scanner of text is missing"
 
 
 @dataclass(frozen=True)
@@ -68,34 +66,6 @@ class _ScannedSplit:
     file_split: FileSplit
     lines: int
     parts: tuple[tuple[Split, int, int], ...] | None = None
-
-
-def reads_blocks(config: Config) -> bool:
-    """Returns whether tasks can read the raw log in blocks of rows, without Spark frames.
-
-    Spark frames are necessary for the engine `sql`, and for logs on HDFS, which only Spark's Hadoop client
-    can read. Without the compiled scanner, text is read as frames.
-    """
-    reason = reason_for_frames(config)
-    if reason == _NO_SCANNER:
-        log.warning(
-            "the compiled scanner of text is missing, so Spark reads the raw log, which is several times "
-            "slower; run `make setup`"
-        )
-    return reason is None
-
-
-def reason_for_frames(config: Config) -> str | None:
-    """Returns why tasks cannot read the raw log in blocks of rows; None if they can."""
-    if choose_engine(config.workflow.engine) != "arrow":
-        return "`workflow.engine` is `sql`"
-    if config.log.format not in readable_formats():
-        return f"no reader reads the format `{config.log.format}`"
-    if scheme_of(raw_path(config, config.log, "")) == "hdfs":
-        return "only Spark's Hadoop client reads HDFS"
-    if config.log.format in TEXT_FORMATS and not is_built():
-        return _NO_SCANNER
-    return None
 
 
 def preparations(config: Config) -> list[str]:
@@ -206,6 +176,10 @@ class TextPasses:
                     ]
                 first_row += scanned.lines
         return training_blocks(splits, LogRows(self._layout(days)))
+
+    def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
+        """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
+        return frame_of_blocks(self._workers, self.training_blocks(days), self._plan)
 
     def encode_days(
         self,

@@ -21,9 +21,9 @@ A log enters by the reader of its format, as typed blocks of rows. Then it takes
 
 * **Without a preparation**, tasks read the raw log twice: the scan pass publishes the quarantine and counts
   values, and the encode pass writes the features.
-* **With a preparation**, the scan pass also divides the good rows by user into buckets. A task prepares the
-  rows of one bucket of a day and publishes them in the table `prepared`. Values are counted and features are
-  computed from these rows.
+* **With a preparation**, the scan pass stores the good rows. On one machine it divides them by user into
+  buckets, and a task prepares the rows of one bucket of a day; on a cluster, Spark prepares the rows of a
+  day. The table `prepared` gets the result. Values are counted and features are computed from its files.
 
 Rows need a preparation if they get histories, negatives, positions or attributes from the tables of users
 and items, if an operator of `prepare` adds columns or combines rows, and if the split needs their times or
@@ -41,22 +41,19 @@ _AFTER = """
 *On one machine* means that Python starts the job with a local master and without plugins of Spark, as
 `nightly`, `nightrank build_features` and `python jobs/build_features.py` do.
 
-## When Spark reads a log
+## When a JVM starts
 
-Spark frames read the log, and a JVM starts, in these cases:
+On one machine, a JVM starts only if `workflow.engine` is not `auto`: with `arrow`, Spark's Python workers run
+the tasks, and with `sql`, frames also compute the features. Spark's workers run the tasks on a cluster, in a
+notebook, and if spark-submit has started the job.
 
-| case | to avoid it |
-|---|---|
-| `workflow.engine` is `sql` | leave it at `auto` |
-| the log is on HDFS | copy it to a local disk or to an object store |
-| rows need a preparation, and the table of users or items is on HDFS | copy this table |
-| rows need a preparation, and Spark's workers run the tasks | run the job on one machine, as above |
-| an operator of a package changes rows without `apply_table` | [define it](extending.md#a-row-operator) |
-| the compiled scanner is missing, and the files are text | run `make setup` |
+On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored as
+Parquet files of the lake. Spark reads them, computes joins, histories and negatives with its own operators,
+which the RAPIDS Accelerator knows, and writes the table `prepared`. Both ways give equal features.
 
-Spark's workers run the tasks on a cluster, in a notebook, if spark-submit has started the job, and if
-`workflow.engine` is `arrow`. Spark frames read neither JSON lines nor ORC files: such a job ends with exit
-code 2.
+An operator of a package that changes rows needs a form for each of the two ways
+([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files are
+read by the compiled scanner, which `make setup` builds.
 """
 
 
@@ -73,14 +70,14 @@ def roads_page() -> str:
 
 
 def starts_jvm(config: Config) -> bool:
-    """Returns whether build_features needs a JVM on one machine (spark.choose_workers.choose_workers)."""
-    return config.workflow.engine != "auto" or road_of(config, on_one_machine=True).kind == "frames"
+    """Returns whether build_features starts a JVM on one machine (spark.choose_workers.choose_workers)."""
+    return config.workflow.engine != "auto"
 
 
 def _way(road: Road) -> str:
-    if road.kind == "frames":
-        return f"Spark frames: {road.reason}"
-    return "tasks prepare rows" if road.kind == "prepared" else "tasks read the log"
+    if road.kind == "log":
+        return "tasks read the log"
+    return "tasks prepare rows" if road.by == "tasks" else "Spark prepares rows"
 
 
 def _split(config: Config) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 
 from etl.build import build
 from etl.checked_days import raw_days
-from etl.spark.quarantine import misdated_rows
+from etl.quality.day_counts import misdated_rows
 from jobs.checks import check_training
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary

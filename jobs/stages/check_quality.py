@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from etl.checked_days import check_days, raw_days
-from etl.spark.quarantine import misdated_rows
+from etl.quality.day_counts import misdated_rows
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -22,7 +22,6 @@ def run(context: RunContext) -> JobSummary:
     )  # reject a bad window before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     inspection = check_days(workers, context.config, context.lake, context.run_date, context.phase)
-    inspection.rows_of.release()
     dropped: Counter[str] = Counter()
     for counts in inspection.counts.values():
         dropped.update(counts.dropped)

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
 from conf.types import AllItems, Config, NotAllowed, OutOfStock, Popular, RawTable, Split
-from etl.prepare.attributes import plain_array, read_attribute_table, reads_in_process
+from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
-from etl.spark.read_log import read_attributes
+from etl.spark.attribute_frames import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.package_sources import source_digests
@@ -77,18 +77,12 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    Arrow tables in this process suffice if all items are candidates, and this process can read the tables
-    that filter them. Spark and Arrow write different texts for the same float, so a filter that compares a
-    float with another type as texts needs frames.
+    Arrow tables in this process suffice if all items are candidates. Spark and Arrow write different texts
+    for the same float, so a filter that compares a float with another type as texts needs frames.
     """
     candidates = config.candidates
-    tables: list[RawTable | None] = [*candidates.filters, candidates.user_attributes]
-    return (
-        not all(isinstance(source, AllItems) for source in candidates.sources)
-        or not reads_in_process(config, *tables)
-        or any(
-            isinstance(table, NotAllowed) and _compares_floats(config, table) for table in candidates.filters
-        )
+    return not all(isinstance(source, AllItems) for source in candidates.sources) or any(
+        isinstance(table, NotAllowed) and _compares_floats(config, table) for table in candidates.filters
     )
 
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Split
-from etl.build import encoded_days, feature_inputs
+from etl.build import encoded_days
 from etl.checked_days import raw_days
 from etl.latest.latest_features import (
     attributes_of,
@@ -23,20 +22,15 @@ from etl.latest.latest_features import (
     with_histories,
 )
 from etl.latest.latest_histories import histories_of
-from etl.latest.latest_rows import PublishedRows, latest_published_rows, latest_rows
-from etl.passes import earlier_clicks
+from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from etl.quality.missing_rows import Section
 from etl.raw.files import require_raw
-from etl.spark.prepared_rows import prepared_rows
-from etl.split.time_split import SPLIT
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
 from spark.choose_workers import workers_of
 from spark.rows import Rows, select
 from storage.dataset import Dataset, split_partitions
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
-from storage.manifest import current_manifest
-from storage.publish import rows_of
+from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.run_context import RunContext
 
 BEFORE_TEST: tuple[Split, ...] = ("train", "validation")
@@ -151,41 +145,17 @@ def _latest_of_workflow(
     """Returns the latest row of each key in some splits, with the features of `workflow`.
 
     A day that was published with this workflow and the present raw log is read. The features of any other day
-    are computed again. If this process or its workers can compute them, they are published, too.
+    are computed again, and published.
     """
     config, version = context.config, workflow.version
-    if context.in_process:
-        members = [(split, member.dt) for split in splits for member in dataset.splits.get(split, ())]
-        days_of_log = [
-            require_raw(config, config.log, dt, recorder=context.recorder)
-            for dt in dict.fromkeys(dt for _, dt in members)
-        ]
-        encoded = encoded_days(workers_of(context), config, context.lake, workflow, days_of_log)
-        if encoded is not None:
-            table, divided = context.lake.features(version), config.split.by != "day"
-            of_days = [
-                PublishedRows(table.partition(dt), encoded[dt], split if divided else None)
-                for split, dt in members
-            ]
-            return _latest_published(context, of_days, key, columns, workflow.spec)
-    earlier = earlier_clicks(workers_of(context), config, context.lake)
-    published: list[PublishedRows] = []
-    days = []
-    for split in splits:
-        for member in dataset.splits.get(split, ()):
-            raw = require_raw(config, config.log, member.dt, recorder=context.recorder)
-            partition = context.lake.features(version).partition(member.dt)
-            manifest = None
-            if config.split.by == "day":
-                manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
-            if manifest is not None:
-                published.append(PublishedRows(partition, manifest))
-                continue
-            prepared = prepared_rows(context.spark, config, context.lake, raw)
-            if SPLIT in prepared.columns:
-                prepared = prepared.where(F.col(SPLIT) == split)
-            days.append((member.dt, workflow.encode(prepared, columns, [key, ROW_ID])))
-    if not days:
-        return _latest_published(context, published, key, columns, workflow.spec)
-    days += [(rows.partition.dt, rows_of(context.spark, rows.partition, rows.manifest)) for rows in published]
-    return latest_rows(days, key, columns)
+    members = [(split, member.dt) for split in splits for member in dataset.splits.get(split, ())]
+    days_of_log = [
+        require_raw(config, config.log, dt, recorder=context.recorder)
+        for dt in dict.fromkeys(dt for _, dt in members)
+    ]
+    encoded = encoded_days(workers_of(context), config, context.lake, workflow, days_of_log)
+    table, divided = context.lake.features(version), config.split.by != "day"
+    of_days = [
+        PublishedRows(table.partition(dt), encoded[dt], split if divided else None) for split, dt in members
+    ]
+    return _latest_published(context, of_days, key, columns, workflow.spec)

@@ -28,7 +28,7 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
     published = _published_features(context, raw)
     if published is not None:
         return read_rows(context, *published, columns=CLICK_COLUMNS)
-    return read_clicks(workers_of(context), context.config, context.lake, raw)
+    return read_clicks(workers_of(context), context.config, raw)
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:

@@ -12,8 +12,8 @@ from conf.types import Config
 from etl.raw.erased_rows import ERASED, has_erased_field
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
-from etl.raw.parse import LINE_NUMBER, REASON
-from etl.spark.quarantine import quarantine_day
+from etl.raw.csv_header import LINE_NUMBER, REASON
+from etl.quality.day_counts import quarantine_day
 from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import layout_of_days
 from etl.text.row_source import columns_to_parse

@@ -131,15 +131,15 @@ def test_both_forms_of_the_rules_agree_with_the_settings(
     for place, text in enumerate(texts):
         expected = [text is None, *([text in ("5", "-3")] if weights else [])]
         for check, is_rejected in zip(checks, expected, strict=True):
-            assert bool(check.in_arrow(array)[place].as_py()) is is_rejected, (check.reason, text)
+            assert bool(check.rejects(array)[place].as_py()) is is_rejected, (check.reason, text)
             assert bool(of_spark[place][check.reason]) is is_rejected, (check.reason, text)
         if any(expected):
             continue
         for rule in rules:
             value = named[rule.output].get(str(text), 0.0)
-            assert rule.in_arrow(array)[place].as_py() == value
+            assert rule.compute(array)[place].as_py() == value
             assert of_spark[place][rule.output] == value
-            assert rule.in_arrow(array).type == pa.float32()
+            assert rule.compute(array).type == pa.float32()
 
 
 @pytest.mark.parametrize("other", ["drop", "refuse"])

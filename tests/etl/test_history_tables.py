@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.spark.last_clicks import LastClicks
-from etl.spark.prepared_rows import preparation
+from etl.workflow.preparation_methods import preparation
 from jobs.stages.erase_user import run
 from storage.manifest import combined_digest, digest_of, read_manifest
 from storage.paths import Lake

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from conf.errors import ConfigError, DataError, NightrankError
 from conf.raw_types import RawTable
 from etl.raw.files import require_raw
-from etl.raw.parquet_rows import read_footers, read_parquet_rows
+from etl.raw.parquet_footers import read_footers, read_parquet_rows
 from etl.spark.read_log import read_log
 from etl.workflow.raw_values import raw_values
 from tests.etl import cases

@@ -19,7 +19,8 @@ from etl.build import feature_inputs
 from etl.fit.workflow_version import workflow_version
 from etl.raw.files import require_raw
 from etl.raw.impression_log import rows_digest
-from etl.spark.prepared_rows import preparation, prepared_rows
+from etl.spark.prepared_rows import prepared_rows
+from etl.workflow.preparation_methods import preparation
 from etl.spark.shown_positions import join_positions
 from etl.text.two_passes import preparations
 from etl.workflow.feature_plan import plan

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.errors import ConfigError, raised_in
 from etl.fit.workflow_version import workflow_version
-from etl.spark.prepared_rows import preparation
+from etl.workflow.preparation_methods import preparation
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local

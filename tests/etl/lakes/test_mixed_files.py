@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import Config
 from etl.raw.files import find_raw
-from etl.raw.parse import common_header
+from etl.raw.csv_header import common_header
 from etl.raw.row_ids import number_lines
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle

@@ -16,7 +16,7 @@ from conf.errors import InfrastructureError
 from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.prepare.prepared_passes import PreparedPasses
+from etl.prepare.task_passes import TaskPasses
 from spark.local_workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
@@ -218,13 +218,13 @@ def test_lost_rows_stop_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Another program deletes stored rows while the tables of the day are read."""
     config = _config(tmp_path, "without times")
     workers = LocalWorkers(2, no_session)
-    read_inputs = PreparedPasses._day_inputs
+    read_inputs = TaskPasses._day_inputs
 
-    def lose_rows(self: PreparedPasses, *arguments: Any) -> Any:
+    def lose_rows(self: TaskPasses, *arguments: Any) -> Any:
         next(workers.folder.glob("nightrank-rows-*")).unlink()
         return read_inputs(self, *arguments)
 
-    monkeypatch.setattr(PreparedPasses, "_day_inputs", lose_rows)
+    monkeypatch.setattr(TaskPasses, "_day_inputs", lose_rows)
     with pytest.raises(InfrastructureError, match=r"good rows were stored .* but \d+ were read"):
         cases.run_build(workers, config, FIRST)
     assert not (tmp_path / "lake/features").exists()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, EventTime, RawTable
-from etl.raw.parquet_rows import EXACT_TIME, read_parquet_rows
+from etl.raw.parquet_footers import EXACT_TIME, read_parquet_rows
 from etl.readers import parquet
 from etl.readers.parquet import ParquetReader
 from tests.etl.readers.blocks import ReadRows, opened, read_all

@@ -240,7 +240,7 @@ def test_clicks_of_a_day_are_read_without_a_session(spark: SparkSession, tmp_pat
     config = cases.write_config(tmp_path, LOG)
     _write_days(tmp_path)
     raw = require_raw(config, config.log, DAYS[0])
-    clicks = read_clicks(LocalWorkers(2, _no_session), config, Lake(config.lake), raw)
+    clicks = read_clicks(LocalWorkers(2, _no_session), config, raw)
     assert isinstance(clicks, pa.Table)
     expected = good_rows(read_log(spark, config, raw)).select(*clicks.column_names).collect()
     assert Counter(tuple(row.values()) for row in clicks.to_pylist()) == Counter(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.native.scan import Scanned, scan
-from etl.raw.arrow_parse import split_fields
+from etl.raw.text_values import split_fields
 from tests.etl.raw_oracle import csv_fields
 
 MANY = settings(max_examples=400, deadline=None, derandomize=True, database=None)

@@ -1,4 +1,4 @@
-"""Quarantine: stores the rows that cannot be parsed, with reason, file, line number and raw text.
+"""The row counts of a day's raw log, and their limits.
 
 If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. The same
 holds for the share of rows whose time is on another day (`quality.max_misdated_share`).
@@ -12,25 +12,18 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from conf.counted import counted
 from conf.errors import DataError
 from conf.raw_types import EventTime, Log
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.raw.layout_digest import layout_digest
-from etl.raw.misdated import MISDATED, Misdated, bounds_of_day, describe
+from etl.raw.misdated import Misdated, describe
 from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
-from etl.spark.read_log import bad_rows
-from etl.spark.typed_rows import read_day
 from etl.workflow.feature_plan import reasons_left_out
 from storage import file_io
-from storage.feature_spec import ROW_ID
-from storage.manifest import Manifest, current_manifest, data_files, read_manifest
-from storage.paths import Lake, Partition
-from storage.publish import publish
+from storage.manifest import Manifest, data_files, read_manifest
+from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
@@ -68,46 +61,6 @@ def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
     """Returns how many rows have an event_time outside of their day; None if no day was counted."""
     known = [day.misdated.rows for day in counts if day.misdated is not None]
     return sum(known) if known else None
-
-
-def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
-    """Publishes the quarantine partition of one day, and returns the day's row counts.
-
-    The raw log is not read if a partition was already published for the same log and the same settings. The
-    partition is published even if too many rows cannot be parsed, because these rows help to find the error.
-
-    Raises:
-        DataError: the day exceeds a limit (see `check_day`).
-    """
-    partition = lake.quarantine.partition(raw.dt)
-    inputs = {"raw": raw.digest, "layout": layout_digest(config)}
-    manifest = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
-    counts = DayCounts.from_manifest(manifest)
-    check_day(config, raw, counts, partition)
-    return counts
-
-
-def _count_and_publish(
-    spark: SparkSession, config: Config, lake: Lake, raw: RawFiles, inputs: dict[str, str]
-) -> Manifest:
-    day = read_day(spark, config, lake, raw)
-    bounds = bounds_of_day(config, raw.dt)
-    rows = day.rows
-    counted, misdated = day.count_rows(bounds)
-    dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
-    left_out = reasons_left_out(config)
-    return publish(
-        bad_rows(rows).where(~F.col("reason").isin(*left_out)),
-        lake.quarantine.partition(raw.dt),
-        inputs=inputs,
-        row_group_rows=config.output.row_group_rows,
-        expected_rows=sum(count for reason, count in dropped.items() if reason not in left_out),
-        rows_in=sum(counted.values()),
-        dropped=dropped,
-        facts={MISDATED: misdated.to_facts()} if bounds else None,
-        sort_by=[ROW_ID],
-        grace_hours=config.output.grace_hours,
-    )
 
 
 def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:

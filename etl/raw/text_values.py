@@ -1,32 +1,23 @@
-"""Parses lines with the `arrow` engine: Python workers convert lines to typed columns.
+"""Splits lines into fields, and converts fields to typed values.
 
-The `sql` engine (etl/raw/parse.py) returns the same rows, and rejects the same lines for the same reasons.
+A malformed field only rejects its row and does not stop the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import types as T
 
-from conf.raw_types import Column, ColumnType, OperatorType, RawTable, operator_type
+from conf.raw_types import Column, ColumnType, OperatorType
 from conf.time_types import UTC
 from etl.raw import quotes
 from etl.raw.list_text import integer_lists, text_lists
 from etl.raw.number_text import booleans, decimals, integers, numbers
 from etl.raw.time_text import dates, timestamps
 
-_SPARK_TYPES: Mapping[OperatorType, T.DataType] = {
-    "int": T.LongType(),
-    "float": T.DoubleType(),
-    "string": T.StringType(),
-    "ints": T.ArrayType(T.LongType()),
-    "strings": T.ArrayType(T.StringType()),
-}
 # The types of the arrays that `typed_column` returns.
 ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
     "int": pa.int64(),
@@ -45,50 +36,6 @@ _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Ar
     "timestamp": ("timestamp", lambda text, column, zone: timestamps(text, column.format, zone)),
     "list<int>": ("list", lambda text, column, zone: integer_lists(text, column.element_separator)),
 }
-
-
-def parse_lines(
-    lines: DataFrame, table: RawTable, positions: Sequence[int | None], width: int, line: str, reason: str
-) -> DataFrame:
-    """Adds the table's typed columns to a frame of lines, and a reason for each line that cannot be parsed.
-
-    Args:
-        lines: frame with at least the columns that `line` and `reason` name.
-        table: the table's types and separator.
-        positions: positions[i] is the index of the field that contains the table's column i; None if no field
-            does, so that each value of the column is null.
-        width: number of fields that a line must have.
-        line: name of the column that contains the line.
-        reason: name of the column with the reason to reject the line. The reason is null if the line is
-            valid.
-    """
-    typed = [T.StructField(column.name, _SPARK_TYPES[operator_type(column)]) for column in table.columns]
-    schema = T.StructType([*lines.schema.fields, *typed])
-    return lines.mapInArrow(_parser(table, tuple(positions), width, line, reason), schema)
-
-
-def _parser(
-    table: RawTable, positions: tuple[int | None, ...], width: int, line: str, reason: str
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    quoted = table.format == "csv"
-
-    def parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            text = batch.column(batch.schema.get_field_index(line))
-            fields, unsplit = split_fields(text, table.field_separator, width, quoted)
-            reason_index = batch.schema.get_field_index(reason)
-            reasons = pc.coalesce(batch.column(reason_index), unsplit)
-            columns = []
-            for column, position in zip(table.columns, positions, strict=True):
-                field = pa.nulls(len(text), pa.string()) if position is None else fields[position]
-                values, malformed = typed_column(field, column, table.null_values, table.time_zone)
-                columns.append(values)
-                if malformed is not None:
-                    reasons = pc.coalesce(reasons, malformed)
-            kept = [reasons if i == reason_index else array for i, array in enumerate(batch.columns)]
-            yield pa.RecordBatch.from_arrays([*kept, *columns], [*batch.schema.names, *table.names])
-
-    return parse
 
 
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
