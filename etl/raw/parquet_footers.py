@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import LIST_TYPES, TIME_TYPES, EventTime, RawTable
 from conf.raw_types import Column as RawColumn
+from conf.raw_types import EventTime, RawTable
 from etl.raw.value_text import WHOLE_RULE
 from storage import file_io
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST_BYTES = 12  # magic, length of the footer, magic
-_UNREADABLE_CODECS = ("BROTLI", "LZO")
-_UNREADABLE_ENCODINGS = ("BYTE_STREAM_SPLIT",)
+_UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
 _MOST_DIGITS = 38  # of a decimal
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 # The names of the types of columns without a logical type, and of integers.
@@ -42,9 +41,6 @@ ONE_VALUE = (
     "otherwise store one value in each row"
 )
 _TEXTS = ("STRING", "ENUM", "JSON")
-_STORED_TIME = (
-    "store it as a timestamp or date; on one machine, text files such as csv may have times in any format"
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
 def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[Stored, ...]:
-    """Returns how a file stores each column of a table."""
+    """Returns how a file stores each column of a table. The columns have the types int, float or string."""
     require_columns(path, footer, table)
     leaves = _leaves(footer)
     is_time = event_time.column if event_time else None
@@ -105,11 +101,6 @@ def stored_columns(
             stored.append(_ABSENT)
             continue
         _require_one_name(path, column.source_name, leaves)
-        if column.type in LIST_TYPES:
-            stored.append(_stored_list(path, column, [leaf for _, leaf in parts]))
-            if stored[-1].kind is not None:
-                _require_readable(path, column, footer, parts[0][0])
-            continue
         if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
             raise _refused(path, column, "list, map or struct", ONE_VALUE)
         index, leaf = parts[0]
@@ -200,12 +191,6 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
         return _ABSENT
     if kind == "TIMESTAMP" or physical == "INT96":
         return _stored_time(path, column, leaf, is_time)
-    if column.type == "date" and kind == "DATE":
-        return Stored("date")
-    if column.type in TIME_TYPES:
-        raise _refused(path, column, shown, _STORED_TIME, ConfigError)
-    if kind != "DECIMAL" and physical == "BYTE_ARRAY" and column.type in ("bool", "decimal"):
-        raise _refused(path, column, shown, f"store it as {column.type}, or declare `string`", ConfigError)
     return _stored_scalar(path, column, leaf, shown)
 
 
@@ -228,11 +213,8 @@ def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Store
 
 
 def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns how a timestamp is stored. Raises ConfigError unless its column is a time.
-
-    It is one if it has the type timestamp, or is the column of the event time with the type int.
-    """
-    if column.type != "timestamp" and not (is_time and column.type == "int"):
+    """Returns how a timestamp is stored. Raises ConfigError unless it is the event time, of the type int."""
+    if not (is_time and column.type == "int"):
         remedy = "declare the column with `type: timestamp`, or remove it from `columns`"
         shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
         raise _refused(path, column, f"timestamp ({shown})", remedy, ConfigError)
@@ -241,22 +223,6 @@ def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stor
     logical = str(leaf.logical_type)
     unit = next(short for name, short in _UNITS.items() if name in logical)
     return Stored("bigint", unit, "isAdjustedToUTC=false" in logical)
-
-
-def _stored_list(path: str, column: RawColumn, leaves: Sequence[Any]) -> Stored:
-    """Returns how a list is stored. Raises an error unless it is a list of the declared elements."""
-    leaf = leaves[0]
-    kind = leaf.logical_type.type
-    if str(leaf.logical_type) == "Null":
-        return _ABSENT
-    if len(leaves) > 1 or leaf.max_repetition_level != 1:
-        raise _refused(path, column, "of no list, or of a nested list, map or struct", "store lists in it")
-    is_text, is_int = kind in _TEXTS, leaf.physical_type in ("INT32", "INT64") and kind in ("NONE", "INT")
-    if not (is_text if column.type == "list<string>" else is_int and leaf.converted_type != "UINT_64"):
-        shown = f"list of {leaf.physical_type if kind == 'NONE' else leaf.logical_type}"
-        raise _refused(path, column, shown, "declare the type of its elements", ConfigError)
-    element = "string" if is_text else _UNSIGNED.get(leaf.converted_type) or _PLAIN[leaf.physical_type]
-    return Stored(f"array<{element}>")
 
 
 def _refused(
@@ -270,16 +236,14 @@ def _refused(
 
 
 def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, index: int) -> None:
-    """Raises DataError if a column cannot be decompressed or decoded."""
+    """Raises DataError if a column cannot be decompressed."""
     for group in range(footer.num_row_groups):
         chunk = footer.row_group(group).column(index)
-        encodings = [name for name in chunk.encodings if name in _UNREADABLE_ENCODINGS]
-        if chunk.compression in _UNREADABLE_CODECS or encodings:
-            problem = f"encoded with {encodings[0]}" if encodings else f"compressed with {chunk.compression}"
-            remedy = "the default encodings" if encodings else "the compression zstd or snappy"
+        if chunk.compression in _UNREADABLE_CODECS:
             raise DataError(
-                f"{path}: the column {column.source_name!r} is {problem}, which cannot be read",
-                f"write the file with {remedy}, and deliver it again",
+                f"{path}: the column {column.source_name!r} is compressed with {chunk.compression}, which "
+                "cannot be read",
+                "write the file with the compression zstd or snappy, and deliver it again",
             )
 
 

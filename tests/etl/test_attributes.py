@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
 from etl.ops.join_external import JoinExternal
-from etl.spark.read_log import read_attributes
+from etl.spark.attribute_frames import read_attributes
 from storage.erased_users import add_erased, list_or_new
 from storage.paths import Lake
 from tests.etl import cases

@@ -9,14 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
+from etl.passes import passes_of
 from etl.raw.erased_rows import ERASED, has_erased_field
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
-from etl.raw.csv_header import LINE_NUMBER, REASON
-from etl.quality.day_counts import quarantine_day
-from etl.spark.typed_rows import day_rows
 from etl.text.file_layout import layout_of_days
 from etl.text.row_source import columns_to_parse
+from spark.spark_workers import SparkWorkers
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
 from storage.paths import Lake
@@ -87,24 +86,38 @@ def test_text_is_read_without_the_rows_of_erased_users(log: tuple[Config, list[s
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])
-def test_frames_are_read_without_the_rows_of_erased_users(
+def test_clusters_read_the_log_without_the_rows_of_erased_users(
     spark: SparkSession, log: tuple[Config, list[str]], engine: Any
 ) -> None:
     config, lines = log
-    config = config.model_copy(update={"workflow": config.workflow.model_copy(update={"engine": engine})})
+    config = config.model_copy(
+        update={
+            "workflow": config.workflow.model_copy(update={"engine": engine}),
+            "quality": config.quality.model_copy(update={"max_bad_share": 1}),
+        }
+    )
     lake = Lake(config.lake)
-    for day in (DAY, NEXT_DAY):
-        raw = require_raw(config, config.log, day)
-        rows = day_rows(spark, config, lake, raw).orderBy(LINE_NUMBER).collect()
-        assert [row[REASON] for row in rows] == _reasons_of_text(config, day, len(lines))
-    counts = quarantine_day(spark, config, lake, require_raw(config, config.log, DAY))
+    days = [require_raw(config, config.log, day) for day in (DAY, NEXT_DAY)]
+    passes = passes_of(SparkWorkers(spark), config, lake)
+    counts = passes.scan_days(days)[DAY]
     assert (counts.rows_in, counts.good, counts.bad, counts.dropped[ERASED]) == (9, 2, 3, 4)
     quarantine = cases.read_rows(lake.quarantine.partition(DAY))
     assert quarantine["line_number"].tolist() == [4, 7, 8]
+    assert not [line for line in quarantine["line"] if USER in line.split("\t")]
     if engine == "sql":
-        typed = cases.read_rows(lake.typed.partition(DAY))
-        assert typed["user"].dropna().tolist() == [LONGER, LONGER, "a", "b"]
-        assert [line for line in typed["_line"].dropna() if USER in line.split("\t")] == []
+        row_ids = [
+            cases.read_rows(lake.prepared(config.name).partition(raw.dt))["row_id"].tolist() for raw in days
+        ]
+        good = [
+            [
+                line
+                for line, reason in enumerate(_reasons_of_text(config, raw.dt, len(lines)))
+                if reason is None
+            ]
+            for raw in days
+        ]
+        assert row_ids == good
+        assert good == [[1, 8], [0, 1, 8]]
 
 
 def test_a_log_that_is_one_table_is_always_read_without_them(log: tuple[Config, list[str]]) -> None:

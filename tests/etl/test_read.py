@@ -20,10 +20,10 @@ from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.spark.read_log import bad_rows, good_rows, read_log
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain
 from tests.etl import cases, raw_oracle
+from tests.etl.log_rows import bad_rows, good_rows, read_log
 from tests.etl.text_blocks import parse_text
 
 DAY = "2026-01-01"

@@ -19,13 +19,12 @@ from etl.build import feature_inputs
 from etl.fit.workflow_version import workflow_version
 from etl.raw.files import require_raw
 from etl.raw.impression_log import rows_digest
-from etl.spark.prepared_rows import prepared_rows
-from etl.workflow.preparation_methods import preparation
 from etl.spark.shown_positions import join_positions
 from etl.text.two_passes import preparations
 from etl.workflow.feature_plan import plan
-from storage.paths import Lake
+from etl.workflow.preparation_methods import preparation
 from tests.etl import cases
+from tests.etl.log_rows import prepared_rows
 
 DAY = "2026-01-01"
 COLUMNS = {"user": "who", "item": "what", "position": "place", "time": "at"}
@@ -114,7 +113,7 @@ def expected_positions(shown: pd.DataFrame, rows: pd.DataFrame, times: Sequence[
 
 def rows_of_day(spark: SparkSession, config: Config, day: str) -> pd.DataFrame:
     raw = require_raw(config, config.log, day)
-    rows = prepared_rows(spark, config, Lake(config.lake), raw)
+    rows = prepared_rows(spark, config, raw)
     assert dict(rows.dtypes).get("shown_position") in (None, "bigint")
     return rows.toPandas().sort_values("row_id", ignore_index=True)
 

@@ -20,21 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import FORMATS, Column, EventTime, Format, RawTable, operator_type
 from conf.types import Config, ItemsTable
 from etl.build import BuildResult
 from etl.raw import time_text
-from etl.raw.text_values import typed_column
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day, count_misdated
 from etl.raw.row_rules import time_rule
 from etl.raw.stored_values import can_hold, stored_values
+from etl.raw.text_values import typed_column
 from etl.readers.text import TextReader
-from etl.spark.read_log import read_attributes, read_log
+from etl.spark.attribute_frames import read_attributes
 from etl.text import parsed_splits
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain
@@ -45,6 +44,7 @@ from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from tests.etl import cases
+from tests.etl.log_rows import read_log, rows_of_log
 from tests.etl.text_blocks import parse_text
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -779,17 +779,22 @@ def test_features_are_those_of_the_same_log_in_integers_and_texts(
     assert len(ours) == 4
 
 
-def test_the_engine_sql_refuses_types_that_it_does_not_read_from_text(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_engine_sql_computes_the_same_features(spark: SparkSession, tmp_path: Path) -> None:
+    """Tasks parse the text, so that the engine knows every type."""
     write_log(tmp_path, "csv")
-    config = typed_log(tmp_path)
-    config = config.model_copy(update={"workflow": config.workflow.model_copy(update={"engine": "sql"})})
-    with pytest.raises(
-        ConfigError, match=r"reads only the types int, float, string.*at \(timestamp\)"
-    ) as caught:
-        read_log(spark, config, require_raw(config, config.log, DAYS[0]))
-    assert "workflow.engine, or set it to arrow" in caught.value.remedy
+    found = {}
+    for engine in ("arrow", "sql"):
+        config = typed_log(tmp_path)
+        config = config.model_copy(
+            update={
+                "workflow": config.workflow.model_copy(update={"engine": engine}),
+                "lake": str(tmp_path / engine),
+            }
+        )
+        of_days = features_of(config, cases.run_build(spark, config, DAYS[-1]))
+        found[engine] = {dt: sorted(map(str, rows)) for dt, rows in of_days.items()}
+    assert found["sql"] == found["arrow"]
+    assert len(found["sql"]) == 4
 
 
 def test_a_table_of_items_may_have_lists_and_times(spark: SparkSession, tmp_path: Path) -> None:
@@ -825,7 +830,7 @@ def test_a_table_of_items_may_have_lists_and_times(spark: SparkSession, tmp_path
 
 
 @pytest.mark.parametrize("zone", ZONES)
-def test_both_forms_of_the_rule_of_dates_agree(spark: SparkSession, zone: str) -> None:
+def test_the_rule_of_dates(zone: str) -> None:
     rule = time_rule(EventTime(column="x"), "date", zone)
     days = [
         0,
@@ -841,17 +846,14 @@ def test_both_forms_of_the_rule_of_dates_agree(spark: SparkSession, zone: str) -
         10**7,
         None,
     ]
-    frame = spark.createDataFrame([(index, day) for index, day in enumerate(days)], "place long, x long")
-    checks = [check.in_spark(F.col("x")).alias(f"c{index}") for index, check in enumerate(rule.checks)]
-    rows = frame.select("place", rule.in_spark(F.col("x")).alias("time"), *checks).orderBy("place").collect()
     values = pa.array(days, pa.int64())
-    for index, check in enumerate(rule.checks):
-        in_arrow = [bool(value) for value in check.rejects(values).to_pylist()]
-        assert in_arrow == [bool(row[f"c{index}"]) for row in rows]
-        assert any(in_arrow)
+    missing, beyond = ([bool(value) for value in check.rejects(values).to_pylist()] for check in rule.checks)
+    assert missing == [day is None for day in days]
+    last = time_text.LAST_DAY
+    assert beyond == [day is not None and not time_text.FIRST_DAY <= day <= last for day in days]
+    assert any(beyond)
     modern = [place for place, day in enumerate(days) if day is not None and abs(day) < 10**5]
     computed = rule.compute(values).to_pylist()
-    assert [computed[place] for place in modern] == [rows[place]["time"] for place in modern]
     expected = [instant_of(EPOCH + timedelta(days=days[place] or 0), zone) for place in modern]
     assert [computed[place] for place in modern] == expected
 
@@ -934,7 +936,7 @@ def test_errors_say_what_is_wrong_with_a_value(
 # Other formats --------------------------------------------------------------------------------------------
 
 
-def test_parquet_files_of_every_type_are_read_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_parquet_files_of_every_type_are_read(tmp_path: Path) -> None:
     moments = [datetime(2026, 3, 28, 12, 0, 0, 5), datetime(2026, 3, 28, 1), None]
     table = pa.table(
         {
@@ -955,21 +957,22 @@ def test_parquet_files_of_every_type_are_read_by_spark(spark: SparkSession, tmp_
     columns = [{**column, "separator": None, "format": "iso"} for column in COLUMNS]
     config = typed_log(tmp_path, "parquet", columns=columns)
     raw = require_raw(config, config.log, DAYS[0])
-    rows = [row.asDict() for row in read_log(spark, config, raw).orderBy("row_id").collect()]
+    rows = rows_of_log(config, raw).to_pylist()
     wanted = ["clicked", "at", "born", "price", "member", "genres", "codes", "event_time", "_reason"]
     noon = instant_of(datetime(2026, 3, 28, 12, 0, 0, 5), "Europe/Berlin")
     night = instant_of(datetime(2026, 3, 28, 1), "Europe/Berlin")
     assert [[row[name] for name in wanted] for row in rows] == [
         [1, noon, 1, 0.1, 1, ["a", "b"], [1, 3], noon, None],
         [0, night, None, -3.0, 0, None, None, night, None],
-        [1, None, -1, None, None, [], [], None, "boolean:member"],
+        [None] * 8 + ["boolean:member"],
     ]
     read = pq.read_table(folder / "a.parquet")
     for column in config.log.columns[:7]:
         stored = read.column(column.name).combine_chunks()
         assert can_hold(column, stored.type)
         values, reasons = stored_values(stored, column, "Europe/Berlin")
-        assert values.to_pylist() == [row[column.name] for row in rows], column.name
+        good = [row[column.name] for row in rows[:2]]  # the columns of a rejected row are null
+        assert values.to_pylist()[:2] == good, column.name
         assert (reasons is None) == (column.name != "member")
         assert str(values.type) == {"genres": "list<item: string>", "codes": "list<item: int64>"}.get(
             column.name, "double" if column.name == "price" else "int64"
@@ -1018,19 +1021,19 @@ def test_other_stored_types_are_not_held(kind: Any, stored: pa.DataType) -> None
 
 
 @pytest.mark.parametrize(
-    "name, values, problem",
+    "name, values, problem, value",
     [
-        ("at", pa.array(["2026-01-01"]), "BYTE_ARRAY .*which cannot be read as `type: timestamp`"),
-        ("born", pa.array([1]), "INT64, which cannot be read as `type: date`"),
-        ("born", pa.array([EPOCH], pa.timestamp("us")), "timestamp .*cannot be read as `type: date`"),
-        ("member", pa.array(["yes"]), "BYTE_ARRAY .*cannot be read as `type: bool`"),
-        ("genres", pa.array([[1]]), "list of INT64, which cannot be read as `type: list<string>`"),
-        ("codes", pa.array([["x"]]), "cannot be read as `type: list<int>`"),
-        ("codes", pa.array([1]), "of no list.* cannot be read as `type: list<int>`"),
+        ("at", pa.array(["1970-01-01T02:00:00+01:00"]), None, 3_600_000_000),
+        ("born", pa.array([1]), "int64, which cannot be read as `type: date`", None),
+        ("born", pa.array([EPOCH], pa.timestamp("us")), None, 0),
+        ("member", pa.array(["yes"]), None, 1),
+        ("genres", pa.array([[1]]), None, ["1"]),
+        ("codes", pa.array([["x"]]), "cannot be read as `type: list<int>`", None),
+        ("codes", pa.array([1]), "int64, which cannot be read as `type: list<int>`", None),
     ],
 )
-def test_parquet_types_that_a_declared_type_cannot_hold_are_refused(
-    spark: SparkSession, tmp_path: Path, name: str, values: pa.Array, problem: str
+def test_parquet_types_are_read_as_the_declared_type_or_refused(
+    tmp_path: Path, name: str, values: pa.Array, problem: str | None, value: Any
 ) -> None:
     columns = [
         {"name": "label", "type": "int"},
@@ -1049,8 +1052,12 @@ def test_parquet_types_that_a_declared_type_cannot_hold_are_refused(
     }
     features = [{"columns": ["user"], "kind": "categorical", "ops": ["categorify"]}]
     config = cases.write_config(tmp_path, {"log": log, "features": features, "scopes": {}})
+    raw = require_raw(config, config.log, "2026-01-01")
+    if problem is None:
+        assert rows_of_log(config, raw)[name].to_pylist() == [value]
+        return
     with pytest.raises((ConfigError, DataError), match=problem):
-        read_log(spark, config, require_raw(config, config.log, "2026-01-01"))
+        rows_of_log(config, raw)
 
 
 def test_frames_of_callers_may_have_times_and_dates() -> None:

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.errors import ConfigError, raised_in
 from etl.fit.workflow_version import workflow_version
-from etl.workflow.preparation_methods import preparation
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
+from etl.workflow.preparation_methods import preparation
 from storage.paths import Lake
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (

@@ -18,7 +18,6 @@ from conf.errors import ConfigError
 from conf.load import load_config
 from etl.raw.compressed import first_bytes
 from etl.raw.files import find_raw, require_raw
-from etl.spark.read_log import read_log
 from setup import jars
 from storage import file_io
 from storage.dataset import read_spec
@@ -26,6 +25,7 @@ from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
+from tests.etl.log_rows import read_log
 
 ROOT = Path(__file__).parents[3]
 RUN_DATE = "2026-01-03"

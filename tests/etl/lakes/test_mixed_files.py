@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import ConfigError, DataError
+from conf.errors import DataError
 from conf.types import Config
-from etl.raw.files import find_raw
 from etl.raw.csv_header import common_header
-from etl.raw.row_ids import number_lines
+from etl.raw.files import find_raw
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
+from tests.etl.log_rows import rows_of_log
 
 RUN_DATE = "2026-01-03"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
@@ -76,24 +76,28 @@ def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
         assert {path.rsplit(".tsv", 1)[1] for path in quarantined["source_file"]} == set(kinds)
 
 
-def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"hdfs://nodes/a\.tsv\.zst is compressed with zstd") as caught:
-        number_lines(spark, ["hdfs://nodes/a.tsv", "hdfs://nodes/a.tsv.zst"])
-    assert "deliver the file as .gz or .bz2" in caught.value.remedy
-
-
-def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:
+def test_lines_are_numbered_alike_whatever_the_compression(tmp_path: Path) -> None:
     """Unusual names, CR LF, no end of the last line, invalid UTF-8, empty lines and files."""
     text = b"one\r\n\n\xff\xfe broken \xe9\nlast \xc3\xa9"
     rows_of_kind = {}
-    for kind, pack in ((".gz", gzip.compress), (".zst", _zstd)):
-        paths = [tmp_path / f"50%20 a{kind}", tmp_path / f"b{kind}", tmp_path / f"c{kind}"]
+    for kind, pack in PACKED.items():
+        folder = tmp_path / f"kind{kind}"
+        log = {**cases.LOG["log"], "path": "{data}/*"}
+        config = cases.write_config(tmp_path, {"log": log, "data": str(folder)})
+        paths = [folder / f"50%20 a.tsv{kind}", folder / f"b.tsv{kind}", folder / f"c.tsv{kind}"]
+        folder.mkdir()
         for path, data in zip(paths, (text, b"", text * 3), strict=True):
             path.write_bytes(pack(data))
-        rows = number_lines(spark, [str(path) for path in paths]).orderBy("row_id").collect()
-        rows_of_kind[kind] = [(Path(row["file"]).stem, *row[1:]) for row in rows]
-    assert rows_of_kind[".gz"] == rows_of_kind[".zst"]
-    assert [row[1:3] for row in rows_of_kind[".zst"][:5]] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
+        raw = find_raw(config, config.log, RUN_DATE)
+        assert raw is not None
+        rows = rows_of_log(config, raw).select(["row_id", "_file", "_line_number", "_line", "_reason"])
+        rows_of_kind[kind] = [
+            {**row, "_file": Path(row["_file"]).name.removesuffix(kind)} for row in rows.to_pylist()
+        ]
+    assert all(rows == rows_of_kind[""] for rows in rows_of_kind.values())
+    places = [(row["_line_number"], row["row_id"]) for row in rows_of_kind[""]]
+    assert places[:5] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
+    assert [row["_reason"] for row in rows_of_kind[""][:3]] == ["field_count", "field_count", "not_utf8"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.spark.typed_rows import delete_unneeded_days
+from etl.prepare.unneeded_days import delete_unneeded_days
 from jobs.stages.erase_user import run as erase_user
 from storage import delta_log, file_io
 from storage.dataset import read_dataset
@@ -131,17 +131,18 @@ def test_wildcards_match_as_they_do_on_a_disk(object_store: ObjectStore, tmp_pat
     assert isinstance(file_io.filesystem(root)[0], fs.S3FileSystem)
 
 
-def test_typed_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None:
+def test_prepared_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None:
     """The last test of a lake: the table is gone afterwards."""
     lake = Lake(run.config.lake)
+    prepared = lake.prepared(run.config.name)
     days = DAYS if run.config.workflow.engine == "sql" else []
-    assert written_dates(lake.typed) == days
+    assert written_dates(prepared) == days
     delete_unneeded_days(run.config, lake, DAYS[0])
-    assert written_dates(lake.typed) == days
+    assert written_dates(prepared) == days
     elsewhere = run.config.model_copy(update={"data": f"{run.config.data}-of-nobody"})
     delete_unneeded_days(elsewhere, lake, DAYS[0])
-    assert written_dates(lake.typed) == []
-    assert not any("typed" in path for path in lakes.objects(run.config.lake))
+    assert written_dates(prepared) == []
+    assert not any("prepared" in path for path in lakes.objects(run.config.lake))
 
 
 def test_an_erased_user_is_in_no_object_and_the_delta_tables_have_the_new_files(run: Run) -> None:

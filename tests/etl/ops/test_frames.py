@@ -16,12 +16,10 @@ from conf.errors import ConfigError
 from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
 from etl.raw.files import require_raw
-from etl.spark.prepared_rows import prepared_rows
-from etl.spark.read_log import read_log
 from etl.split.time_split import DAY, SPLIT
 from etl.workflow.feature_plan import plan
 from storage.feature_spec import FLOAT32_MAX
-from storage.paths import Lake
+from tests.etl.log_rows import prepared_rows, read_log
 from tests.etl.ops import formulas
 from tests.etl.ops.examples import COLUMNS, FRAME_EXAMPLES
 from tests.etl.ops.rows import DAYS, Row, make_config, make_rows, to_spark
@@ -199,9 +197,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
     differences = _differences({"by": ["C1"], "columns": ["I1"]}, kept)["I1_difference_lag_1"]
     kept = [{**row, "I1_difference_lag_1": differences[row["row_id"]]} for row in kept]
     expected = _grouped(PREPARE[3]["groupby"], kept, ["C1"])
-    collected = {
-        row["row_id"]: row.asDict() for row in prepared_rows(spark, config, Lake(config.lake), raw).collect()
-    }
+    collected = {row["row_id"]: row.asDict() for row in prepared_rows(spark, config, raw).collect()}
     names = ["C1", "label", "I1_sum", "I1_list", "I1_difference_lag_1_max"]
     assert {row_id: {name: row[name] for name in names} for row_id, row in collected.items()} == {
         row_id: {name: row[name] for name in names} for row_id, row in expected.items()

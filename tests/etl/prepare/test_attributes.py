@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, NightrankError
 from conf.types import Config, RawTable
-from etl.prepare.attributes import join_attributes, read_attribute_table, reads_in_process
+from etl.prepare.attributes import join_attributes, read_attribute_table
 from etl.readers import text
-from etl.spark.read_log import read_attributes
+from etl.spark.attribute_frames import read_attributes
 from spark.rows import Rows
 from tests.etl import cases
 
@@ -183,14 +183,8 @@ def test_what_is_no_id_may_be_any_text(spark: SparkSession, tmp_path: Path) -> N
     assert "is not an id" in errors(spark, config, table, "user", "user").problem
 
 
-def test_tables_on_hdfs_are_left_to_spark(tmp_path: Path) -> None:
-    config, table = config_of(tmp_path)
-    assert reads_in_process(config, table, None)
-    assert not reads_in_process(config, table, table.model_copy(update={"path": "hdfs://name/users.csv"}))
-
-
 def joined_by_spark(spark: SparkSession, rows: pa.Table, attributes: pa.Table, key: str) -> list[Any]:
-    """The join of etl.spark.prepared_rows."""
+    """The join of etl.spark.prepared_frame."""
     frames = [
         spark.createDataFrame(
             [tuple(row.values()) for row in table.to_pylist()],

@@ -24,13 +24,13 @@ from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.good_rows import good_rows_of
 from etl.raw.files import RawFiles, require_raw
 from etl.spark.last_clicks import LastClicks
-from etl.spark.read_log import good_rows, read_log
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake
 from tests.etl import cases
+from tests.etl.log_rows import good_rows, read_log
 from tests.etl.test_history_tables import DAYS, LENGTH, RUN_DATE, SETTINGS, make_log
 
 pytestmark = pytest.mark.processes
@@ -78,7 +78,7 @@ def without_spark(config: Config, lake: Lake, workers: LocalWorkers) -> ClickTab
 
 def with_spark(config: Config, lake: Lake, spark: SparkSession) -> LastClicks:
     assert config.history is not None
-    return LastClicks(spark, config, config.history, lake)
+    return LastClicks(SparkWorkers(spark), config, config.history, lake)
 
 
 def published(lake: Lake, day: str) -> tuple[Manifest, pd.DataFrame]:
@@ -265,7 +265,7 @@ def test_latest_histories_equal_those_of_spark(
     lake = Lake(config.lake)
     splits = raw_days(config, RUN_DATE)
     found = histories_of(workers, config, lake, splits, before=before)
-    expected = latest_histories(spark, config, lake, splits, before=before)
+    expected = latest_histories(SparkWorkers(spark), config, lake, splits, before=before)
     assert found is not None
     assert expected is not None
     assert found.digest == expected.digest

@@ -90,7 +90,7 @@ def histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         *,
         before: Split | None = None,
     ) -> LatestHistories | None:
-        found = latest_histories(spark, config, lake, splits, before=before)
+        found = latest_histories(SparkWorkers(spark), config, lake, splits, before=before)
         if found is None or found.rows is None or not isinstance(workers, LocalWorkers):
             return found
         assert not isinstance(found.rows, pa.Table)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,49 +16,52 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
 from etl.checked_days import raw_days
-from etl.quality.column_summary import TOP, summarise_counts
-from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
+from etl.passes import passes_of
+from etl.quality.column_summary import TOP, Summary
+from etl.quality.counts import Column, feature_columns
+from etl.quality.new_values import Values
+from etl.quality.profile import Piece, profiles_of
 from etl.quality.report import DataReport, report_quality
 from etl.quality.report_rates import ColumnReport, Comparison
-from etl.raw.files import RawFiles
-from etl.spark.prepared_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
-from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan
+from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from tests.etl import cases, oracle, raw_oracle
+from tests.etl.prepare.small_shop import no_session
 
 ROOT = Path(__file__).parents[3]
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 RUN_DATE, NEXT = DAYS[3], DAYS[4]
 
 
-class Rows:
-    """Prepared rows of days. `days_read` lists the days whose rows were requested."""
+class Counted:
+    """The value counts of days. `days_read` lists the days whose counts were summarised for a profile."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.spark, self.config = spark, config
+        self.passes = passes_of(SparkWorkers(spark), config, Lake(config.lake))
         self.days_read: list[str] = []
 
-    def __call__(self, raw: RawFiles) -> DataFrame:
-        self.days_read.append(raw.dt)
-        return prepared_rows(self.spark, self.config, Lake(self.config.lake), raw)
+    def figures_of(
+        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
+    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        self.days_read += [piece.raw.dt for piece in days]
+        return self.passes.figures_of(days, train, day, columns)
 
 
-def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:
+def report(spark: SparkSession, config: Config, run_date: str, counted: Counted | None = None) -> DataReport:
     splits = raw_days(config, run_date)
-    rows = rows or Rows(spark, config)
-    return report_quality(SparkWorkers(spark), config, Lake(config.lake), run_date, splits, rows)
+    counted = counted or Counted(spark, config)
+    counted.passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    return report_quality(config, Lake(config.lake), run_date, splits, counted)
 
 
 @contextmanager
@@ -86,18 +90,16 @@ def hard_log_report(
     return config, good, report(spark, config, RUN_DATE)
 
 
-def test_days_whose_values_are_counted_have_the_same_report(
-    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
+def test_processes_of_this_machine_have_the_same_report(
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
 ) -> None:
     rows_config, _, known = hard_log_report
     config = cases.write_config(tmp_path)
     config = config.model_copy(update={"data": rows_config.data})
-    flow = TextPasses(SparkWorkers(spark), config, Lake(config.lake))
+    passes = passes_of(LocalWorkers(2, no_session), config, Lake(config.lake))
     splits = raw_days(config, RUN_DATE)
-    flow.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    counted_report = report_quality(
-        SparkWorkers(spark), config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow
-    )
+    passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    counted_report = report_quality(config, Lake(config.lake), RUN_DATE, splits, passes)
     assert counted_report.compared.columns == known.compared.columns
     assert counted_report.compared.pieces == known.compared.pieces
 
@@ -247,13 +249,13 @@ def test_an_unchanged_run_date_runs_no_spark_job_and_the_next_reads_one_day(
     spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport]
 ) -> None:
     config, good, data_report = hard_log_report
-    rows = Rows(spark, config)
+    counted = Counted(spark, config)
     with jobs_of(spark, "again") as jobs:
-        assert report(spark, config, RUN_DATE, rows) == data_report
-    assert (rows.days_read, jobs) == ([], [])
+        assert report(spark, config, RUN_DATE, counted) == data_report
+    assert (counted.days_read, jobs) == ([], [])
     with jobs_of(spark, "next") as jobs:
-        after = report(spark, config, NEXT, rows)
-    assert rows.days_read == [NEXT]
+        after = report(spark, config, NEXT, counted)
+    assert counted.days_read == [NEXT]
     assert jobs
     columns = {column.name: column for column in after.compared.columns}
     train = pd.concat([good[DAYS[1]], good[DAYS[2]]])
@@ -266,10 +268,10 @@ def test_other_limits_are_judged_without_reading_again(
 ) -> None:
     config, _, data_report = hard_log_report
     strict = config.model_copy(update={"quality": config.quality.model_copy(update={"psi_warn": 0.0})})
-    rows = Rows(spark, strict)
+    counted = Counted(spark, strict)
     with jobs_of(spark, "limits") as jobs:
-        judged = report(spark, strict, RUN_DATE, rows)
-    assert (rows.days_read, jobs) == ([], [])
+        judged = report(spark, strict, RUN_DATE, counted)
+    assert (counted.days_read, jobs) == ([], [])
     assert judged.compared == data_report.compared
     facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
     assert facts["findings"] == [finding.to_facts() for finding in judged.findings]
@@ -282,9 +284,9 @@ def test_a_delivery_that_changed_is_profiled_again(spark: SparkSession, tmp_path
     before = report(spark, config, RUN_DATE)
     lines = cases.make_lines(RUN_DATE, 40, 9)
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("".join(line + "\n" for line in lines))
-    rows = Rows(spark, config)
-    after = report(spark, config, RUN_DATE, rows)
-    assert rows.days_read == [RUN_DATE]
+    counted = Counted(spark, config)
+    after = report(spark, config, RUN_DATE, counted)
+    assert counted.days_read == [RUN_DATE]
     assert after.compared.today.rows > before.compared.today.rows
 
 
@@ -328,33 +330,43 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
     assert all(finding.level == "warn" for finding in accepted.findings)
 
 
-def test_rows_in_any_order_and_partitions_give_one_profile(spark: SparkSession) -> None:
-    schema = T.StructType(
-        [
-            T.StructField("label", T.FloatType()),
-            T.StructField("I", T.LongType()),
-            T.StructField("X", T.DoubleType()),
-            T.StructField("S", T.StringType()),
-        ]
-    )
-    data = [
-        (
-            float(n % 3 == 0),
-            n * 7 % 11 - 5,
-            [0.0, -0.0, 0.1, -2.5, None][n % 5],
-            [None, "é", "e\u0301", ""][n % 4],
-        )
+@pytest.mark.parametrize("order", [1, 2])
+def test_rows_in_any_order_and_files_give_one_profile(tmp_path: Path, order: int) -> None:
+    """Exact sums: values of very different sizes, in two orders, in one file or several."""
+    columns = [
+        {"name": "label", "type": "int"},
+        {"name": "I", "type": "int"},
+        {"name": "X", "type": "float"},
+        {"name": "S", "type": "string"},
+    ]
+    log = {"path": "{data}/dt={date}/*", "format": "tsv", "columns": columns, "label": {"column": "label"}}
+    features = [
+        {"columns": ["I", "X"], "kind": "dense", "ops": ["fill"]},
+        {"columns": ["S"], "kind": "categorical", "ops": ["categorify"]},
+    ]
+    config = cases.write_config(tmp_path, {"log": log, "keys": None, "features": features, "scopes": {}})
+    lines = [
+        f"{int(n % 3 == 0)}\t{n * 7 % 11 - 5}\t{['0.0', '-0.0', '0.1', '-2.5', ''][n % 5]}\t"
+        + ["", "é", "e\u0301", "x"][n % 4]
         for n in range(400)
     ]
-    columns = [Column("I", "int"), Column("X", "float"), Column("S", "string")]
-    kinds = {LABEL_CELLS: "float", **{column.name: column.kind for column in columns}}
-    rows = spark.createDataFrame(data, schema)
-    orders = [rows.coalesce(1), rows.repartition(7), rows.orderBy(F.rand(3)).repartition(3, "I")]
-    first, *others = summarise_counts(count_cells(orders, columns), len(orders), kinds)
-    assert all(other == first for other in others)
-    assert (first[LABEL_CELLS].cells, dict(first[LABEL_CELLS].top)) == (400, {0.0: 266, 1.0: 134})
-    assert first["X"].top == ((0.0, 160), (-2.5, 80), (0.1, 80))
-    assert [value for value, _ in first["S"].top] == ["", "e\u0301", "é"]
+    random.Random(order).shuffle(lines)
+    for day in DAYS[:4]:
+        folder = tmp_path / f"raw/dt={day}"
+        folder.mkdir(parents=True)
+        parts = 1 if day == RUN_DATE else 4
+        for part in range(parts):
+            (folder / f"{part}.tsv").write_text("".join(f"{line}\n" for line in lines[part::parts]))
+    passes = passes_of(LocalWorkers(2, no_session), config, Lake(config.lake))
+    splits = raw_days(config, RUN_DATE)
+    passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    pieces = [Piece(raw, split, False) for split in SPLITS for raw in splits[split]]
+    profiles, _ = profiles_of(config, Lake(config.lake), pieces, passes)
+    assert all(profile.columns == profiles[0].columns for profile in profiles)
+    assert (profiles[0].rows, profiles[0].clicks) == (400, 134)
+    assert profiles[0].columns["X"].top == ((0.0, 160), (-2.5, 80), (0.1, 80))
+    assert profiles[0].columns["X"].mean == (80 * 0.1 - 80 * 2.5) / 320
+    assert [value for value, _ in profiles[0].columns["S"].top] == ["e\u0301", "x", "é"]
 
 
 def test_a_day_without_a_good_row_has_a_report(spark: SparkSession, tmp_path: Path) -> None:

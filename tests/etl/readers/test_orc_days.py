@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,10 @@ import pytest
 from pyarrow import orc
 from pyspark.sql import SparkSession
 
-from conf.errors import EXIT_OK, ConfigError
+from conf.errors import EXIT_OK
+from etl.passes import passes_of
 from etl.raw.files import find_raw
-from etl.spark.typed_rows import day_rows
+from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
 from tests.etl import cases
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
@@ -73,17 +74,21 @@ def test_the_tables_are_those_of_parquet(tmp_path: Path) -> None:
         assert [row["reason"] for row in mine[f"quarantine {day}"]] == ["integer:I1"] * 2
 
 
-@pytest.mark.parametrize("kind, name", [("orc", "ORC files"), ("jsonl", "JSON lines")])
+@pytest.mark.parametrize("kind", ["orc", "jsonl"])
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
-def test_spark_frames_refuse_the_format(tmp_path: Path, kind: str, name: str, engine: str) -> None:
+def test_clusters_read_the_format(spark: SparkSession, tmp_path: Path, kind: str, engine: str) -> None:
     config = cases.write_config(
         tmp_path, GROUPS, {"log": {**LOG, "format": kind}, "workflow": {"engine": engine}}
     )
     path = tmp_path / f"raw/dt={DAYS[0]}/clicks.{kind}"
     path.parent.mkdir(parents=True)
-    path.write_text("{}\n", encoding="utf-8")
+    rows = rows_of(3)
+    if kind == "orc":
+        orc.write_table(rows, path)
+    else:
+        path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in rows.to_pylist()), "utf-8")
     raw = find_raw(config, config.log, DAYS[0])
     assert raw is not None
-    with pytest.raises(ConfigError, match=f"cannot read {name}") as caught:
-        day_rows(create_autospec(SparkSession), config, Lake(config.lake), raw)
-    assert "workflow.engine=auto" in (caught.value.remedy or "")
+    counts = passes_of(SparkWorkers(spark), config, Lake(config.lake)).scan_days([raw])[DAYS[0]]
+    assert (counts.rows_in, counts.good) == (len(rows), len(rows) - counts.bad)
+    assert counts.good > 0

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, EventTime, RawTable
-from etl.raw.parquet_footers import EXACT_TIME, read_parquet_rows
 from etl.readers import parquet
 from etl.readers.parquet import ParquetReader
 from tests.etl.readers.blocks import ReadRows, opened, read_all
+from tests.etl.readers.spark_parquet import EXACT_TIME, read_parquet_rows
 from tests.etl.test_parquet_rows import REFUSED, WRITERS, table_of, written
 
 TWO_53 = 2.0**53

@@ -22,7 +22,6 @@ from etl.quality.counts import LABEL_CELLS
 from etl.raw.files import require_raw
 from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
-from etl.spark.read_log import good_rows, read_log
 from etl.text import two_passes
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
@@ -32,6 +31,7 @@ from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from tests.etl import cases
+from tests.etl.log_rows import good_rows, read_log
 from tests.etl.text.test_without_a_jvm import build as build_without_java
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]

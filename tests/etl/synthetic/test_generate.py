@@ -15,7 +15,6 @@ from conf.errors import ConfigError
 from conf.load import load_config
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.spark.read_log import read_log
 from etl.synthetic.clicks.click import click_steps, tastes_of_day
 from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
 from etl.synthetic.clicks.layout import hex_tokens, value_name
@@ -25,6 +24,7 @@ from jobs.stages.generate_clicks import run as generate_clicks
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
+from tests.etl.log_rows import read_log
 from tests.etl.synthetic import decoded
 
 ROOT = Path(__file__).parents[3]

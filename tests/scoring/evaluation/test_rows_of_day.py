@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.spark.read_log import good_rows, read_log
 from scoring.evaluation import rows_of_day
 from scoring.evaluation.rows_of_day import rows_of_day as rows_of
 from storage.run_context import RunContext
 from tests.etl import cases
+from tests.etl.log_rows import good_rows, read_log
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
