@@ -2,7 +2,7 @@
 
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
-typed/dt=…                      parsed rows of a day's text log (only workflow.engine=sql)
+typed/dt=…                      parsed rows of a day's text log (only in lakes of older releases)
 prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes, for the encode pass
 value_counts/dt=…               counts of the raw values of a day, by file split
 last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
@@ -141,7 +141,7 @@ class Lake:
 
     @property
     def typed(self) -> Table:
-        """Returns the table of the parsed rows of text logs, by day (etl.spark.typed_rows)."""
+        """Returns the table of the parsed rows of text logs, by day, which older releases wrote."""
         return self._table("typed", internal=True)
 
     def prepared(self, config_name: str) -> Table:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
 from etl.ops.parameters import Texts
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 class Dropna(RowFilter):
@@ -46,6 +44,12 @@ class Dropna(RowFilter):
         """Returns the name under which the day's row counts contain the number of dropped rows."""
         return f"dropna:{','.join(self.columns)}"
 
-    def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition under which a row is kept. The condition is true or false, never null."""
-        return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))
+    def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
+        """Returns the columns that must have a value."""
+        return tuple(self.columns)
+
+    def keeps_rows(
+        self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
+    ) -> pa.BooleanArray:
+        """Returns for each row whether no column is null."""
+        return reduce(pc.and_, (rows[name].is_valid() for name in self.columns))

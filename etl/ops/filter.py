@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import pyarrow as pa
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
 from etl.ops.base import Type
 from etl.ops.expression import kinds_of
 from etl.ops.formula import parse
 from etl.ops.frames import RowFilter
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 class Filter(RowFilter):
@@ -49,7 +46,12 @@ class Filter(RowFilter):
         """Returns the name under which the day's row counts contain the number of dropped rows."""
         return f"filter:{self.keep}"
 
-    def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition under which a row is kept. The condition is true or false, never null."""
-        formula = parse(self.keep, kinds_of(columns))
-        return F.coalesce(formula.to_column({name: F.col(name) for name in formula.columns}), F.lit(False))
+    def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
+        """Returns the columns of the formula."""
+        return tuple(parse(self.keep, kinds_of(columns)).columns)
+
+    def keeps_rows(
+        self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
+    ) -> pa.BooleanArray:
+        """Returns for each row whether the formula is true; null if it is null."""
+        return parse(self.keep, kinds_of(columns)).to_array(dict(rows), count)

@@ -13,7 +13,7 @@ from etl.ops.base import Type
 from etl.ops.parameters import Parameters
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 class FrameOperator(Parameters, ABC):
@@ -42,9 +42,38 @@ class RowFilter(FrameOperator):
     def reason(self) -> str:
         """Returns the name under which the day's row counts contain the number of dropped rows."""
 
-    @abstractmethod
-    def keeps(self, columns: Mapping[str, Type]) -> Column:
-        """Returns the condition under which a row is kept. The condition is true or false, never null."""
+    def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
+        """Returns the raw columns that the condition reads.
+
+        Args:
+            columns: the type of each raw column.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._no_form("inputs")
+
+    def keeps_rows(
+        self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
+    ) -> pa.BooleanArray:
+        """Returns for each row whether it is kept: `count` booleans. Null means no.
+
+        Args:
+            rows: maps the columns `inputs` to arrays of `count` values without a dictionary.
+            count: number of rows.
+            columns: the type of each raw column.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._no_form("keeps_rows")
+
+    def _no_form(self, method: str) -> ConfigError:
+        return ConfigError(
+            f"the operator {self.name} cannot filter rows of a log: it does not define `{method}`",
+            f"define the methods `inputs` and `keeps_rows` of {self.name} (etl.ops.frames.RowFilter); a "
+            "condition on a Spark frame, `keeps`, is not used any more",
+        )
 
 
 class RowChanger(FrameOperator):

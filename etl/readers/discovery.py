@@ -22,13 +22,3 @@ def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | 
         if table.format in reader.formats:
             return reader.open(table, paths, event_time)
     raise ValueError(f"internal error, please report: no reader reads {table.format}")
-
-
-def has_reader(table: RawTable) -> bool:
-    """Returns whether a reader reads the format of a table."""
-    return any(table.format in reader.formats for reader in _READERS)
-
-
-def readable_formats() -> frozenset[str]:
-    """Returns the values of `format` in the configuration for which there is a reader."""
-    return frozenset(name for reader in _READERS for name in reader.formats)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 BROKEN, NOT_UTF8 = "json", "not_utf8"
 _HEAD_BYTES = 2**20  # of a file, in which its columns are looked for
-_ELEMENT_TYPES = {"list<int>": "int", "list<string>": "string"}
 _NUMBER_TYPES = ("int", "float", "decimal")
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
 _MOST_SHOWN = 20  # fields of a line in an error message

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field, replace
 from conf.raw_types import RawTable
 from conf.types import Column, Config, EventTime, Keys, Label
 from etl.ops.base import Type
-from etl.ops.dropna import Dropna
-from etl.ops.expression import kinds_of
-from etl.ops.filter import Filter
-from etl.ops.formula import Formula, parse
+from etl.ops.frames import RowFilter
 from etl.raw.erased_rows import erased_of_day
 from etl.raw.files import RawFiles
 from etl.readers.base import TableReader
@@ -29,8 +26,7 @@ class FileLayout:
         label: column and threshold of the label.
         keys: columns of user, item and group.
         event_time: column and unit of the time.
-        filters: for each operator that drops rows: (reason, columns that must not be null, formula that must
-            be true).
+        filters: the operators that drop rows.
         erased: maps the path of a file to the erased users whose rows in it are left out. Files without such
             users are missing.
     """
@@ -39,7 +35,7 @@ class FileLayout:
     label: Label
     keys: Keys | None
     event_time: EventTime | None
-    filters: tuple[tuple[str, tuple[str, ...], str | None], ...]
+    filters: tuple[RowFilter, ...]
     erased: Mapping[str, ErasedUsers] = field(default_factory=dict)
 
     @property
@@ -56,10 +52,6 @@ class FileLayout:
     def types(self) -> Mapping[str, Type]:
         """Maps the name of each raw column to the type that operators see."""
         return self.table.types
-
-    def formula(self, text: str) -> Formula:
-        """Returns the parsed formula, which may refer to the raw columns."""
-        return parse(text, kinds_of(self.types))
 
 
 def layout_of_days(config: Config, days: Sequence[RawFiles]) -> FileLayout:
@@ -78,15 +70,11 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
 
     Raises:
         DataError, ConfigError: see etl.readers.base.TableReader.open.
+        ConfigError: an operator that drops rows has no form for blocks of rows.
     """
     log = config.log
-    filters = tuple(
-        (
-            operator.reason,
-            operator.columns if isinstance(operator, Dropna) else (),
-            operator.keep if isinstance(operator, Filter) else None,
-        )
-        for operator in plan(config).filters
-    )
+    filters = plan(config).filters
+    for row_filter in filters:
+        row_filter.inputs(log.types)  # raises an error if the operator has no form for blocks
     reader = open_table(log, paths, log.event_time)
     return FileLayout(reader, log.label, config.keys, log.event_time, filters)

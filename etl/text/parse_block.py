@@ -130,15 +130,6 @@ def unify(parts: Sequence[pa.Array]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
 
 
-def _nulls(array: pa.Array) -> np.ndarray:
-    """Returns, for each of n rows, whether its value is null: (n,) bool."""
-    if isinstance(array, pa.DictionaryArray):
-        null_codes = np.append(array.dictionary.is_null().to_numpy(zero_copy_only=False), True)
-        codes = array.indices.fill_null(len(array.dictionary)).to_numpy(zero_copy_only=False)
-        return null_codes[codes]
-    return array.is_null().to_numpy(zero_copy_only=False)
-
-
 def _derived_columns(
     columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
 ) -> dict[str, pa.Array]:
@@ -168,15 +159,13 @@ def _derived_columns(
 
 
 def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons) -> None:
-    for reason, not_null, text in layout.filters:
-        for name in not_null:
-            reasons.add(np.flatnonzero(_nulls(columns[name])), reason)
-        if text is not None:
-            formula = layout.formula(text)
-            decoded = {name: plain(columns[name]) for name in formula.columns}
-            kept = formula.to_array(decoded, reasons.rows)
-            passed = pc.fill_null(kept, False).to_numpy(zero_copy_only=False)
-            reasons.add(np.flatnonzero(~passed), reason)
+    decoded: dict[str, pa.Array] = {}
+    for row_filter in layout.filters:
+        names = row_filter.inputs(layout.types)
+        decoded |= {name: plain(columns[name]) for name in names if name not in decoded}
+        inputs = {name: decoded[name] for name in names}
+        kept = pc.fill_null(row_filter.keeps_rows(inputs, reasons.rows, layout.types), False)
+        reasons.add(np.flatnonzero(~kept.to_numpy(zero_copy_only=False)), row_filter.reason)
 
 
 def plain(array: pa.Array) -> pa.Array:

@@ -41,6 +41,6 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
         names |= set(layout.keys.columns)
     if layout.event_time:
         names.add(layout.event_time.column)
-    for _, not_null, text in layout.filters:
-        names |= {*not_null, *(layout.formula(text).columns if text else ())}
+    for row_filter in layout.filters:
+        names |= {*row_filter.inputs(layout.types)}
     return tuple(column.name for column in layout.columns if column.name in names)

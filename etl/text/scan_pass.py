@@ -151,7 +151,7 @@ def scan_file_split(
     counters = {} if task.spill else {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
     needed = columns_to_parse(layout, counted)
     only_block: ParsedBlock | None = None
-    left_out = frozenset((ERASED, *(reason for reason, _, _ in layout.filters)))
+    left_out = frozenset((ERASED, *(row_filter.reason for row_filter in layout.filters)))
     with _writer(task.spill, index) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):
             yield from _rejected_lines(index, lines, parsed, left_out)

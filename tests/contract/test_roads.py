@@ -1,4 +1,4 @@
-"""How a configuration reads its log: no shipped one needs frames on one machine, and jobs obey `road_of`."""
+"""How a configuration reads its log: no shipped one starts a JVM on one machine, and jobs obey `road_of`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from conf.errors import ConfigError
 from conf.load import load_config
 from conf.types import Config
 from etl import passes
-from etl.passes import PreparedPasses, TextPasses, passes_of, road_of
-from etl.text import two_passes
+from etl.passes import FramePasses, TaskPasses, TextPasses, passes_of, road_of
+from etl.workflow.feature_plan import plan
 from jobs.reference.roads import DATASETS, roads_page, starts_jvm
 from spark.local_workers import LocalWorkers
+from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
 
 SHIPPED = sorted(DATASETS.glob("*.yaml"))
@@ -34,10 +37,9 @@ def test_there_are_shipped_configurations() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_path: Path) -> None:
     config = load_config(str(path))
-    assert road_of(config, on_one_machine=True).reason is None
     assert not starts_jvm(config)
     chosen = passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, Lake(str(tmp_path / "lake")))
-    assert isinstance(chosen, TextPasses | PreparedPasses)
+    assert isinstance(chosen, TextPasses | TaskPasses)
     assert f"| `{path.name}` |" in roads_page()
 
 
@@ -75,24 +77,25 @@ def test_what_is_prepared(name: str, overrides: tuple[str, ...], prepared: tuple
 
 
 @pytest.mark.parametrize(
-    "name, overrides, one_machine, reason",
+    "name, overrides, one_machine, kind, by",
     [
-        ("generated", ("workflow.engine=sql",), True, "engine"),
-        ("generated", ("log.path=hdfs://node/log/{date}",), True, "HDFS"),
-        ("movielens", ("items.path=hdfs://node/items",), True, "table of users or items"),
-        ("movielens", (), False, "Spark's workers"),
+        ("generated", (), False, "log", None),
+        ("generated", ("workflow.engine=sql",), False, "prepared", "frames"),
+        ("movielens", (), True, "prepared", "tasks"),
+        ("movielens", (), False, "prepared", "frames"),
     ],
 )
-def test_why_a_log_is_read_as_frames(
-    name: str, overrides: tuple[str, ...], one_machine: bool, reason: str, tmp_path: Path
+def test_who_prepares_rows(
+    name: str, overrides: tuple[str, ...], one_machine: bool, kind: str, by: str | None
 ) -> None:
-    config = shipped(name, *overrides)
-    road = road_of(config, on_one_machine=one_machine)
-    assert road.kind == "frames"
-    assert reason in (road.reason or "")
-    if one_machine:
-        assert starts_jvm(config)
-        assert passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, Lake(str(tmp_path))) is None
+    road = road_of(shipped(name, *overrides), on_one_machine=one_machine)
+    assert (road.kind, road.by) == (kind, by)
+
+
+def test_clusters_take_the_same_roads(spark: SparkSession, tmp_path: Path) -> None:
+    for path in SHIPPED:
+        chosen = passes_of(SparkWorkers(spark), load_config(str(path)), Lake(str(tmp_path / "lake")))
+        assert isinstance(chosen, TextPasses | FramePasses)
 
 
 def test_the_engine_arrow_is_a_choice_of_sparks_workers() -> None:
@@ -101,15 +104,22 @@ def test_the_engine_arrow_is_a_choice_of_sparks_workers() -> None:
     assert starts_jvm(config)
 
 
-def test_without_the_scanner_text_is_read_as_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_passes, "is_built", lambda: False)
-    assert road_of(shipped("generated"), on_one_machine=True).reason == two_passes._NO_SCANNER
+def test_without_the_scanner_text_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(passes, "is_built", lambda: False)
+    workers, lake = LocalWorkers(1, no_session, str(tmp_path)), Lake(str(tmp_path / "lake"))
+    with pytest.raises(ConfigError, match="scanner of text is missing") as caught:
+        passes_of(workers, shipped("generated"), lake)
+    assert "make setup" in caught.value.remedy
+    passes_of(workers, shipped("shop_parquet"), lake)
 
 
-def test_an_operator_with_only_a_form_for_frames_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_with_only_a_form_for_frames_is_refused_on_one_machine(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = shipped("generated_named", "prepare=[{difference_lag: {by: [user_id], columns: [event_time]}}]")
-    changer = type(passes.plan(config).changers[0])
+    changer = type(plan(config).changers[0])
     monkeypatch.delattr(changer, "apply_table")
-    road = road_of(config, on_one_machine=True)
-    assert road.kind == "frames"
-    assert "difference_lag changes rows only in Spark" in (road.reason or "")
+    lake = Lake(str(tmp_path / "lake"))
+    with pytest.raises(ConfigError, match="difference_lag changes rows only in Spark"):
+        passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, lake)
+    assert isinstance(passes_of(SparkWorkers(spark), config, lake), FramePasses)

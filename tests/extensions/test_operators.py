@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from pyspark.sql import SparkSession
 
 import nightrank
 from conf.errors import ConfigError, raised_in
+from conf.types import Config
 from etl.fit.workflow_version import workflow_version
+from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
 from etl.workflow.preparation_methods import preparation
 from storage.paths import Lake
+from tests.etl.log_rows import rows_of_log
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (
     DAYS,
@@ -189,7 +193,9 @@ def test_the_versions_of_workflows_without_extensions_stay(tmp_path: Path) -> No
 FILTER = """
 from collections.abc import Mapping
 from typing import ClassVar
-from nightrank.extending import F, RowFilter, Type
+import pyarrow as pa
+import pyarrow.compute as pc
+from nightrank.extending import RowFilter, Type
 
 class EvenRows(RowFilter):
     '''Keeps rows with an even number.'''
@@ -203,9 +209,19 @@ class EvenRows(RowFilter):
     def reason(self) -> str:
         return "odd"
 
-    def keeps(self, columns: Mapping[str, Type]):
-        return F.coalesce(F.col(self.column) % 2 == 0, F.lit(False))
+    def inputs(self, columns: Mapping[str, Type]):
+        return (self.column,)
+
+    def keeps_rows(self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]):
+        return pc.equal(pc.bit_wise_and(rows[self.column], 1), 0)
 """
+OLD_FILTER = (
+    FILTER[: FILTER.index("    def inputs")]
+    + """
+    def keeps(self, columns: Mapping[str, Type]):
+        raise AssertionError("a condition on a frame")
+"""
+)
 
 
 def test_an_operator_of_prepare_changes_what_partitions_depend_on(site: Path, tmp_path: Path) -> None:
@@ -216,6 +232,37 @@ def test_an_operator_of_prepare_changes_what_partitions_depend_on(site: Path, tm
     (site / "even_rows.py").write_text(f"{FILTER}\n")
     assert preparation(config) != first
     assert preparation(make_config(tmp_path, PLAIN)) == {}
+
+
+def test_a_filter_of_a_package_drops_rows(site: Path, tmp_path: Path) -> None:
+    """Its workers import the package; null is not kept."""
+    write_package(site, "rows", {"operators": {"even_rows": "even_rows"}}, {"even_rows": FILTER})
+    config = make_config(tmp_path, PLAIN, prepare=[{"even_rows": {"column": "I1"}}])
+    raw = _log_of(config, tmp_path, [1, 2, None, 4, 7, 8])
+    rows = rows_of_log(config, raw)
+    assert rows["_reason"].to_pylist() == ["odd", None, "odd", None, "odd", None]
+
+
+def test_a_filter_without_a_form_for_blocks_is_refused(site: Path, tmp_path: Path) -> None:
+    write_package(site, "rows", {"operators": {"even_rows": "even_rows"}}, {"even_rows": OLD_FILTER})
+    config = make_config(tmp_path, PLAIN, prepare=[{"even_rows": {"column": "I1"}}])
+    with pytest.raises(ConfigError, match=r"even_rows cannot filter rows .* does not define `inputs`"):
+        rows_of_log(config, _log_of(config, tmp_path, [1]))
+
+
+def _log_of(config: Config, folder: Path, numbers: Sequence[int | None]) -> RawFiles:
+    """A day whose column I1 has these values."""
+    path = folder / f"dt={TEST_DAY}/log.tsv"
+    path.parent.mkdir(parents=True)
+    names = config.log.names
+    lines = [
+        "\t".join(
+            "1" if name == config.log.label.column else str(one or "") * (name == "I1") for name in names
+        )
+        for one in numbers
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return require_raw(config, config.log, TEST_DAY)
 
 
 def test_chains_without_extensions_are_pickled_as_before(shop: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from conf.load import load_config
 from conf.types import Config
-from etl.prepare import click_tables, prepared_passes
+from etl.prepare import click_tables, prepared_passes, task_passes
 from etl.prepare.prepare_tasks import prepare_buckets
-from etl.prepare.prepared_passes import PreparedPasses
+from etl.prepare.task_passes import TaskPasses
 from etl.text import encoded_days
 from spark.local_workers import LocalWorkers
 from storage.paths import Partition
@@ -72,14 +72,14 @@ def kill_at(instant: str, config: Config, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(click_tables, "publish_files", publish)
     elif instant == "after the first prepared file":
         prepare = _kill_at_first_file(config, prepare_buckets)
-        patch.setattr(prepared_passes, "prepare_buckets", prepare)
+        patch.setattr(task_passes, "prepare_buckets", prepare)
     elif instant in ("before the first day", "between two days", "between two days of counts"):
         table = "value_counts" if instant.endswith("counts") else "prepared"
         number = 1 if instant == "before the first day" else 3
         publish = _kill_at_publication(table, number, publish_files)
-        patch.setattr(prepared_passes, "publish_files", publish)
+        patch.setattr(prepared_passes if table == "value_counts" else task_passes, "publish_files", publish)
     elif instant == "before the counts":
-        patch.setattr(PreparedPasses, "_count", die)
+        patch.setattr(TaskPasses, "_count", die)
     elif instant == "before the features":
         patch.setattr(encoded_days, "encode_splits", die)
 
@@ -99,7 +99,7 @@ INSTANTS = (
 def main(path: str, run_date: str, folder: str, instant: str) -> None:
     config = load_config(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreparedPasses, "_buckets", lambda *_: BUCKETS)
+        patch.setattr(TaskPasses, "_buckets", lambda *_: BUCKETS)
         kill_at(instant, config, patch)
         cases.run_build(LocalWorkers(2, no_session, folder), config, run_date)
 

@@ -20,7 +20,7 @@ from pyspark.sql.readwriter import DataFrameWriter
 from tests.conftest import INTERPRETED
 from tests.plans.accelerator import Accelerator
 from tests.plans.runs import RUNS
-from tests.plans.shape import scanned_days, shape_of
+from tests.plans.shape import shape_of
 from tests.spark_settings import set_meanwhile
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class Frame:
     """A frame on its way to Spark.
 
     Attributes:
-        name: the function of ours that asked, and what for: `etl.spark.quarantine._count_and_publish write`.
+        name: the function of ours that asked, and what for: `etl.spark.last_clicks._publish write`.
         shape: its physical plan without ids, paths, sizes and expressions (tests.plans.shape).
         explained: the accelerator's explanation; empty where there is no jar.
     """
@@ -62,20 +62,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The frames of a run, the folder its lake and raw data lie in, and the days of its text scans.
-
-    `scanned` has the day of each scan, once for every frame that was evaluated; equal frames count each time.
-    """
+    """The frames of a run, and the folder its lake and raw data lie in."""
 
     frames: list[Frame]
     folder: Path
-    scanned: list[str]
 
 
 @contextmanager
-def recording(accelerator: Accelerator | None, scanned: list[str] | None = None) -> Iterator[list[Frame]]:
+def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
     """Yields the frames that Spark evaluates inside the block, in order. Equal frames of one name are listed
-    once. Adds the day of each scan of text to `scanned`.
+    once.
     """
     frame_by_key: dict[tuple[str, str, str], Frame] = {}
 
@@ -84,8 +80,6 @@ def recording(accelerator: Accelerator | None, scanned: list[str] | None = None)
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
         with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
-            if scanned is not None:
-                scanned.extend(scanned_days(plan))
             key = (name, shape_of(plan), shape_of(plan, expressions=True))
             if key in frame_by_key:
                 return
@@ -123,13 +117,12 @@ def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerato
 
     No join becomes a broadcast only because the tables of a test are small.
     """
-    scanned: list[str] = []
     with (
         set_meanwhile(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1", **INTERPRETED}),
-        recording(accelerator, scanned) as frames,
+        recording(accelerator) as frames,
     ):
         RUNS[name].make(spark, folder)
-    return Recorded(frames, folder, scanned)
+    return Recorded(frames, folder)
 
 
 def _twin(rows: DataFrame) -> DataFrame:

@@ -170,6 +170,38 @@ def _operators(spark: SparkSession, folder: Path) -> None:
     cases.run_build(spark, config, DAYS[-1])
 
 
+SHOP: dict[str, Any] = {
+    **CHOICES,
+    "log": {**CHOICES["log"], "path": "{data}/{date}.csv"},
+    "features": [
+        *CHOICES["features"],
+        {"columns": ["history"], "kind": "multi_hot", "ops": [{"categorify": {"min_count": 1}}]},
+    ],
+    "scopes": {**CHOICES["scopes"], "user": ["age", "who", "history"]},
+    "history": {"length": 5, "days": 2},
+    "split": {**SPLIT, "min_train_days": 1},
+    "quality": {"misdated_share_warn": None, "max_misdated_share": 1.0},
+}
+
+
+def _shop(spark: SparkSession, folder: Path) -> None:
+    """A log by day on a cluster: histories, negatives, users and items. Tasks compute the features."""
+    config = cases.write_config(folder, {"workflow": {"engine": "arrow"}}, SHOP)
+    raw = folder / "raw"
+    raw.mkdir()
+    tables = [
+        ("users", ["who", "age"], [[n, 20 + n] for n in range(6)]),
+        ("items", ["what", "kind"], [[f"film {n}", "ab"[n % 2]] for n in range(9)]),
+    ]
+    for number, day in enumerate(DAYS):
+        rows = [[n % 6, f"film {(n + number) * 7 % 9}", 2 + n % 4, 100 * number + n] for n in range(40)]
+        tables.append((day, ["who", "what", "stars", "at"], rows))
+    for name, header, rows in tables:
+        with (raw / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *rows])
+    cases.run_build(spark, config, DAYS[-1])
+
+
 LISTED = [
     {"source": "covisitation", "n": 6, "window_days": 4},
     {"source": "item_knn", "n": 3},
@@ -221,5 +253,6 @@ RUNS: Mapping[str, Run] = {
     "by_day_on_cpus": Run(_by_day("arrow"), on_gpu=False),
     "choices": Run(_choices),
     "parquet": Run(_parquet),
+    "shop": Run(_shop),
     "scoring": Run(_scoring),
 }

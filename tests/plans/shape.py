@@ -31,7 +31,6 @@ _DETAILED = (
 )
 _TREE = re.compile(r"^(?P<prefix>[ :+\-]*)(?:\*\(\d+\) |\* )?(?P<text>\S.*)$")
 _HIDDEN = re.compile(r"#\d+L?|, \[(?:plan_)?id=#?\d+\]|\[(?:plan_)?id=#?\d+\], |file:[^\s,\]]*")
-_DAY = re.compile(r"Location: InMemoryFileIndex[^\]]*?dt=(\d{4}-\d\d-\d\d)")
 _BROADCAST_KEY = re.compile(r"(BroadcastExchange \w+)\(.*")
 # Prefix of the columns that the chain with this number looks up. Chains of other operators change the number.
 _CHAIN = re.compile(r"\b_([qc])\d+_")
@@ -46,12 +45,6 @@ def shape_of(plan: str, expressions: bool = False) -> str:
         f"{prefix}{_HIDDEN.sub('', text) if expressions else _node(text)}" for prefix, text in _nodes(plan)
     ]
     return "\n".join(lines) + "\n"
-
-
-def scanned_days(plan: str) -> list[str]:
-    """Returns the day of each scan of text in a plan. The day is in the path of the first file."""
-    scans = [text for _, text in _nodes(plan) if text.startswith("FileScan text")]
-    return [match[1] if (match := _DAY.search(scan)) else "no day" for scan in scans]
 
 
 def _nodes(plan: str) -> Iterator[tuple[str, str]]:

@@ -17,18 +17,30 @@ ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
 
 # What each run must at least evaluate: a recording that misses them would prove nothing.
 MAIN_FRAMES = {
-    "operators": ["etl.fit.version_tables.publish_frame write", "etl.build._publish_frame write"],
+    "operators": [
+        "etl.fit.version_tables.publish_frame write",
+        "etl.spark.frame_passes._publish_features write",
+    ],
     "by_day": [
-        "etl.spark.typed_rows._parsed_day write",
-        "etl.spark.typed_rows._facts collect",
-        "etl.spark.quarantine._count_and_publish write",
+        "etl.spark.frame_passes._publish_prepared write",
         "etl.statistics.moments.measure_moments collect",
         "etl.fit.row_statistics._publish_vocabularies persist",
-        "etl.build._publish_frame write",
+        "etl.spark.frame_passes._publish_features write",
         "etl.latest.latest_features.publish_latest write",
     ],
-    "choices": ["etl.spark.read_log.read_attributes collect", "etl.build._publish_frame write"],
-    "parquet": ["etl.spark.quarantine._count_and_publish write", "etl.build._publish_frame write"],
+    "choices": [
+        "etl.spark.attribute_frames.read_attributes collect",
+        "etl.spark.frame_passes._publish_prepared write",
+        "etl.spark.frame_passes._publish_features write",
+    ],
+    "parquet": [
+        "etl.spark.frame_passes._publish_prepared write",
+        "etl.spark.frame_passes._publish_features write",
+    ],
+    "shop": [
+        "etl.spark.last_clicks._publish write",
+        "etl.spark.frame_passes._publish_prepared write",
+    ],
     "scoring": [
         "jobs.stages.build_candidates.publish_items write",
         "jobs.stages.build_candidates.publish_candidates write",

@@ -18,7 +18,7 @@ from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from etl.erasure.lake_partitions import all_partitions
 from etl.prepare import prepared_passes
-from etl.prepare.prepared_passes import PreparedPasses
+from etl.prepare.task_passes import TaskPasses
 from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
 from etl.readers import text
@@ -246,9 +246,9 @@ def _ways(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "many file splits":
         monkeypatch.setattr(text, "FILE_SPLIT_BYTES", 1000)
     elif way == "many buckets":  # many more than the 30 users
-        monkeypatch.setattr(PreparedPasses, "_buckets", lambda *_: 128)
+        monkeypatch.setattr(TaskPasses, "_buckets", lambda *_: 128)
     elif way == "one bucket":
-        monkeypatch.setattr(PreparedPasses, "_buckets", lambda *_: 1)
+        monkeypatch.setattr(TaskPasses, "_buckets", lambda *_: 1)
 
 
 @pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby", *BY_SPLIT])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from etl.quality.column_summary import TOP, Summary, most_frequent, summarise, summarise_values
 from etl.quality.counts import Kind
-from etl.quality.new_values import Values, values_of
+from etl.quality.new_values import Values, compare_counts
 from metrics.histogram import bin_bounds
 
 CELLS: dict[Kind, Any] = {
@@ -84,11 +84,8 @@ def test_numbers_beyond_a_double_keep_their_extremes() -> None:
 
 
 def _values(rows: list[tuple[str, int, int]]) -> Values:
-    names = ["column", "value", "train", "day"]
-    columns = zip(*(("c", *row) for row in rows), strict=True) if rows else [[], [], [], []]
-    types = [pa.string(), pa.string(), pa.int64(), pa.int64()]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    return values_of("c", pa.RecordBatch.from_arrays(arrays, names))
+    train, day = (np.array([row[place] for row in rows], np.int64) for place in (1, 2))
+    return compare_counts(pa.array([row[0] for row in rows], pa.string()), train, day)
 
 
 ROWS = st.dictionaries(

@@ -61,7 +61,7 @@ class ParquetFile:
 def read_parquet_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], event_time: EventTime | None = None
 ) -> DataFrame:
-    """Reads Parquet files. Returns a frame with the columns of etl.raw.parse.read_text_rows.
+    """Reads Parquet files. Returns a frame with the columns of tests.etl.log_rows.read_log.
 
     `row_id` counts the rows of all files from 0, and `_line_number` those of a file from 1. `_line` has the
     listed columns of the row as JSON. Empty files (0 bytes) are ignored. If a file stores the time as a

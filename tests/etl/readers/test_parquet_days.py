@@ -16,13 +16,15 @@ from pyspark.sql import SparkSession
 
 from conf.errors import EXIT_OK, DataError
 from conf.types import Config
+from etl import build as build_module
+from etl import checked_days
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.quality.counts import LABEL_CELLS
 from etl.raw.files import require_raw
 from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
-from etl.text import two_passes
+from etl.spark.frame_passes import FramePasses
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
@@ -170,11 +172,12 @@ def _tables(config: Config, first: BuildResult, second: BuildResult) -> dict[str
 
 @pytest.fixture(scope="module")
 def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, dict[str, Any]]:
-    """What Spark frames publish."""
+    """What is published from rows that Spark has prepared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_passes, "readable_formats", lambda: frozenset({"tsv"}))
+        for module in (build_module, checked_days):
+            patch.setattr(module, "passes_of", FramePasses)
         config, *built = _build(SparkWorkers(spark), tmp_path_factory.mktemp("frames"))
-    assert not (Path(config.lake) / "value_counts").exists()
+    assert (Path(config.lake) / "prepared").exists()
     return config, _tables(config, *built)
 
 

@@ -11,9 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.types import Config
+from etl import build, checked_days
 from etl.build import BuildResult
 from etl.latest import latest_rows
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.spark.frame_passes import FramePasses
 from etl.text import two_passes
 from etl.value_counts import merge_tasks
 from spark.local_workers import LocalWorkers
@@ -155,12 +157,13 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
         assert table == expected[name], name
 
 
-def test_without_the_library_days_go_through_frames(
+def test_spark_prepares_the_same_days(
     spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_passes, "is_built", lambda: False)
+    for module in (build, checked_days):
+        monkeypatch.setattr(module, "passes_of", FramePasses)
     config, first, second = _build(spark, tmp_path)
-    assert not (tmp_path / "lake/value_counts").exists()
+    assert (tmp_path / "lake/prepared").exists()
     lake = Lake(config.lake)
     for name, built in (("first", first), ("second", second)):
         vocabulary = _rows(workflow_table(lake, built.workflow.version, VOCABULARY), "column", "value")
