@@ -43,17 +43,17 @@ _AFTER = """
 
 ## When a JVM starts
 
-On one machine, a JVM starts only if `workflow.engine` is not `auto`: with `arrow`, Spark's Python workers run
-the tasks, and with `sql`, frames also compute the features. Spark's workers run the tasks on a cluster, in a
-notebook, and if spark-submit has started the job.
+On one machine, a JVM starts only if `workflow.engine` is not `auto`: with `arrow`, Spark's Python workers
+run the tasks, and with `sql`, frames also compute the features. Spark's workers run the tasks on a cluster,
+in a notebook, and if spark-submit has started the job.
 
-On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored as
-Parquet files of the lake. Spark reads them, computes joins, histories and negatives with its own operators,
-which the RAPIDS Accelerator knows, and writes the table `prepared`. Both ways give equal features.
+On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored
+as Parquet files of the lake. Spark reads them, computes joins, histories and negatives with its own
+operators, which the RAPIDS Accelerator knows, and writes the table `prepared`. Both ways give equal features.
 
 An operator of a package that changes rows needs a form for each of the two ways
-([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files are
-read by the compiled scanner, which `make setup` builds.
+([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files
+are read by the compiled scanner, which `make setup` builds.
 """
 
 

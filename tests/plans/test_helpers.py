@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from tests.plans.accelerator import Accelerator, fallbacks
 from tests.plans.allowed import Allowed, refused, unneeded
 from tests.plans.recorder import Frame, recording
-from tests.plans.shape import scanned_days, shape_of
+from tests.plans.shape import shape_of
 
 EXPLAINED = """\
 *Exec <HashAggregateExec> will run on GPU
@@ -58,22 +58,6 @@ def test_a_fallback_is_allowed_by_node_and_reason_together() -> None:
     assert unneeded([frame], [scan, Allowed("StringDecode", "another", "")]) == [
         Allowed("StringDecode", "another", "")
     ]
-
-
-def test_scans_of_text_are_listed_by_day_but_not_below_a_frame_in_memory() -> None:
-    scan = "FileScan text [value#1] Batched: false, Format: Text, Location: InMemoryFileIndex(1 paths)[file:"
-    plan = f"""\
-*(2) Union
-:- *(1) Project [a#1]
-:  +- {scan}/x/dt=2026-01-02/a.tsv], PartitionFilters: []
-:- {scan}/x/dt=2026-01-02/a.tsv], PartitionFilters: []
-:- {scan}/x/all.tsv], PartitionFilters: []
-:- FileScan parquet [a#1] Location: InMemoryFileIndex(1 paths)[file:/x/dt=2026-01-03/a.parquet]
-+- InMemoryTableScan [a#1]
-      +- InMemoryRelation [a#1]
-            +- {scan}/x/dt=2026-01-04/a.tsv], PartitionFilters: []
-"""
-    assert scanned_days(plan) == ["2026-01-02", "2026-01-02", "no day"]
 
 
 def test_the_accelerator_tells_what_runs_on_a_gpu_and_what_does_not(
