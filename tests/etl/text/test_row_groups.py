@@ -47,7 +47,14 @@ def test_every_row_is_in_one_group_with_all_its_columns(groups: int) -> None:
 
 @pytest.mark.parametrize(
     "row_group_rows, group_bytes, most",
-    [(1000, 2**20, 1000), (64, 2**20, 64), (20, 2**20, 20), (1000, 8 * 15, 15), (10, 8 * 15, 10), (1000, 1, 1)],
+    [
+        (1000, 2**20, 1000),
+        (64, 2**20, 64),
+        (20, 2**20, 20),
+        (1000, 8 * 15, 15),
+        (10, 8 * 15, 10),
+        (1000, 1, 1),
+    ],
 )
 def test_a_row_group_has_at_most_these_rows_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_group_rows: int, group_bytes: int, most: int
