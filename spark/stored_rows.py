@@ -135,7 +135,8 @@ class StoredRows:
             for name in self.schema.names
         )
         # In a pattern of DuckDB, brackets around a character stand for this character.
-        paths = ", ".join(_text(_GLOB.sub(r"[\1]", path.removeprefix("file://"))) for path in some.paths)
+        local = (file_io.filesystem(path)[1] for path in some.paths)
+        paths = ", ".join(_text(_GLOB.sub(r"[\1]", path)) for path in local)
         return f"SELECT {columns} FROM read_parquet([{paths}], hive_partitioning = false)"
 
     def require_readable(self) -> None:
