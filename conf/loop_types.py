@@ -102,7 +102,7 @@ class Reading(Strict):
         "least 4 batches.",
     )
     read_ahead_mib: PositiveInt = Field(
-        default=1024,
+        default=256,
         description="Largest size, in MiB, of the decoded row groups that wait for a pool. One more row "
         "group is always allowed.",
     )

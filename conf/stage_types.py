@@ -18,7 +18,10 @@ class Output(Strict):
     """Limits for the tables that jobs write: size of files, age of unused files, and size of broadcasts."""
 
     row_group_rows: PositiveInt = Field(
-        default=1_000_000, description="Largest number of rows of a Parquet file. A file is one row group."
+        default=1_000_000,
+        description="Largest number of rows of a Parquet file. A file is one row group, except the files of "
+        "features that are encoded without Spark frames: their row groups also have at most 32 MiB of model "
+        "inputs, so that training needs less memory.",
     )
     grace_hours: Annotated[float, Field(ge=0)] = Field(
         default=24.0,

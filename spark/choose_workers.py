@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from conf.host_memory import available_memory
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
 from spark.properties import launch_settings, local_cores
 from spark.workers import Workers
@@ -14,8 +15,10 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A stage of scoring or evaluation that reads more rows uses Spark. A row of features takes some 200 bytes.
-ROWS_IN_PROCESS = 10_000_000
+# A stage of scoring or evaluation reads its rows piece by piece, and keeps at most the distinct pairs of user
+# and item of the clicks. This is the memory that it needs for each row, if all rows are distinct clicks: two
+# texts, and their place in the hash table of a query.
+_BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
 
@@ -46,17 +49,19 @@ def choose_workers(
 
 
 def stay_in_process(context: RunContext, rows: int) -> None:
-    """Lets a stage keep its rows in this process if they are few, and if work here can do without a JVM.
+    """Lets a stage work in this process if its memory suffices, and if work here can do without a JVM.
 
     The job must have no session yet, `workflow.engine` must be `auto`, and cores_without_jvm() must return a
     number. `context.in_process` says what was decided.
 
     Args:
         context: the context of the stage.
-        rows: the number of rows that the stage reads.
+        rows: the number of rows that the stage reads. Half of the memory that this machine, or the container,
+            has left must suffice for them.
     """
     wanted = context.started_spark is None and context.config.workflow.engine == "auto"
-    context.in_process = wanted and rows <= ROWS_IN_PROCESS and cores_without_jvm() is not None
+    fits = rows * _BYTES_PER_ROW <= available_memory() // 2
+    context.in_process = wanted and fits and cores_without_jvm() is not None
 
 
 def workers_of(context: RunContext) -> Workers:

@@ -1,4 +1,4 @@
-"""Runs SQL over Arrow tables in this process with DuckDB.
+"""Runs SQL over Arrow tables and Parquet files in this process with DuckDB.
 
 Queries are written for Spark. Where DuckDB lacks a function of Spark, a macro of the same name adds it, for
 arguments without nulls.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark.scratch_folder import ScratchFolder
+from spark.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,18 +31,37 @@ _IDENTIFIER = re.compile("`((?:[^`]|``)*)`")
 _SUM = pa.decimal128(38, 0)
 
 
-def run_query(text: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Table:
     """Returns the result of one query.
+
+    Files of this machine are read piece by piece. If memory does not suffice for the work, DuckDB writes to
+    its folder for temporary files. Files of other file systems are read before the query.
 
     Args:
         text: SQL, with the names of tables in braces, and with backticks around unusual names of columns.
         tables: the tables by name.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
     """
+    import duckdb
+
+    sources = {
+        name: rows.read() if isinstance(rows, StoredRows) and not rows.is_local else rows
+        for name, rows in tables.items()
+    }
+    stored = [rows for rows in sources.values() if isinstance(rows, StoredRows)]
     cursor = _database().cursor()
     try:
-        for name, table in tables.items():
-            cursor.register(name, table)
-        result = cursor.sql(_in_duckdb(text, tables)).to_arrow_table()
+        for name, rows in sources.items():
+            if not isinstance(rows, StoredRows):
+                cursor.register(name, rows)
+        result = cursor.sql(_in_duckdb(text, sources)).to_arrow_table()
+    except duckdb.Error:
+        for rows in stored:
+            rows.require_readable()
+        raise
     finally:
         cursor.close()
     for index, field in enumerate(result.schema):
@@ -50,10 +70,12 @@ def run_query(text: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     return result
 
 
-def _in_duckdb(text: str, tables: Mapping[str, pa.Table]) -> str:
-    """Returns the text with the names of the tables, and with the quotes of DuckDB around identifiers."""
-    named = text.format_map({name: f'"{name}"' for name in tables})
-    return _IDENTIFIER.sub(lambda match: _quoted(match[1].replace("``", "`")), named)
+def _in_duckdb(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> str:
+    """Returns the text with the names or the files of the tables, and with the quotes of DuckDB."""
+    marked = _IDENTIFIER.sub(lambda match: _quoted(match[1].replace("``", "`")), text)
+    return marked.format_map(
+        {name: rows.sql() if isinstance(rows, StoredRows) else f'"{name}"' for name, rows in tables.items()}
+    )
 
 
 def _quoted(name: str) -> str:

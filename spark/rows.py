@@ -1,17 +1,20 @@
 """Operations on rows that are an Arrow table in this process, or a frame of Spark.
 
-A small table needs no Spark: to plan a query and to start its tasks takes longer than the work. So the steps
-of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that Spark and
-DuckDB (spark/duckdb_queries.py) both understand, or as a function over batches of rows.
+On one machine, work needs no Spark: to plan a query and to start its tasks takes longer than the work. So the
+steps of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that
+Spark and DuckDB (spark/duckdb_queries.py) both understand, or as a function over batches of rows.
+
+Rows of large tables are not read into memory in this process. They are `StoredRows`: `query` and
+`map_rows_in_threads` read the files piece by piece.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,7 @@ import pyarrow.compute as pc
 from conf.lazy_pyspark import F
 from spark.arrow_frames import frame_of, spark_types
 from spark.duckdb_queries import run_query
+from spark.stored_rows import StoredRows, union_stored
 from spark.tasks import map_batches
 from storage.manifest import Manifest
 from storage.parquet_files import concat_parts, read_table
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Rows: TypeAlias = "pa.Table | DataFrame"
+# Rows that may also be in files that are read piece by piece.
+ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
 # Rows of a table that a function gets in one batch; Spark's default is the same.
@@ -54,8 +60,26 @@ def read_rows(
     return rows_of(context.spark, partition, manifest, split, columns)
 
 
-def query(text: str, **tables: Rows) -> Rows:
-    """Runs one query, and returns its rows: a table if all `tables` are tables, else a lazy frame.
+def read_in_pieces(
+    context: RunContext,
+    partition: Partition,
+    manifest: Manifest,
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> ReadableRows:
+    """Does the same as `read_rows` for a large table, but does not read its rows into this process."""
+    if context.in_process:
+        return StoredRows.of(partition, manifest, split, columns)
+    return rows_of(context.spark, partition, manifest, split, columns)
+
+
+def whole(rows: ReadableRows) -> Rows:
+    """Returns rows of files as a table with all of them in memory. Other rows are returned unchanged."""
+    return rows.read() if isinstance(rows, StoredRows) else rows
+
+
+def query(text: str, **tables: ReadableRows) -> Rows:
+    """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, else a table.
 
     Args:
         text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. `quoted`
@@ -64,11 +88,12 @@ def query(text: str, **tables: Rows) -> Rows:
             2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
         tables: the rows by the name in braces.
     """
-    frames = [rows for rows in tables.values() if not isinstance(rows, pa.Table)]
+    frames = [rows for rows in tables.values() if not isinstance(rows, pa.Table | StoredRows)]
     if not frames:
         return run_query(text, tables)
     session = frames[0].sparkSession
-    return _query_frames(session, text, {name: frame_of(session, rows) for name, rows in tables.items()})
+    of_session = {name: frame_of(session, whole(rows)) for name, rows in tables.items()}
+    return _query_frames(session, text, of_session)
 
 
 def quoted(name: str) -> str:
@@ -108,27 +133,45 @@ def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Sche
 
 
 def map_rows_in_threads(
-    rows: Rows,
+    rows: ReadableRows,
     function: Callable[[Batches], Batches],
     schema: pa.Schema,
     imports: Sequence[str],
     threads: int,
     batch_rows: int,
 ) -> Rows:
-    """Does the same as `map_rows`, but calls the function in several threads if the rows are a table.
+    """Does the same as `map_rows`, but calls the function in several threads if the rows are no frame.
 
     Args:
-        rows, function, schema: as for `map_rows`.
+        rows, function, schema: as for `map_rows`. Rows of files are read while threads work on earlier rows.
         imports: modules that Spark's workers import before they are forked.
-        threads: number of threads. Each call of the function gets one batch of a table.
+        threads: number of threads. Each call of the function gets one batch of rows.
         batch_rows: number of rows of these batches. It does not depend on the number of threads, because
             rounding may depend on which rows are computed together.
     """
-    if not isinstance(rows, pa.Table):
-        return map_batches(rows, function, spark_types(schema), imports)
+    if isinstance(rows, StoredRows):
+        return _table_of(_map_in_threads(rows.batches(batch_rows), function, threads), schema)
+    if isinstance(rows, pa.Table):
+        return _table_of(_map_in_threads(_batches(rows, batch_rows), function, threads), schema)
+    return map_batches(rows, function, spark_types(schema), imports)
+
+
+def _map_in_threads(
+    batches: Batches, function: Callable[[Batches], Batches], threads: int
+) -> Iterator[pa.RecordBatch]:
+    """Yields the batches that the function returns, in order. Only a few batches are in memory at a time."""
+    waiting: deque[Future[list[pa.RecordBatch]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        results = pool.map(lambda batch: list(function([batch])), _batches(rows, batch_rows))
-        return _table_of(chain.from_iterable(results), schema)
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(lambda one: list(function([one])), batch))
+                if len(waiting) > 2 * threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def _batches(rows: pa.Table, most: int) -> list[pa.RecordBatch]:
@@ -141,9 +184,20 @@ def _table_of(batches: Batches, schema: pa.Schema) -> pa.Table:
     )
 
 
-def union_all(parts: Sequence[Rows]) -> Rows:
+@overload
+def union_all(parts: Sequence[Rows]) -> Rows: ...
+
+
+@overload
+def union_all(parts: Sequence[ReadableRows]) -> ReadableRows: ...
+
+
+def union_all(parts: Sequence[ReadableRows]) -> ReadableRows:
     """Returns the rows of all parts, which have the same columns in any order."""
-    first, *others = parts
+    stored = [part for part in parts if isinstance(part, StoredRows)]
+    if parts and len(stored) == len(parts):
+        return union_stored(stored)
+    first, *others = map(whole, parts)
     for other in others:
         if not isinstance(first, pa.Table):
             first = first.unionByName(frame_of(first.sparkSession, other))
@@ -154,8 +208,18 @@ def union_all(parts: Sequence[Rows]) -> Rows:
     return first
 
 
-def with_value(rows: Rows, name: str, value: str) -> Rows:
+@overload
+def with_value(rows: Rows, name: str, value: str) -> Rows: ...
+
+
+@overload
+def with_value(rows: ReadableRows, name: str, value: str) -> ReadableRows: ...
+
+
+def with_value(rows: ReadableRows, name: str, value: str) -> ReadableRows:
     """Adds a column with the same text in all rows."""
+    if isinstance(rows, StoredRows):
+        return rows.with_value(name, value)
     if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.lit(value))
     return rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
@@ -183,9 +247,19 @@ def with_hash(rows: Rows, column: str, name: str) -> Rows:
     return rows.append_column(name, pa.array(hashes[encoded.indices.to_numpy()]))
 
 
-def select(rows: Rows, names: Sequence[str]) -> Rows:
+@overload
+def select(rows: Rows, names: Sequence[str]) -> Rows: ...
+
+
+@overload
+def select(rows: ReadableRows, names: Sequence[str]) -> ReadableRows: ...
+
+
+def select(rows: ReadableRows, names: Sequence[str]) -> ReadableRows:
     """Returns some columns."""
-    return rows.select(*names) if not isinstance(rows, pa.Table) else rows.select(list(names))
+    if isinstance(rows, pa.Table | StoredRows):
+        return rows.select(list(names))
+    return rows.select(*names)
 
 
 def list_entries(rows: Rows, lists: str, name: str) -> Rows:

@@ -14,7 +14,7 @@ from storage import file_io
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 
-_REBUILD = "run the job that writes this table again"
+REBUILD = "run the job that writes this table again"
 _LISTS = "list<element: "
 _TYPES = {
     "bool": pa.bool_(),
@@ -35,7 +35,7 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         InfrastructureError: the file could not be read.
     """
     files, inner = file_io.filesystem(path)
-    with errors_of_file(path, _REBUILD), files.open_input_file(inner) as source:
+    with errors_of_file(path, REBUILD), files.open_input_file(inner) as source:
         return _plain(pq.ParquetFile(source).read(columns=None if columns is None else list(columns)))
 
 
@@ -103,7 +103,7 @@ def read_rows_of_keys(
     tables = []
     for path in data_files(partition, manifest):
         files, inner = file_io.filesystem(path)
-        with errors_of_file(path, _REBUILD):
+        with errors_of_file(path, REBUILD):
             is_wanted = pc.field(key).isin(wanted)
             table = pq.read_table(
                 inner, filesystem=files, columns=list(columns), filters=is_wanted, partitioning=None
@@ -128,6 +128,18 @@ def read_table(
             this release does not know.
         InfrastructureError: a file could not be read.
     """
+    schema = known_schema(partition, manifest, columns)
+    files = data_files(partition, manifest, split)
+    tables = [read_file(path, schema.names).select(schema.names).cast(schema) for path in files]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Returns the Arrow types of some columns that a manifest names, or of all columns.
+
+    Raises:
+        DataError: the manifest has no such column, or a type that this release does not know.
+    """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)
     types = {name: arrow_type(kinds.get(name, "")) for name in names}
@@ -135,12 +147,9 @@ def read_table(
     if unknown:
         raise DataError(
             f"the manifest of {partition.path} lacks columns, or has columns of unknown types: {unknown}",
-            _REBUILD,
+            REBUILD,
         )
-    schema = pa.schema(list(types.items()))
-    files = data_files(partition, manifest, split)
-    tables = [read_file(path, names).select(names).cast(schema) for path in files]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    return pa.schema(list(types.items()))
 
 
 def arrow_type(kind: str) -> pa.DataType | None:

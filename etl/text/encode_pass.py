@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from etl.ops.tables import LocalTables
@@ -31,6 +32,11 @@ from storage.feature_spec import (
 )
 from storage.publish import own_path
 from storage.verify import null_column
+
+# Largest size of the model inputs of a row group, as a rank of a training has them in memory: 4 bytes for
+# each number, and lists as long as the longest one. A rank has at least one row group of each of its shards
+# in memory, so this size decides how much memory a training on many rows needs.
+ROW_GROUP_BYTES = 32 * 2**20
 
 _RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
 _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}
@@ -188,12 +194,23 @@ def _write(
         if not field.nullable and columns[field.name].null_count:
             raise null_column(task.file_split.path, field.name, columns[field.name].null_count, rows)
     table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
-    groups = -(-rows // encoding.row_group_rows)
+    groups = -(-rows // min(encoding.row_group_rows, _rows_of_group(table)))
     table = _dealt(table, groups) if groups > 1 else table
     table = table.cast(schema)
     starts = np.cumsum([0, *(len(range(group, rows, groups)) for group in range(groups))]).tolist()
     for start, end in pairwise(starts):
         writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+
+
+def _rows_of_group(table: pa.Table) -> int:
+    """Returns the number of rows whose model inputs have ROW_GROUP_BYTES bytes."""
+    numbers = 0
+    for field in table.schema:
+        if pa.types.is_list(field.type):
+            numbers += pc.max(pc.list_value_length(table[field.name])).as_py() or 0
+        elif field.name not in _KEY_TYPES:
+            numbers += 1
+    return max(1, ROW_GROUP_BYTES // (4 * max(numbers, 1)))
 
 
 def _dealt(table: pa.Table, groups: int) -> pa.Table:

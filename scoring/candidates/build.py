@@ -22,7 +22,8 @@ from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.package_sources import package_items
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
-from spark.rows import Rows, select
+from spark.rows import ReadableRows, Rows, query, select
+from spark.stored_rows import StoredRows
 from storage.feature_spec import USER_KEY
 
 
@@ -46,7 +47,7 @@ class SourceTables:
 
     exclusions: Exclusions
     items: Rows
-    rows: Rows
+    rows: ReadableRows
     run_date: str
     segments: Mapping[str, DataFrame] = field(default_factory=dict)
     retrieved: DataFrame | None = None
@@ -79,7 +80,7 @@ def _candidates_of(
         if tables.retrieved is None:
             raise ValueError("internal error, please report: the source `retrieval` has no candidates")
         return tables.retrieved
-    rows = within(tables.rows, source.window_days, tables.run_date)
+    rows = _rows_of(source, tables)
     if isinstance(source, Covisitation | ItemKnn | Ease | Als):
         return _stored_candidates_of(source, tables, rows)
     if isinstance(source, Popular):
@@ -90,6 +91,16 @@ def _candidates_of(
     if isinstance(source, PackageSource):
         return package_items(source, tables.exclusions.users, rows, tables.items, tables.run_date)
     assert_never(source)
+
+
+def _rows_of(
+    source: Popular | Covisitation | ItemKnn | Ease | Als | PackageSource, tables: SourceTables
+) -> Rows:
+    """Returns the rows that a source reads. Only the sources of packages read rows that are no clicks."""
+    rows = tables.rows
+    if isinstance(rows, StoredRows) and not isinstance(source, PackageSource):
+        rows = query("SELECT * FROM {rows} WHERE label = 1", rows=rows)
+    return within(rows, source.window_days, tables.run_date)
 
 
 def _stored_candidates_of(

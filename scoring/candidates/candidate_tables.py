@@ -25,7 +25,7 @@ from scoring.candidates.package_sources import source_digests
 from scoring.candidates.popular import SEGMENT
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
-from spark.rows import Rows, read_rows, select
+from spark.rows import ReadableRows, Rows, read_rows, select
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, read_manifest
@@ -146,7 +146,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     return CandidateTables(users, filters, out_of_stock, segments, attributes, _retriever(context, version))
 
 
-def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> Rows:
+def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> ReadableRows:
     """Returns the feature rows of some splits.
 
     The columns are user_key, item_key, label and features_dt, and also event_time if the log has it, and

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
 from scoring.inputs.requests import FEATURES_DT
-from spark.rows import Rows, query
+from spark.rows import ReadableRows, Rows, query, whole
+from spark.stored_rows import StoredRows
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 
 # Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT
@@ -21,23 +22,37 @@ CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
 _DAY_US = 86_400_000_000
 
 
-def clicked_items(rows: Rows, items: Rows) -> Rows:
+def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item that this user clicked.
 
-    Items that are not in `items` are left out.
+    Items that are not in `items` are left out, and so are users that are not in `users`.
     """
-    return observed_items(query("SELECT user_key, item_key FROM {rows} WHERE label = 1", rows=rows), items)
+    return observed_items(rows, items, users, "label = 1")
 
 
-def observed_items(rows: Rows, items: Rows) -> Rows:
+def observed_items(
+    rows: ReadableRows, items: Rows, users: Rows | None = None, condition: str = "true"
+) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item in the rows of this user.
 
     It does not matter whether the user clicked the item.
 
-    Items that are not in `items` are left out.
+    Args:
+        rows: rows with user_key, item_key and the columns of `condition`.
+        items: rows with item_key and item_index. Other items are left out.
+        users: rows with the distinct user_key. Other users are left out. None leaves out no user.
+        condition: a condition of SQL. Other rows do not count.
     """
-    pairs = "SELECT DISTINCT user_key, item_index FROM {rows} JOIN {items} USING (item_key)"
-    return query(pairs, rows=rows, items=items)
+    counted = f"SELECT user_key, item_key FROM {{rows}} WHERE {condition}"
+    tables = {"rows": rows, "items": items}
+    if users is not None:
+        tables["users"] = users
+        counted = f"""
+            SELECT /*+ BROADCAST(users) */ counted.*
+            FROM ({counted}) AS counted SEMI JOIN {{users}} AS users USING (user_key)
+        """
+    pairs = f"SELECT DISTINCT user_key, item_index FROM ({counted}) AS rows JOIN {{items}} USING (item_key)"
+    return query(pairs, **tables)
 
 
 def has_weights(rows: Rows) -> bool:
@@ -54,21 +69,31 @@ def weight_of_clicks(rows: DataFrame) -> Column:
     return F.sum(F.col(WEIGHT).cast("double")) if has_weights(rows) else F.count(F.lit(1))
 
 
-def within(rows: Rows, days: int | None, run_date: str) -> Rows:
+def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
     """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
 
     The day of a row is the day of its event_time. If the log has no event_time, it is the date of the
     partition.
     """
     if days is None:
-        return rows
+        return whole(rows)
     first = date.fromisoformat(run_date) - timedelta(days=days - 1)
+    if isinstance(rows, StoredRows):
+        return query(f"SELECT * FROM {{rows}} WHERE {_of_days(rows, first, days, run_date)}", rows=rows)
     if isinstance(rows, pa.Table):
         return _within_table(rows, first, days, run_date)
     if EVENT_TIME in rows.columns:
         since = days_since_epoch(first) * _DAY_US
         return rows.where(F.col(EVENT_TIME).between(since, since + days * _DAY_US - 1))
     return rows.where(F.col(FEATURES_DT).between(first.isoformat(), run_date))
+
+
+def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
+    """Returns the condition of `within` in SQL. `first` is the first of the days."""
+    if EVENT_TIME in rows.column_names:
+        since = days_since_epoch(first) * _DAY_US
+        return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
+    return f"{FEATURES_DT} BETWEEN '{first.isoformat()}' AND '{run_date}'"
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:

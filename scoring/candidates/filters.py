@@ -69,7 +69,11 @@ class Exclusions:
 
 
 def known_items(
-    context: RunContext, dataset: Dataset, items: Rows, splits: Sequence[Split] | None = None
+    context: RunContext,
+    dataset: Dataset,
+    items: Rows,
+    splits: Sequence[Split] | None = None,
+    users: Rows | None = None,
 ) -> tuple[Rows | None, str]:
     """Returns the items that must not be recommended to a user again, and the name of this filter.
 
@@ -80,6 +84,7 @@ def known_items(
         dataset: the dataset of the run date.
         items: rows with the columns item_index and item_key, one row per item.
         splits: the splits to use instead of `candidates.exclude_clicked`.
+        users: rows with the distinct user_key of the users in question; None for all users.
 
     Returns:
         Two values. The first are rows with the columns user_key and item_index, without repeated rows; None
@@ -91,12 +96,12 @@ def known_items(
         return None, CLICKED
     rows = read_split(context, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
     if repeats == "unclicked":
-        return clicked_items(rows, items), CLICKED
+        return clicked_items(rows, items, users), CLICKED
     if repeats == "none":
-        if context.config.negatives is not None:  # the user did not see the items that `negatives` added
-            is_drawn = drawn_rows(context.config.negatives)
-            rows = query(f"SELECT user_key, item_key FROM {{rows}} WHERE NOT ({is_drawn})", rows=rows)
-        return observed_items(rows, items), OBSERVED
+        # The user did not see the items that `negatives` added.
+        negatives = context.config.negatives
+        condition = "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
+        return observed_items(rows, items, users, condition), OBSERVED
     assert_never(repeats)
 
 

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.load import config_digest
@@ -23,10 +21,12 @@ from scoring.inputs.feature_rows import read_split
 from scoring.inputs.list_tables import last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from spark.arrow_frames import frame_of, table_of
-from storage.dataset import Dataset, split_files, split_partitions
+from spark.rows import ReadableRows, query
+from spark.stored_rows import StoredRows, union_stored
+from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, LABEL
 from storage.manifest import Manifest, read_manifest
-from storage.parquet_files import read_file, read_table
+from storage.parquet_files import read_table
 from storage.paths import Partition
 from storage.publish import publish_facts, rows_of
 from storage.run_context import RunContext
@@ -131,22 +131,21 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
 
 def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame) -> pa.Array | DataFrame:
     """Returns the items that were clicked in the train split, in the form that `cold_entries` needs."""
-    files = split_files(context.lake, dataset, "train")
-    rows = sum(manifest.rows for _, manifest, _ in split_partitions(context.lake, dataset, "train"))
-    if (
-        isinstance(lists, pa.Table) and files and _reads_files(context, rows)
-    ):  # without files, read_split fails
-        items = pa.array([], pa.string())
-        for path in files:
-            part = read_file(path, [ITEM_KEY, LABEL])
-            clicked = part.filter(pc.equal(part[LABEL], 1.0))[ITEM_KEY].combine_chunks()
-            items = pc.unique(pa.concat_arrays([items, clicked]))
-        return items
-    clicks = read_split(context, dataset, ["train"], (ITEM_KEY, LABEL))
-    clicked_items = clicks.where(F.col(LABEL) == 1).select(ITEM_KEY)
+    parts = split_partitions(context.lake, dataset, "train")
+    in_process = _reads_files(context, sum(manifest.rows for _, manifest, _ in parts))
+    if isinstance(lists, pa.Table) and parts and in_process:  # without files, read_split fails
+        columns = (ITEM_KEY, LABEL)
+        of_files = [
+            StoredRows.of(partition, manifest, label, columns) for partition, manifest, label in parts
+        ]
+        rows: ReadableRows = union_stored(of_files)
+    else:
+        rows = read_split(context, dataset, ["train"], (ITEM_KEY, LABEL))
+    clicked = query("SELECT DISTINCT item_key FROM {rows} WHERE label = 1", rows=rows)
     if isinstance(lists, pa.Table):
-        return table_of(clicked_items.distinct())[ITEM_KEY].combine_chunks()
-    return clicked_items
+        items = clicked if isinstance(clicked, pa.Table) else table_of(clicked)
+        return items[ITEM_KEY].combine_chunks()
+    return clicked
 
 
 def _reads_files(context: RunContext, rows: int) -> bool:

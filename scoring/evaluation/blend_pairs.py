@@ -34,8 +34,9 @@ from scoring.inputs.requests import ITEM_INDEX, POSITIVES, ListRequest
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import measure_candidates
+from spark.rows import persist, query, records
 from storage.dataset import Dataset
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files
 from storage.publish import publish, rows_of
 from storage.run_context import RunContext
@@ -62,8 +63,8 @@ def measured_pairs(
         tables: the tables of the section `candidates`.
     """
     config, spark = context.config.candidates, context.spark
-    clicks = read_split(context, dataset, ["validation"], CLICK_COLUMNS).where(F.col(LABEL) == 1)
-    positives = clicks.select(USER_KEY, ITEM_KEY).distinct().persist()
+    rows = read_split(context, dataset, ["validation"], CLICK_COLUMNS)
+    positives = persist(query("SELECT DISTINCT user_key, item_key FROM {rows} WHERE label = 1", rows=rows))
     users = sampled_users(context, dataset, positives, most_users(config), BEFORE).persist()
     if users.isEmpty():
         return None
@@ -131,7 +132,7 @@ def last_day(context: RunContext, dataset: Dataset) -> str:
     if context.config.split.by == "day":
         return dataset.splits["train"][-1].dt
     rows = candidate_rows(context, dataset, list(BEFORE))
-    latest = rows.agg(F.max(EVENT_TIME)).collect()[0][0]
+    latest = records(query(f"SELECT max({EVENT_TIME}) AS time FROM {{rows}}", rows=rows))[0]["time"]
     return (date(1970, 1, 1) + timedelta(microseconds=latest)).isoformat()
 
 
@@ -176,9 +177,7 @@ def _candidates(
     """
     config, version = context.config.candidates, dataset.workflow_version
     splits = [split for split in config.exclude_clicked if split in BEFORE]
-    known, known_as = known_items(context, dataset, items, splits)
-    if known is not None:
-        known = known.join(F.broadcast(users), USER_KEY, "left_semi")
+    known, known_as = known_items(context, dataset, items, splits, users)
     excluding = exclude(users, items, known, tables.filters, tables.attributes, known_as)
     partition = context.lake.blend_items(version).partition(context.run_date)
     counted_to = last_day(context, dataset) if config.counts_days else context.run_date

@@ -8,12 +8,12 @@ from etl.build import encode_split
 from etl.workflow.fitted_workflow import load_workflow
 from scoring.inputs.feature_rows import read_split
 from spark.choose_workers import choose_workers
-from spark.rows import Rows, read_rows
+from spark.rows import ReadableRows, read_in_pieces
 from storage.dataset import Dataset
 from storage.run_context import RunContext
 
 
-def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> Rows:
+def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> ReadableRows:
     """Returns the test split of the run date, encoded by the workflow with this version.
 
     If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
@@ -27,5 +27,5 @@ def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: s
     workflow = load_workflow(
         context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
     )
-    read = partial(read_rows, context)
+    read = partial(read_in_pieces, context)
     return encode_split(workers, config, context.lake, workflow, context.run_date, "test", read)

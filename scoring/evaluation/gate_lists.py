@@ -226,9 +226,7 @@ def lists_of(context: RunContext, dataset: Dataset, model: ModelInfo, items: Man
     partition = context.lake.gate_items(model.spec.workflow_version).partition(context.run_date)
     numbered = read_rows(context, partition, items, columns=[ITEM_INDEX, ITEM_KEY])
     splits = [split for split in context.config.candidates.exclude_clicked if split in BEFORE_TEST]
-    known, known_as = known_items(context, dataset, numbered, splits)
-    if known is not None:
-        known = _of_users(known, users)
+    known, known_as = known_items(context, dataset, numbered, splits, users)
     excluded = exclude(users, numbered, known, [], known_as=known_as)
     features = rows_before_test(context, dataset, model.spec, "user")
     candidates = query(

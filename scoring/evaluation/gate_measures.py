@@ -18,7 +18,18 @@ from scoring.evaluation.group_ranking import measure_groups
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
-from spark.rows import Rows, count, persist, query, quoted, records, select, unpersist, with_hash
+from spark.rows import (
+    ReadableRows,
+    Rows,
+    count,
+    persist,
+    query,
+    quoted,
+    records,
+    select,
+    unpersist,
+    with_hash,
+)
 from storage.dataset import Dataset, read_spec
 from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.run_context import RunContext
@@ -107,7 +118,7 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
-    rows: dict[str, Rows] = {}  # of the workflow of the model that is measured
+    rows: dict[str, ReadableRows] = {}  # of the workflow of the model that is measured
     oov: dict[str, dict[str, float]] = {}
     units = 0
     measures: dict[str, ModelMeasures] = {}
@@ -117,22 +128,21 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
         if version not in rows:
             rows.clear()
             with context.phase("encode"):
-                rows[version] = _with_unit(encoded_test_rows(context, dataset, version), model.spec)
+                rows[version] = encoded_test_rows(context, dataset, version)
                 oov[version] = oov_shares(rows[version], model.spec)
         with context.phase("score"):
             grouped = GROUP_KEY in model.spec.key_columns
-            keep = [LABEL, *([UNIT] if resample else []), *([GROUP_KEY] if grouped else [])]
-            predictions = persist(
-                score_rows(rows[version], model.spec, model.request(context.config.score), keep)
-            )
+            keep = [LABEL, *([_unit_of(model.spec)] if resample else []), *([GROUP_KEY] if grouped else [])]
+            scored = score_rows(rows[version], model.spec, model.request(context.config.score), keep)
+            predictions = persist(with_hash(scored, _unit_of(model.spec), UNIT) if resample else scored)
             quality = measure_predictions(predictions, resample)
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
+            if resample and not units:
+                units = _count_units(predictions)
             unpersist(predictions)
         measures[model.version] = ModelMeasures(
             model.version, version, quality, oov[version], ranking, model.score_kind(context.config)
         )
-        if resample and not units:
-            units = _count_units(rows[version])
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
         raise DataError(
@@ -166,7 +176,7 @@ def compare(
     return Comparison(of_champion, difference("auc"), difference("log_loss"), rows, users)
 
 
-def oov_shares(rows: Rows, spec: FeatureSpec) -> dict[str, float]:
+def oov_shares(rows: ReadableRows, spec: FeatureSpec) -> dict[str, float]:
     """Returns the share of out-of-vocabulary ids of each id feature.
 
     The result maps the name of the feature to this share. An id is out of vocabulary if it stands for an
@@ -196,10 +206,10 @@ def _count_units(rows: Rows) -> int:
     return count(query(f"SELECT DISTINCT {UNIT} FROM {{rows}}", rows=select(rows, [UNIT])))
 
 
-def _with_unit(rows: Rows, spec: FeatureSpec) -> Rows:
-    """Adds the column UNIT: the hash of the user, or the hash of the row id if the log has no user column.
+def _unit_of(spec: FeatureSpec) -> str:
+    """Returns the column whose hash is UNIT: the user, or the row id if the log has no user column.
 
     Rows with equal UNIT are resampled together. Row ids count from 0 on each day. So without a user column,
     rows of different test days with equal row ids are also resampled together.
     """
-    return with_hash(rows, USER_KEY if USER_KEY in spec.key_columns else ROW_ID, UNIT)
+    return USER_KEY if USER_KEY in spec.key_columns else ROW_ID

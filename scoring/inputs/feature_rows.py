@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conf.errors import DataError
 from conf.types import SPLITS, Split
 from scoring.inputs.requests import FEATURES_DT
-from spark.rows import Rows, read_rows, union_all, with_value
+from spark.rows import ReadableRows, read_in_pieces, union_all, with_value
 from storage.dataset import Dataset, split_partitions
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
@@ -16,8 +16,8 @@ from storage.run_context import RunContext
 
 def read_split(
     context: RunContext, dataset: Dataset, splits: Sequence[Split], columns: Sequence[str] | None = None
-) -> Rows:
-    """Returns the feature rows of some splits.
+) -> ReadableRows:
+    """Returns the feature rows of some splits, which are not read yet.
 
     The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
     None, it has all columns.
@@ -27,7 +27,7 @@ def read_split(
             splits has a partition.
     """
     parts = [
-        with_value(read_rows(context, partition, manifest, label, columns), FEATURES_DT, partition.dt)
+        with_value(read_in_pieces(context, partition, manifest, label, columns), FEATURES_DT, partition.dt)
         for split in splits
         for partition, manifest, label in split_partitions(context.lake, dataset, split)
     ]

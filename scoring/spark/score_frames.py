@@ -26,7 +26,8 @@ from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
 from spark.arrow_frames import arrow_schema
 from spark.choose_workers import cores_without_jvm
-from spark.rows import Rows, map_rows_in_threads, select
+from spark.rows import ReadableRows, Rows, map_rows_in_threads, select
+from spark.stored_rows import StoredRows
 from spark.tasks import collect_results, map_batches
 from storage.feature_spec import USER_KEY, FeatureSpec
 
@@ -100,7 +101,7 @@ def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest
     return map_batches(rows, measure, _MEASURED_DDL, SCORING_IMPORTS)
 
 
-def score_rows(rows: Rows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> Rows:
+def score_rows(rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> Rows:
     """Returns the columns `keep` of every row, and the row's click probability (float32) as the last column.
 
     Raises (when a frame is evaluated, in the workers):
@@ -109,16 +110,22 @@ def score_rows(rows: Rows, spec: FeatureSpec, model: ModelRequest, keep: Sequenc
     """
     names = [feature.name for feature in spec.features]
     inputs = select(rows, [*keep, *(name for name in names if name not in keep)])
-    known = inputs.schema if isinstance(inputs, pa.Table) else arrow_schema(inputs)
+    known = inputs.schema if isinstance(inputs, pa.Table | StoredRows) else arrow_schema(inputs)
     schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, pa.float32())])
     return _score(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
 
 
 def _score(
-    rows: Rows, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: pa.Schema, batch_rows: int
+    rows: ReadableRows,
+    function: Callable[[Batches], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+    batch_rows: int,
 ) -> Rows:
-    """Applies a function that scores. A table is scored by one thread for each core, or by one for a GPU."""
-    if not isinstance(rows, pa.Table):
+    """Applies a function that scores.
+
+    Rows of a table or of files are scored by one thread for each core, or by one for a GPU.
+    """
+    if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
     import torch
 

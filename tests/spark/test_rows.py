@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+from spark import choose_workers
 from spark.choose_workers import stay_in_process
 from spark.rows import (
     Rows,
@@ -186,8 +187,9 @@ def test_tables_are_sorted_where_frames_are_distributed(spark: SparkSession) -> 
     "rows, engine, master, expected",
     [
         (10, "auto", "local[2]", True),
+        (10**6, "auto", "local[2]", True),
         (10, "arrow", "local[2]", False),
-        (10**9, "auto", "local[2]", False),
+        (10**8, "auto", "local[2]", False),
         (10, "auto", "spark://node:7077", False),
     ],
 )
@@ -197,6 +199,7 @@ def test_few_rows_stay_in_the_process_of_a_local_job(
     config = cases.write_config(tmp_path, {"workflow": {"engine": engine}})
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--master {master} pyspark-shell")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(choose_workers, "available_memory", lambda: 10**9)
     context = RunContext("test", config, "2026-01-01")
     stay_in_process(context, rows)
     assert context.in_process is expected

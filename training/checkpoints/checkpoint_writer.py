@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,28 +32,6 @@ log = logging.getLogger("nightrank.training")
 # is a request to the object store.
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
-
-
-def available_memory() -> int:
-    """Returns the memory of this host, or of its container, that new tensors can use, in bytes.
-
-    Memory of the page cache counts as available, because the system frees it when it is needed.
-    """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    sizes = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
-    return min(sizes["MemAvailable"], _left_in_container())
-
-
-def _left_in_container() -> int:
-    """Returns what the memory limit of the control group (version 2) leaves; a large number without one."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # there is no such group, or its limit is `max`
-        return 2**62
-    return max(limit - used + int(counts["inactive_file"]), 0)
 
 
 class HostCopy:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conf.errors import DataError, InfrastructureError, NightrankError
+from conf.host_memory import available_memory
 from storage import format_versions
 from training.checkpoints.blocks import StoredBlock, owned_state
 from training.checkpoints.checkpoint_folder import CheckpointFolder
@@ -34,7 +35,6 @@ from training.checkpoints.checkpoint_writer import (
     CheckpointContents,
     CheckpointWriter,
     HostCopy,
-    available_memory,
 )
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
 from training.checkpoints.stateful import Stateful

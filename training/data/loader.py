@@ -9,8 +9,8 @@ A rank needs memory for one row group of each of its shards, for the row groups 
 three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. One
 pool of each rank, added up over the ranks, has `reading.pool_rows` rows, or 4 global batches if that is more.
 A row takes 4 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature
-and each id. With row groups of 1,000,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 160
-MB + 1 GiB + 4 × 21 MB.
+and each id. With row groups of 200,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 32
+MB + 256 MiB + 4 × 21 MB.
 """
 
 from __future__ import annotations

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from etl.text.encode_pass import _dealt
+from etl.ops.fill import FittedFill
+from etl.ops.tables import LocalTables
+from etl.raw.file_splits import split_files
+from etl.text import encode_pass
+from etl.text.encode_pass import EncodeTask, Encoding, _dealt, encode_file_split
+from etl.text.file_layout import file_layout
+from etl.text.row_source import LogRows
+from etl.workflow.fitted_chains import FittedChain
+from storage.feature_spec import Feature, FeatureSpec
+from tests.etl import cases
 
 ROWS = 23
 
@@ -32,3 +43,43 @@ def test_every_row_is_in_one_group_with_all_its_columns(groups: int) -> None:
     expected = table.take(pa.array(order))
     assert dealt.to_pydict() == expected.to_pydict()
     assert dealt.schema.types == expected.schema.types
+
+
+@pytest.mark.parametrize(
+    "row_group_rows, group_bytes, most",
+    [
+        (1000, 2**20, 1000),
+        (64, 2**20, 64),
+        (20, 2**20, 20),
+        (1000, 8 * 15, 15),
+        (10, 8 * 15, 10),
+        (1000, 1, 1),
+    ],
+)
+def test_a_row_group_has_at_most_these_rows_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_group_rows: int, group_bytes: int, most: int
+) -> None:
+    """A row has 8 bytes: label and one number. Keys are no inputs of a model."""
+    monkeypatch.setattr(encode_pass, "ROW_GROUP_BYTES", group_bytes)
+    config = cases.write_config(tmp_path)
+    (path, *_) = cases.write_day(tmp_path / "raw", cases.make_lines("2026-01-01", 250, 1))
+    (file_split,) = split_files([str(path)])
+    chain = FittedChain(("I1",), ("int",), (FittedFill(("I1",), ("I1",), 0.0),), ("I1",))
+    spec = FeatureSpec((Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v")
+    source = LogRows(file_layout(config, (str(path),)))
+    encoding = Encoding(source, (chain,), spec, LocalTables({}), row_group_rows)
+    written = encode_file_split(EncodeTask(file_split, 0, f"{tmp_path}/out.parquet", "2026-01-01"), encoding)
+    metadata = pq.read_metadata(written)
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    rows = sum(sizes)
+    assert len(sizes) == -(-rows // most)
+    assert max(sizes) <= most
+    assert min(sizes) >= max(sizes) - 1
+    assert rows > 50
+    assert len(set(pq.read_table(written)["row_id"].to_pylist())) == rows
+
+
+def test_a_list_counts_as_long_as_the_longest() -> None:
+    lists = pa.array([[1], None, list(range(30))], pa.list_(pa.int32()))
+    columns = {"user_key": ["a", "b", "c"], "label": pa.array([0, 1, 0], pa.float32()), "history": lists}
+    assert encode_pass._rows_of_group(pa.table(columns)) == encode_pass.ROW_GROUP_BYTES // (4 * 31)
