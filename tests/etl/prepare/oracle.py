@@ -23,6 +23,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pyarrow.parquet as pq
+from pyarrow import orc
 
 from conf.raw_types import Column, RawTable
 from conf.types import Config, Negatives, SplitConfig
@@ -83,16 +85,12 @@ def read_log(config: Config, day: str, erased: Erased = MappingProxyType({})) ->
     users = {user for user, last in erased.items() if config.split.by != "day" or day <= last}
     result, row_id = DayLog(), -1
     for path in files_of(config, config.log.path, day):
-        header: list[str] | None = None
-        for number, data in enumerate(_lines(path), start=1):
+        for number, (text, values) in enumerate(_entries(config.log, path), start=1):
             row_id += 1
-            text = data.decode("utf-8", "replace")
-            if config.log.format == "csv" and header is None:
-                header = csv_fields(text, config.log.field_separator)
+            if values is None:
                 continue
             result.lines += 1
-            place = {"row_id": row_id, "source_file": path.name, "line_number": number}
-            row, reason = _row_of(config, data, text, header)
+            row, reason = ({}, values) if isinstance(values, str) else _row_of(config, values)
             if _is_left_out(text, row, reason, config, users):
                 reason = "erased_user"
             if reason is None:
@@ -100,6 +98,7 @@ def read_log(config: Config, day: str, erased: Erased = MappingProxyType({})) ->
             elif reason in _reasons_left_out(config):
                 result.left_out[reason] += 1
             else:
+                place = {"row_id": row_id, "source_file": path.name, "line_number": number}
                 result.quarantine.append({**place, "reason": reason, "line": text})
     return result
 
@@ -114,25 +113,45 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()
 
 
-def _row_of(config: Config, data: bytes, text: str, header: list[str] | None) -> tuple[Row, str | None]:
-    """The values of a line, and why it is not used (None if it is). The first reason counts."""
+def _entries(table: RawTable, path: Path) -> list[tuple[str, Mapping[str, Any] | str | None]]:
+    """The text of each line, with its raw values, or the reason to reject it, or None for a header.
+
+    Rows of Parquet and ORC have no text.
+    """
+    if table.format in ("parquet", "orc"):
+        read = pq.read_table if table.format == "parquet" else orc.read_table
+        rows = read(path).to_pylist()
+        return [("", {column.name: row[column.source_name] for column in table.columns}) for row in rows]
+    entries: list[tuple[str, Mapping[str, Any] | str | None]] = []
+    header: list[str] | None = None
+    for data in _lines(path):
+        text = data.decode("utf-8", "replace")
+        if table.format == "csv" and header is None:
+            header = csv_fields(text, table.field_separator)
+            entries.append((text, None))
+            continue
+        try:
+            if text.encode() != data:
+                raise _Rejected("not_utf8")
+            entries.append((text, _raw_values(table, text, header)))
+        except _Rejected as rejected:
+            entries.append((text, str(rejected)))
+    return entries
+
+
+def _row_of(config: Config, raw: Mapping[str, Any]) -> tuple[Row, str | None]:
+    """The values of a row, and why it is not used (None if it is). The first reason counts."""
     row: Row = {}
-    try:
-        if text.encode() != data:
-            raise _Rejected("not_utf8")
-        raw = _raw_values(config.log, text, header)
-        reasons = []
-        for column in config.log.columns:
-            try:
-                row[column.name] = _typed(raw[column.name], column, config.log)
-            except _Rejected as rejected:
-                row[column.name] = None
-                reasons.append(str(rejected))
-        row |= _computed(config, row, reasons)
-        reasons += [_reason(operator) for operator in _filters(config) if not _keeps(operator, row)]
-        return row, reasons[0] if reasons else None
-    except _Rejected as rejected:
-        return row, str(rejected)
+    reasons: list[str] = []
+    for column in config.log.columns:
+        try:
+            row[column.name] = _typed(raw[column.name], column, config.log)
+        except _Rejected as rejected:
+            row[column.name] = None
+            reasons.append(str(rejected))
+    row |= _computed(config, row, reasons)
+    reasons += [_reason(operator) for operator in _filters(config) if not _keeps(operator, row)]
+    return row, reasons[0] if reasons else None
 
 
 def _raw_values(table: RawTable, text: str, header: list[str] | None) -> Mapping[str, Any]:
@@ -180,6 +199,10 @@ def _typed(value: Any, column: Column, table: RawTable) -> Any:
     """A value with the type of its column; None for null."""
     if value is None:
         return None
+    if isinstance(value, datetime):
+        return _instant(value, table.time_zone)
+    if isinstance(value, date):
+        return (value - _EPOCH.date()).days
     is_list = column.type.startswith("list")
     if isinstance(value, dict) or (isinstance(value, list) and not is_list):
         raise _Rejected(f"json:{column.name}")
@@ -227,9 +250,13 @@ def _date(text: str) -> int | None:
 
 def _timestamp(text: str, zone: str) -> int | None:
     try:
-        time = datetime.fromisoformat(text)
+        return _instant(datetime.fromisoformat(text), zone)
     except ValueError:
         return None
+
+
+def _instant(time: datetime, zone: str) -> int:
+    """µs since 1970-01-01 UTC. A time without an offset is a time of the zone."""
     return ((time if time.tzinfo else time.replace(tzinfo=ZoneInfo(zone))) - _EPOCH) // _US
 
 
@@ -603,14 +630,12 @@ def _impressions(config: Config, day: str) -> list[tuple[str, str, int, int]]:
 
 def attributes_of(config: Config, table: RawTable, day: str) -> list[Row]:
     """The rows of a table of users or items, in the order of its files. All of them must be good rows."""
-    rows = []
-    for path in files_of(config, table.path, day):
-        lines = [line.decode() for line in _lines(path)]
-        header = csv_fields(lines.pop(0), table.field_separator) if table.format == "csv" else None
-        for line in lines:
-            values = _raw_values(table, line, header)
-            rows.append({column.name: _typed(values[column.name], column, table) for column in table.columns})
-    return rows
+    return [
+        {column.name: _typed(values[column.name], column, table) for column in table.columns}
+        for path in files_of(config, table.path, day)
+        for _, values in _entries(table, path)
+        if isinstance(values, Mapping)
+    ]
 
 
 def joined(config: Config, rows: Sequence[Row], table: RawTable, key: str, day: str) -> list[Row]:

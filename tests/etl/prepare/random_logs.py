@@ -7,8 +7,13 @@ import io
 import json
 import random
 from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
 
 from conf.types import Config
 from tests.etl import cases
@@ -101,21 +106,24 @@ WITH_POSITIONS: dict[str, Any] = {
 }
 GROUPED: dict[str, Any] = {
     "prepare": [
+        {"difference_lag": {"by": ["who"], "columns": ["price"]}},
         {
             "groupby": {
                 "by": ["who", "what", "city"],
                 "aggregates": {
                     "price": ["sum", "max", "mean"],
+                    "price_difference_lag_1": ["sum"],
                     "place": ["list", "first", "last"],
                     "kind": ["first"],
                     "age": ["min"],
                     "who": ["count"],
                 },
             }
-        }
+        },
     ],
     "features": [
         {"columns": ["price_sum", "price_max", "price_mean", "age_min", "who_count"], **NUMBERS},
+        {"columns": ["price_difference_lag_1_sum"], **NUMBERS},
         {"columns": ["what", "kind_first", "city", "place_first", "place_last"], **IDS},
         {"columns": ["place_list"], "kind": "multi_hot", "ops": ["categorify"]},
     ],
@@ -149,6 +157,25 @@ _LABELS: dict[str, Sequence[str]] = {
     "events with weights": ["view", "view", "cart", "buy", "scroll", ""],
     "grouped events": ["1", "1", "20", "-3", "4", ""],
 }
+_STORED: dict[str, Any] = {
+    **NESTED,
+    "null_values": [""],
+    "path": "{data}/{date}/*.parquet",
+    "format": "parquet",
+    "columns": [
+        {key: value for key, value in column.items() if key not in ("source", "optional")}
+        for column in NESTED["columns"]
+    ],
+}
+STORED: dict[str, Any] = {
+    **WITH_HISTORY,
+    "negatives": {"per_positive": 1},
+    "prepare": [{"dropna": {"columns": ["born"]}}],
+    "features": [
+        *WITH_HISTORY["features"],
+        {"columns": ["tags"], "kind": "multi_hot", "ops": ["categorify"]},
+    ],
+}
 CASES: dict[str, dict[str, Any]] = {
     "history, negatives and tables": {**WITH_HISTORY, "negatives": {"per_positive": 3, "seed": 5}},
     "groups": {
@@ -175,12 +202,17 @@ CASES: dict[str, dict[str, Any]] = {
         "negatives": {"per_positive": 2},
         "prepare": [
             {"dropna": {"columns": ["visit", "price"]}},
+            {"difference_lag": {"by": ["who"], "columns": ["price"]}},
             {"difference_lag": {"by": ["kind", "place"], "columns": ["price"], "lag": -2}},
             {"filter": {"keep": "not (price >= 90) or place == 'b' and clicked != 0"}},
         ],
         "features": [
             *SHOP["features"],
-            {"columns": ["price_difference_lag_-2"], "kind": "dense", "ops": ["fill"]},
+            {
+                "columns": ["price_difference_lag_1", "price_difference_lag_-2"],
+                "kind": "dense",
+                "ops": ["fill"],
+            },
         ],
     },
     "groupby": GROUPED,
@@ -249,6 +281,8 @@ CASES: dict[str, dict[str, Any]] = {
             {"columns": ["tags"], "kind": "multi_hot", "ops": ["categorify"]},
         ],
     },
+    "parquet": {**STORED, "log": _STORED},
+    "orc": {**STORED, "log": {**_STORED, "path": "{data}/{date}/*.orc", "format": "orc"}},
     "without keys": {
         "log": ONE_TABLE,
         "keys": None,
@@ -287,10 +321,13 @@ def write_log(folder: Path, name: str, seed: int, misdated: float = 0.08) -> Non
         for part in range(2):
             labels = _LABELS.get(name, "0011")
             rows = [_row(draw, number, misdated, labels) for _ in range(_ROWS)]
-            text = (
-                _json_lines(draw, rows) if log["format"] == "jsonl" else _csv(draw, rows, _names(log), part)
-            )
-            (folder / day / f"part-{part}.{log['format']}").write_bytes(text)
+            path = folder / day / f"part-{part}.{log['format']}"
+            if log["format"] in ("parquet", "orc"):
+                _write_stored(draw, rows, path, part)
+            else:
+                is_json = log["format"] == "jsonl"
+                text = _json_lines(draw, rows) if is_json else _csv(draw, rows, _names(log), part)
+                path.write_bytes(text)
         of_day = [[str(field).replace('"', "").replace(";", "") for field in user] for user in _users(draw)]
         text = "".join(";".join(user) + "\n" for user in of_day)
         (folder / day / "users.tsv").write_text(text, encoding="utf-8")
@@ -314,7 +351,7 @@ def _time(draw: random.Random, number: int, misdated: float) -> int:
 
 
 def _row(draw: random.Random, number: int, misdated: float, labels: Sequence[str]) -> list[Any]:
-    user = draw.randrange(12)
+    user = draw.randrange(12) if draw.random() < 0.93 else draw.randrange(20, 34)  # some have few clicks
     return [
         draw.choice(labels),
         draw.choice([user] * 30 + ["", "none", "x"]),
@@ -369,6 +406,37 @@ def _iso(seconds: int) -> str:
     day, second = divmod(seconds - _START, 86_400)
     month, of_month = (2, 28 + day + 1) if day < 0 else (3, day + 1)
     return f"2026-{month:02}-{of_month:02}T{second // 3600:02}:{second // 60 % 60:02}:00"
+
+
+def _write_stored(draw: random.Random, rows: Sequence[Sequence[Any]], path: Path, part: int) -> None:
+    """A file with typed values. Times have a time zone in the first file, and are local in the second."""
+    zone = None if part else UTC
+    columns: dict[str, pa.Array] = {
+        "tags": pa.array(
+            [draw.choice([None, [], ["a"], ["b", None, "a"]]) for _ in rows], pa.list_(pa.string())
+        ),
+        "born": pa.array([draw.choice([None, *[date(1969 + n, 12, 31) for n in range(9)]]) for _ in rows]),
+        "clicked": pa.array([draw.choice([row[0] == "1"] * 20 + [None]) for row in rows], pa.bool_()),
+        "who": pa.array([row[1] if isinstance(row[1], int) else None for row in rows], pa.int64()),
+        "what": pa.array([row[2] or None for row in rows]),
+        "visit": pa.array([row[3] for row in rows]),
+        "price": pa.array(
+            [row[4] if isinstance(row[4], int | float) else None for row in rows], pa.float64()
+        ),
+        "place": pa.array([row[5] for row in rows]).dictionary_encode(),
+        "at": pa.array(
+            [
+                datetime.fromtimestamp(row[6], UTC).replace(tzinfo=zone) if isinstance(row[6], int) else None
+                for row in rows
+            ],
+            pa.timestamp("us", "UTC" if zone else None),
+        ),
+    }
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path, row_group_size=20)
+        return
+    columns["place"] = columns["place"].cast(pa.string())
+    orc.write_table(pa.table(columns), path)
 
 
 def _users(draw: random.Random) -> list[list[Any]]:
