@@ -563,7 +563,7 @@ def hash_of_draw(row_id: int, draw: int, seed: int) -> int:
 def with_negatives(rows: Sequence[Row], config: Negatives, item_column: str) -> list[Row]:
     """Adds rows with label 0 for items that the user has not seen in the split of the row and before."""
     stride = config.per_positive + 1
-    number = {None: 0, **{split: index for index, split in enumerate(SPLITS)}}
+    number: dict[str | None, int] = {None: 0, "train": 0, "validation": 1, "test": 2}
     result = []
     for row in rows:
         result.append({**row, "row_id": row["row_id"] * stride})

@@ -329,8 +329,8 @@ def write_log(folder: Path, name: str, seed: int, misdated: float = 0.08) -> Non
                 text = _json_lines(draw, rows) if is_json else _csv(draw, rows, _names(log), part)
                 path.write_bytes(text)
         of_day = [[str(field).replace('"', "").replace(";", "") for field in user] for user in _users(draw)]
-        text = "".join(";".join(user) + "\n" for user in of_day)
-        (folder / day / "users.tsv").write_text(text, encoding="utf-8")
+        table = "".join(";".join(user) + "\n" for user in of_day)
+        (folder / day / "users.tsv").write_text(table, encoding="utf-8")
         _write_impressions(folder / "shown", draw, number, misdated)
     users = _users(draw)
     _write_table(folder / "users-0.csv", "who age city", users[:5])
@@ -466,7 +466,7 @@ def _write_impressions(folder: Path, draw: random.Random, number: int, misdated:
         for _ in range(160)
     ]
     for part, entries in enumerate((rows[:90], rows[70:])):
-        lines = [names, *entries]
+        lines: list[list[Any]] = [names, *entries]
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
         (folder / f"{DAYS[number]}-{part}.csv").write_text(text)
         objects = [dict(zip(names, entry, strict=True)) for entry in entries]
