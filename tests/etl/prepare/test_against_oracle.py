@@ -51,7 +51,7 @@ def workers() -> LocalWorkers:
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file has several splits, and a day several buckets of users."""
-    monkeypatch.setattr("etl.prepare.prepared_passes._TASK_BYTES", 2500)
+    monkeypatch.setattr("etl.prepare.task_passes._TASK_BYTES", 2500)
     monkeypatch.setattr("etl.readers.text.FILE_SPLIT_BYTES", 2000)
     monkeypatch.setattr("etl.readers.jsonl.FILE_SPLIT_BYTES", 5000)
 
