@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyarrow import fs
 
 from conf.errors import DataError
 from conf.names import scheme_of
+from conf.raw_types import Format
 from conf.types import Config, RawTable
 from etl.raw.file_splits import read_blocks, split_files
 from storage import file_io
@@ -80,17 +82,22 @@ def find_raw(
     matches = _list_matches(pattern)
     if not matches:
         return None
-    is_text = table.format in TEXT_FORMATS
-    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and is_text]
-    if unreadable:
-        raise DataError(
-            f"{unreadable[0]} is compressed in a format that is not supported",
-            "deliver it as .gz, .bz2 or .zst",
-        )
+    _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
     return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest, recorder)
+
+
+def find_files(pattern: str, form: Format) -> tuple[str, ...]:
+    """Returns the paths of the files of a format that match a path or glob pattern, ordered by name.
+
+    Raises:
+        DataError: a file is compressed in a format that no engine can read.
+    """
+    matches = _list_matches(pattern)
+    _require_readable(matches, form)
+    return tuple(path for path, _, _ in matches)
 
 
 def has_no_text(table: RawTable, raw: RawFiles) -> bool:
@@ -127,6 +134,16 @@ def require_raw(
             f"the raw files at {pattern} are empty (0 bytes)", f"deliver the raw files of {dt} again"
         )
     return raw
+
+
+def _require_readable(matches: Sequence[tuple[str, str, fs.FileInfo]], form: Format) -> None:
+    """Raises DataError if a file of text is compressed in a format that no engine can read."""
+    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and form in TEXT_FORMATS]
+    if unreadable:
+        raise DataError(
+            f"{unreadable[0]} is compressed in a format that is not supported",
+            "deliver it as .gz, .bz2 or .zst",
+        )
 
 
 def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:

@@ -15,7 +15,6 @@ from conf.raw_types import SEPARATED_FORMATS, RawTable
 from etl.raw import key_rule
 from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FileSplit, compression, read_blocks
-from etl.raw.files import RawFiles
 from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.readers.base import RawBlock
@@ -27,7 +26,7 @@ _BYTES = 1 << 16  # of text that is read at once
 _GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
 
 
-def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | None) -> None:
+def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
     Reads at most the first block of a text file, and the first row group or stripe of other files. A table
@@ -35,7 +34,7 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
 
     Args:
         table: the table, which is not the log: all its rows must parse.
-        raw: the files of the table.
+        paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
 
@@ -49,14 +48,14 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
-            positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
-        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
+            positions, width = positions_in(common_header(paths, table), table, paths)
+        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
     else:
-        open_table(table, raw.paths)  # checks the columns of every file
+        open_table(table, tuple(paths))  # checks the columns of every file
         text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
-        sizes = file_io.sizes(raw.paths)
+        sizes = file_io.sizes(paths)
         rejected = (
-            _first_bad_row(path, table, text_id) for path, size in zip(raw.paths, sizes, strict=True) if size
+            _first_bad_row(path, table, text_id) for path, size in zip(paths, sizes, strict=True) if size
         )
     first = next(filter(None, rejected), None)
     if first is not None:

@@ -20,7 +20,8 @@ from pyspark.sql import functions as F
 from conf.serving_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.raw.impression_log import ERROR, impressions_of, log_counts, read_impressions, unreadable
+from etl.raw.impression_log import impressions_of
+from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 from spark.arrow_frames import frame_of
 from spark.spark_workers import SparkWorkers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
@@ -52,7 +53,7 @@ def add_positions(spark: SparkSession, config: Config, rows: DataFrame, raw: Raw
     files = impressions_of(config, raw)
     if files is None:
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
-    logged = frame_of(spark, read_impressions(SparkWorkers(spark), settings, files, config.log.event_time))
+    logged = frame_of(spark, read_impressions(SparkWorkers(spark), config, files))
     _check(logged, settings, raw.dt)
     # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))
@@ -92,6 +93,7 @@ def positions_method(config: Config) -> str | None:
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
+    names |= {"null_values", "time_zone", "columns"}
     return f"{METHOD}, {digest_of(settings.model_dump(include=names))}"
 
 

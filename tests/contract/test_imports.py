@@ -50,6 +50,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.quality",
         "etl.raw",
         "etl.read_day",
+        "etl.readers",
         "etl.spark",
         "etl.split",
         "etl.synthetic.truth",
