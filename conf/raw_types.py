@@ -13,16 +13,17 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
+from conf.extensions import Extension, find_extension, known_names
 from conf.names import ColumnName, PlainText, RawLocation, column_name
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
-# The formats of raw files. To add one: a name here, a description below, and a reader in etl/readers.
-Format = Literal["tsv", "csv", "parquet", "orc", "jsonl"]
-FORMATS: Mapping[Format, str] = {
+# The formats of raw files, and their descriptions. To add one: a line here, and a reader in etl/readers.
+FORMATS: Mapping[str, str] = {
     "tsv": "no header, and a double quote is an ordinary character.",
     "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
     "otherwise its lines are quarantined with the reason `quote` or `field_count`.",
@@ -30,7 +31,33 @@ FORMATS: Mapping[Format, str] = {
     "orc": "columns are matched by name; types are read as those of Parquet.",
     "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
     "that a line lacks is null; other lines are quarantined with the reason `json`.",
+    "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
+    "partition columns, such as `/dt={date}` (docs/lakes.md).",
 }
+
+
+def reader_extension(name: str) -> Extension | None:
+    """Returns the extension of another package that reads a format; None if there is none.
+
+    Raises:
+        ConfigError: two readers have the name of an installed extension.
+    """
+    return find_extension("readers", name, _BUILT_IN)
+
+
+def _known_format(name: str) -> str:
+    if name not in FORMATS and reader_extension(name) is None:
+        raise ValueError(f"there is no such format; known: {known_names('readers', _BUILT_IN)}")
+    return name
+
+
+# The formats of the checkout, or the name of the reader of another package. Editors know only the first.
+Format = Annotated[
+    str, AfterValidator(_known_format), WithJsonSchema({"enum": list(FORMATS), "type": "string"})
+]
+# Maps the formats of the checkout to the package of their readers, for messages.
+_BUILT_IN: Mapping[str, str] = dict.fromkeys(FORMATS, "etl.readers")
+
 # Formats with one row a line and a separator between fields.
 SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})
 # Formats in which a text may stand for null.
@@ -224,7 +251,10 @@ class RawTable(Strict):
         "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD). "
         "Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
-    format: Format = Field(description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items()))
+    format: Format = Field(
+        description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items())
+        + " Readers of other packages have the names of their entry points (docs/extending.md)."
+    )
     separator: Separator | None = Field(
         default=None,
         description="Character between two fields of a line; `\\t` is a tab. Null: a comma for `csv`, a tab "

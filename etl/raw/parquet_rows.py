@@ -23,6 +23,7 @@ from conf.raw_types import LIST_TYPES, TIME_TYPES, EventTime, OperatorType, RawT
 from conf.raw_types import Column as RawColumn
 from conf.time_types import UTC
 from etl.raw.number_text import integer_of, number_of
+from etl.raw.parquet_footers import parquet_metadata
 from etl.raw.parse import FILE, LINE, LINE_NUMBER, SOURCE_COLUMNS, empty_to_null, evaluated_once
 from etl.raw.row_ids import paths_by_spark_name
 from etl.raw.row_rules import NANOSECONDS, floor_divide
@@ -181,7 +182,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
         if tail != _MAGIC or size < _SMALLEST_BYTES:
             raise DataError(f"{path} is cut off: its Parquet footer is missing", "deliver the file again")
         try:
-            return pq.read_metadata(source)
+            return parquet_metadata(source)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{path}: the Parquet footer is damaged: {error}", "deliver the file again"

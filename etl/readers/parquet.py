@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
+from etl.raw.parquet_footers import parquet_metadata
 from etl.raw.parquet_rows import has_column, leaves_of, read_footer, require_columns, stored_columns
 from etl.raw.value_text import EXACT_BELOW
 from etl.readers.arrow_values import (
@@ -272,7 +273,7 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
     files, inner = file_io.filesystem(file.path)
     with files.open_input_file(inner) as source:
         try:
-            footer = pq.read_metadata(source)
+            footer = parquet_metadata(source)
             paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import assert_never
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -185,11 +184,9 @@ def _rows(
         return read_parquet_rows(spark, table, raw.paths, event_time)
     if table.format == "tsv" or table.format == "csv":
         return read_text_rows(spark, table, raw.paths, choose_engine(config.workflow.engine))
-    if table.format == "jsonl" or table.format == "orc":
-        name = "JSON lines" if table.format == "jsonl" else "ORC files"
-        raise ConfigError(
-            f"{raw.paths[0]}: Spark frames cannot read {name}",
-            "set workflow.engine=auto and run the job on one machine, without spark-submit; or deliver the "
-            "table as Parquet or csv",
-        )
-    assert_never(table.format)
+    name = {"jsonl": "JSON lines", "orc": "ORC files"}.get(table.format, f"the format {table.format}")
+    raise ConfigError(
+        f"{raw.paths[0]}: Spark frames cannot read {name}",
+        "set workflow.engine=auto and run the job on one machine, without spark-submit; or deliver the "
+        "table as Parquet or csv",
+    )

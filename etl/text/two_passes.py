@@ -27,7 +27,7 @@ from etl.raw.file_splits import FileSplit
 from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
-from etl.readers.discovery import readable_formats
+from etl.readers.discovery import has_reader
 from etl.spark.quarantine import DayCounts
 from etl.split.time_split import CUT, no_good_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
@@ -89,7 +89,7 @@ def reason_for_frames(config: Config) -> str | None:
     """Returns why tasks cannot read the raw log in blocks of rows; None if they can."""
     if choose_engine(config.workflow.engine) != "arrow":
         return "`workflow.engine` is `sql`"
-    if config.log.format not in readable_formats():
+    if not has_reader(config.log):
         return f"no reader reads the format `{config.log.format}`"
     if scheme_of(raw_path(config, config.log, "")) == "hdfs":
         return "only Spark's Hadoop client reads HDFS"

@@ -118,11 +118,11 @@ def files_of(table: AttributeTable) -> list[str]:
     Raises:
         ConfigError: there is no file.
     """
-    path = table.path
+    path, form = table.path, table.attribute.format
     source, inner = file_io.filesystem(path)
-    if source.get_file_info(inner).type == fs.FileType.Directory:
+    if form != "delta" and source.get_file_info(inner).type == fs.FileType.Directory:
         path = f"{path.rstrip('/')}/*"
-    found = find_files(path, table.attribute.format)
+    found = find_files(path, form)
     if not found:
         raise ConfigError(f"{SECTION}: there is no file at {table.path}", "correct `path` of this attribute")
     return list(found)
