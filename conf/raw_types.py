@@ -31,6 +31,7 @@ FORMATS: Mapping[str, str] = {
     "orc": "columns are matched by name; types are read as those of Parquet.",
     "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
     "that a line lacks is null; other lines are quarantined with the reason `json`.",
+    "avro": "object container files with any codec; columns are matched by name.",
     "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
     "partition columns, such as `/dt={date}` (docs/lakes.md).",
 }

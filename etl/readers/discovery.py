@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conf.raw_types import FORMATS, EventTime, RawTable, reader_extension
+from etl.readers.avro import AvroReader
 from etl.readers.base import TableReader
 from etl.readers.delta import DeltaReader
 from etl.readers.jsonl import JsonLinesReader
@@ -16,6 +17,7 @@ _READERS: tuple[type[TableReader], ...] = (
     ParquetReader,
     OrcReader,
     DeltaReader,
+    AvroReader,
 )
 
 
