@@ -55,8 +55,8 @@ Spark frames read the log, and a JVM starts, in these cases:
 | the compiled scanner is missing, and the files are text | run `make setup` |
 
 Spark's workers run the tasks on a cluster, in a notebook, if spark-submit has started the job, and if
-`workflow.engine` is `arrow`. Spark frames read neither JSON lines nor ORC files: such a job ends with exit
-code 2.
+`workflow.engine` is `arrow`. Spark frames read only tsv, csv and Parquet: with another format, such a job
+ends with exit code 2.
 """
 
 
