@@ -17,9 +17,8 @@ from etl.raw.arrow_parse import split_fields, typed_column
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.parse import common_header, positions_in
 from etl.raw.rejected_lines import RejectedLine, description, remedy
-from etl.readers.base import RawBlock
+from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
-from storage import file_io
 
 _ROWS = 100  # of each file
 _BYTES = 1 << 16  # of text that is read at once
@@ -51,12 +50,12 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
             positions, width = positions_in(common_header(paths, table), table, paths)
         rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
     else:
-        open_table(table, tuple(paths))  # checks the columns of every file
+        reader = open_table(table, tuple(paths))  # checks the columns of every file
         text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
-        sizes = file_io.sizes(paths)
-        rejected = (
-            _first_bad_row(path, table, text_id) for path, size in zip(paths, sizes, strict=True) if size
-        )
+        firsts: dict[str, FileSplit] = {}
+        for file_split in reader.splits(_BYTES):
+            firsts.setdefault(file_split.path, file_split)
+        rejected = (_first_bad_row(reader, file_split, text_id) for file_split in firsts.values())
     first = next(filter(None, rejected), None)
     if first is not None:
         raise unusable(table, section, first)
@@ -113,21 +112,25 @@ def _lines(path: str) -> Iterator[bytes]:
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 
-def _first_bad_row(path: str, table: RawTable, id_column: str | None) -> RejectedLine | None:
-    """Returns the first row with a bad value among the first rows of a file in any other format than text."""
-    reader = open_table(table, (path,))
-    for file_split in reader.splits(_BYTES)[:1]:
-        if file_split.bytes > _GROUP_BYTES:
-            return None
-        block = next(iter(reader.blocks(file_split, table.names)), None)
-        if block is None:
-            return None
-        first = first_reasons(block, id_column)
-        rejected = [line for line in first if line < _ROWS]
-        if rejected:
-            line = min(rejected)
-            return RejectedLine(path, line + 1, first[line], block.texts([line])[0])
-    return None
+def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | None) -> RejectedLine | None:
+    """Returns the first row with a bad value among the first rows of a file in any other format than text.
+
+    Args:
+        reader: reads the file.
+        file_split: the first split of the file.
+        id_column: the column of strings with ids of users or items; None if there is none.
+    """
+    if file_split.bytes > _GROUP_BYTES:
+        return None
+    block = next(iter(reader.blocks(file_split, reader.table.names)), None)
+    if block is None:
+        return None
+    first = first_reasons(block, id_column)
+    rejected = [line for line in first if line < _ROWS]
+    if not rejected:
+        return None
+    line = min(rejected)
+    return RejectedLine(file_split.path, line + 1, first[line], block.texts([line])[0])
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
