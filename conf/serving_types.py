@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -203,11 +201,6 @@ class Impressions(TableOfRoles):
         """Returns the columns that are read: user, item, position, variant, model version and time."""
         names = (self.user, self.item, self.position, self.variant, self.model_version, self.time)
         return [name for name in names if name is not None]
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Does what the method of the base class does; an earlier release always had a separator."""
-        return {"separator": ",", **super()._without_defaults(values_of)}
 
 
 class Serving(Strict):

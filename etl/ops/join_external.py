@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.names import PlainText
-from conf.raw_types import Column, Format, OperatorType, Strict, operator_type
+from conf.raw_types import FORMATS, Column, Format, OperatorType, Strict, operator_type
 from conf.time_types import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
@@ -32,7 +32,11 @@ ColumnKind = Literal["int", "float", "string", "bool", "date", "timestamp", "dec
 class ExternalColumn(Strict):
     """How a column of an external table is read."""
 
-    type: ColumnKind = Field(description="Type of the values, as in the section `log`.")
+    type: ColumnKind = Field(
+        description="Type of the values, as in the section `log`. `int`: 64 bits. `float`: a double. "
+        "`string`: UTF-8 text. `bool`: 1 or 0. `date`: days since 1970-01-01. `timestamp`: µs since "
+        "1970-01-01 00:00 UTC. `decimal`: rounded to a double."
+    )
     format: TimeFormat = Field(default=ISO, description="How texts of a date or timestamp are written.")
     source: PlainText | None = Field(default=None, description="Name of the column in the files.")
     optional: bool = Field(default=False, description="Whether files may lack the column.")
@@ -110,12 +114,14 @@ class JoinExternal(Operator):
         min_length=1,
         description="Maps each column of the table that is to be added to its type, such as `{price: "
         "float}`, or to a type with the keys `format`, `source` and `optional` of a column of the log, such "
-        'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are those of the log, except lists.',
+        'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are `int`, `float`, `string`, `bool`, '
+        "`date`, `timestamp` and `decimal`, as in the section `log`.",
     )
     format: Format = Field(
         default="parquet",
-        description="Format of the files, as in the section `log`. A `tsv` file has the key, and then the "
-        "columns in their order.",
+        description="Format of the files, as in the section `log`: "
+        + ", ".join(f"`{name}`" for name in FORMATS)
+        + ", or that of a package. A `tsv` file has the key, and then the columns in their order.",
     )
     separator: str | None = Field(
         default=None,

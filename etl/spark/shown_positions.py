@@ -94,7 +94,8 @@ def positions_method(config: Config) -> str | None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "time_zone", "columns"}
-    return f"{METHOD}, {digest_of(settings.model_dump(include=names))}"
+    values = {"separator": ",", **settings.model_dump(include=names)}  # as in earlier releases
+    return f"{METHOD}, {digest_of(values)}"
 
 
 def warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:
