@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from deltalake import write_deltalake
 from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
@@ -227,6 +229,14 @@ def _lines(separator: str, header: bool, null: str) -> str:
     return "\n".join([*([separator.join(VALUES)] if header else []), *lines]) + "\n"
 
 
+def _write_avro(path: Path) -> None:
+    kinds = {"sku": "string", "colour": ["null", "string"], "other": "int"}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    rows = [dict(zip(VALUES, row, strict=True)) for row in zip(*VALUES.values(), strict=True)]
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "item", "fields": fields}, rows)
+
+
 # Format -> what writes VALUES to a path, and the settings that read the file.
 WRITERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "csv": (lambda path: path.write_text(_lines(",", True, "")), {}),
@@ -240,6 +250,8 @@ WRITERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "jsonl": (lambda path: pd.DataFrame(VALUES).to_json(path, orient="records", lines=True), {}),
     "parquet": (lambda path: pq.write_table(pa.table(VALUES), path), {}),
     "orc": (lambda path: orc.write_table(pa.table(VALUES), path), {}),
+    "avro": (_write_avro, {}),
+    "delta": (lambda path: write_deltalake(path, pa.table(VALUES)), {}),
 }
 
 
@@ -247,7 +259,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
 def test_attributes_of_all_formats_are_the_same(tmp_path: Path, kind: str) -> None:
     write, settings = WRITERS[kind]
     write(tmp_path / "rows")
-    table = table_of(tmp_path / "row*", kind, **settings)
+    table = table_of(tmp_path / ("rows" if kind == "delta" else "row*"), kind, **settings)
     read = read_attribute(table)
     expected = pa.table({"key": ["007", "9"], "value": ["red", "blue"]})
     assert digest_of_table(read) == digest_of_table(expected)
