@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import fastavro
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyarrow import orc
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
+from conf.raw_types import FORMATS
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config, EventTime
@@ -388,15 +391,26 @@ def write_in(form: str, folder: Path, zone: str) -> dict[str, Any]:
     naive = [(*row[:3], row[3].replace(tzinfo=None)) for row in local]
     table = pa.table(dict(zip("uipt", map(list, zip(*naive, strict=True)), strict=True)))
     table = table.set_column(3, "t", table["t"].cast(pa.timestamp("us")))
-    (orc.write_table if form == "orc" else pq.write_table)(table, folder / f"log.{form}")
+    if form == "delta":
+        write_deltalake(folder / "log.delta", table)
+    elif form == "avro":
+        at = {"type": "long", "logicalType": "local-timestamp-micros"}
+        kinds = {"u": ["null", "string"], "i": "string", "p": "int", "t": at}
+        fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+        with (folder / "log.avro").open("wb") as file:
+            schema = {"type": "record", "name": "shown", "fields": fields}
+            fastavro.writer(file, schema, table.to_pylist(), sync_interval=100)
+    else:
+        (orc.write_table if form == "orc" else pq.write_table)(table, folder / f"log.{form}")
     return {"format": form, "columns": columns, "time_zone": zone}
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "orc"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_all_formats_have_the_same_rows(config: Config, tmp_path: Path, form: str) -> None:
     settings = write_in(form, tmp_path, "Europe/Berlin")
     timed = {"event_time": EventTime(column="at", unit="s"), "time": "t", "row_column": "shown"}
-    rows = read_log(config, tmp_path, "log.*", **settings, **timed)
+    name = "log.delta" if form == "delta" else "log.*"
+    rows = read_log(config, tmp_path, name, **settings, **timed)
     assert [tuple(row.values())[:3] for row in rows] == [row[:3] for row in LOGGED]
     of_rows = [int(row[3].replace(tzinfo=UTC).timestamp()) * 10**6 for row in LOGGED]
     assert [row["event_time"] for row in rows] == of_rows
