@@ -1,4 +1,4 @@
-"""Extensions: modules of other packages that add operators, models, rules, sources of candidates or sinks.
+"""Extensions: modules of other packages, which add operators, models, rules, sources, sinks or readers.
 
 A package names such a module by an entry point. The group of the entry point is `nightrank.<kind>`, its name
 is the name of the extension in configurations, and its value is the module. docs/extending.md says what a
@@ -26,7 +26,7 @@ from typing import Any, Literal
 from conf.errors import ConfigError
 from conf.source_digests import combined_digest, source_digests
 
-Kind = Literal["operators", "models", "rules", "candidate_sources", "sinks"]
+Kind = Literal["operators", "models", "rules", "candidate_sources", "sinks", "readers"]
 
 # How messages name a member of each kind.
 _WORDS: Mapping[Kind, str] = {
@@ -35,6 +35,7 @@ _WORDS: Mapping[Kind, str] = {
     "rules": "rule",
     "candidate_sources": "source",
     "sinks": "sink",
+    "readers": "reader",
 }
 # Source files and compiled modules of a package.
 _SUFFIXES = (".py", ".so")
@@ -42,7 +43,7 @@ _SUFFIXES = (".py", ".so")
 
 @dataclass(frozen=True)
 class Extension:
-    """A module of another package that adds one operator, model, rule, source or sink.
+    """A module of another package that adds one operator, model, rule, source, sink or reader.
 
     Attributes:
         kind: what the module adds.

@@ -6,14 +6,24 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
-from conf.names import ColumnName, PlainText, RawLocation
+from conf.extensions import Extension, find_extension, known_names
+from conf.names import ColumnName, PlainText, RawLocation, column_name
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
-# The formats of raw files. To add one: a name here, a description below, and a reader in etl/readers.
-Format = Literal["tsv", "csv", "parquet", "orc", "jsonl"]
-FORMATS: Mapping[Format, str] = {
+# The formats of raw files, and their descriptions. To add one: a line here, and a reader in etl/readers.
+FORMATS: Mapping[str, str] = {
     "tsv": "no header, and a double quote is an ordinary character.",
     "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
     "otherwise its lines are quarantined with the reason `quote` or `field_count`.",
@@ -21,7 +31,34 @@ FORMATS: Mapping[Format, str] = {
     "orc": "columns are matched by name; types are read as those of Parquet.",
     "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
     "that a line lacks is null; other lines are quarantined with the reason `json`.",
+    "avro": "object container files with any codec; columns are matched by name.",
+    "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
+    "partition columns, such as `/dt={date}` (docs/lakes.md).",
 }
+
+
+def reader_extension(name: str) -> Extension | None:
+    """Returns the extension of another package that reads a format; None if there is none.
+
+    Raises:
+        ConfigError: two readers have the name of an installed extension.
+    """
+    return find_extension("readers", name, _BUILT_IN)
+
+
+def _known_format(name: str) -> str:
+    if name not in FORMATS and reader_extension(name) is None:
+        raise ValueError(f"there is no such format; known: {known_names('readers', _BUILT_IN)}")
+    return name
+
+
+# The formats of the checkout, or the name of the reader of another package. Editors know only the first.
+Format = Annotated[
+    str, AfterValidator(_known_format), WithJsonSchema({"enum": list(FORMATS), "type": "string"})
+]
+# Maps the formats of the checkout to the package of their readers, for messages.
+_BUILT_IN: Mapping[str, str] = dict.fromkeys(FORMATS, "etl.readers")
+
 # Formats with one row a line and a separator between fields.
 SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})
 # Formats in which a text may stand for null.
@@ -215,7 +252,10 @@ class RawTable(Strict):
         "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD). "
         "Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
-    format: Format = Field(description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items()))
+    format: Format = Field(
+        description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items())
+        + " Readers of other packages have the names of their entry points (docs/extending.md)."
+    )
     separator: Separator | None = Field(
         default=None,
         description="Character between two fields of a line; `\\t` is a tab. Null: a comma for `csv`, a tab "
@@ -325,18 +365,90 @@ class RawTable(Strict):
                 )
 
     def require_types(
-        self, where: str, names: Sequence[str], types: Sequence[str], otherwise: str = ""
+        self,
+        where: str,
+        names: Sequence[str],
+        types: Sequence[str],
+        otherwise: str = "",
+        section: str = "log",
     ) -> None:
         """Raises ValueError if a column that the key `where` names has another type than `types`.
 
-        `otherwise` says what to do if the values do not have such a type.
+        `otherwise` says what to do if the values do not have such a type, and `section` names this table.
         """
         for column in self.columns:
             if column.name in names and column.type not in types:
                 raise ValueError(
                     f"{where} names the column {column.name!r}, which has the type {column.type}: give it "
-                    f"the type {' or '.join(types)} in log.columns{otherwise}"
+                    f"the type {' or '.join(types)} in {section}.columns{otherwise}"
                 )
+
+
+class TableOfRoles(RawTable):
+    """A table of which other keys name the columns, such as the id of the item.
+
+    `columns` declares the types of these columns. A column that it does not declare has a default type.
+    """
+
+    columns: list[Column] = Field(
+        default=[],
+        description="Types of the columns that other keys of this section name. A column that is not listed "
+        "has the name that it has in the files. With `tsv`, list all columns of the files, in their order.",
+    )
+
+    @property
+    def roles(self) -> list[str]:
+        """Returns the names of the columns to read."""
+        raise NotImplementedError("internal error, please report: this table has no roles")
+
+    @model_validator(mode="after")
+    def _declared(self) -> TableOfRoles:
+        names = self.names
+        if self.format == "tsv":
+            if missing := [name for name in self.roles if name not in names]:
+                raise ValueError(
+                    f"`columns` lacks {missing}: the columns of tsv files have no names, so list all of them "
+                    "in `columns`, in their order"
+                )
+        elif unread := [name for name in names if name not in self.roles]:
+            raise ValueError(f"`columns` lists {unread}, which are not read: remove them")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out settings of earlier releases' tables, so that the digests of these do not change."""
+        values: dict[str, Any] = values_of(self)
+        new = {"separator": None, "null_values": [""], "time_zone": UTC, "columns": []}
+        return {name: value for name, value in values.items() if name not in new or value != new[name]}
+
+    def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
+        """Returns the table with a type for each column, and the name in this table of each role's column.
+
+        Args:
+            defaults: maps the names of the columns to read to the types that they have if `columns` does not
+                declare them.
+        """
+        declared = {column.name: column for column in self.columns}
+        columns = list(self.columns) if self.format == "tsv" else []
+        names = {}
+        for index, (name, kind) in enumerate(defaults.items()):
+            column = declared.get(name)
+            if column is None:
+                plain = name if _fits_everywhere(name) else f"column-{index}"
+                column = Column(name=plain, type=kind, source=name)
+            names[name] = column.name
+            if column not in columns:
+                columns.append(column)
+        fields = {key: getattr(self, key) for key in RawTable.model_fields if key != "columns"}
+        return RawTable(**fields, columns=columns), names
+
+
+def _fits_everywhere(name: str) -> bool:
+    """Returns whether a raw column may have this name without `source`."""
+    try:
+        return fits_column(column_name(name))
+    except ValueError:
+        return False
 
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6

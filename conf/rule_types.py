@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from conf.extensions import Extension, find_extension, known_names
 from conf.names import PlainText, RawLocation
-from conf.raw_types import PositiveInt, Seed, Strict
+from conf.raw_types import PositiveInt, Seed, Strict, TableOfRoles
 
 # Maps the keys of the section that no rule of another package may have to their modules.
 _BUILT_IN: Mapping[str, str] = {
@@ -21,20 +21,40 @@ _BUILT_IN: Mapping[str, str] = {
 _MOST_LOG_ODDS = 50  # moves any float32 probability past any other
 
 
-class Attribute(Strict):
+class Attribute(TableOfRoles):
     """An attribute of items, from a table with one row per item.
 
     If an item is not in the table, or if its value is null, no rule on the attribute applies to the item.
+    Rules compare texts: a bool is `true` or `false`, a date is written as 2026-01-31, and a number without a
+    fraction as 7.
     """
 
     path: RawLocation = Field(
-        description="Path of a file or of a folder of files. It may contain `{data}`, `{lake}` and `{date}`."
+        description="Path or URI of the files, or of a folder of files. It may contain globs, `{data}`, "
+        "`{lake}` and `{date}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
-    format: Literal["parquet", "csv"] = Field(
-        description="Format of the files. `parquet`: Parquet. `csv`: text with a header."
+    key: PlainText = Field(
+        description="Column with the id of the item, as in the log. It is a `string`, unless `columns` gives "
+        "it the type int."
     )
-    key: PlainText = Field(description="Column with the id of the item, as in the log.")
-    column: PlainText = Field(description="Column with the value of the attribute.")
+    column: PlainText = Field(
+        description="Column with the value of the attribute. It is a `string`, unless `columns` gives it "
+        "another type."
+    )
+
+    @property
+    def roles(self) -> list[str]:
+        """Returns the columns that are read: the id of the item, and the value."""
+        return list(dict.fromkeys([self.key, self.column]))
+
+    @model_validator(mode="after")
+    def _types_fit(self) -> Attribute:
+        where = "score.rules.attributes"
+        self.require_types(where, [self.key], ("string", "int"), section=where)
+        self.require_types(
+            where, [self.column], ("string", "int", "float", "decimal", "bool", "date"), section=where
+        )
+        return self
 
 
 class Boost(Strict):

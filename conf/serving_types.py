@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from conf.dates import IsoDate
-from conf.names import ColumnName, FolderName, PlainText, RawLocation
+from conf.names import ColumnName, FolderName, PlainText
 from conf.raw_types import (
-    Column,
     EventTime,
     Keys,
     PositiveInt,
-    RawTable,
     Seed,
-    Separator,
     Share,
     Strict,
+    TableOfRoles,
     fits_column,
 )
 
@@ -99,7 +101,7 @@ class ServingExperiment(Strict):
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
-class Impressions(Strict):
+class Impressions(TableOfRoles):
     """The log of what was shown to users from the published lists (docs/experiments.md).
 
     measure_recommendations compares the log of the day after the lists with the lists and with the clicks of
@@ -109,18 +111,12 @@ class Impressions(Strict):
     the position at which its item was shown to its user on the day of the row. If the log has an event time,
     it is that of the last impression at or before the time of the row, otherwise the smallest position of
     the day. Impressions of all variants and models count, also those that fit no list.
+
+    The path must contain `{date}`. Columns that `columns` does not declare have these types: user and item
+    those of `keys` in the log, the position `int`, the time `int` in the unit of `log.event_time`, and all
+    others `string`. A value that does not have its type is null.
     """
 
-    path: RawLocation = Field(
-        description="Path or URI of the files of a day, with `{date}`. It may contain globs, `{lake}` and "
-        "`{data}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
-    )
-    format: Literal["csv", "parquet", "jsonl"] = Field(
-        description="`csv`: text with a header line. `parquet`: Parquet. `jsonl`: a JSON object in each line."
-    )
-    separator: Separator = Field(
-        default=",", description="Character between two fields of a line of `csv`. `\\t` is a tab."
-    )
     user: PlainText = Field(description="Column with the key of the user, as in the lists.")
     item: PlainText = Field(description="Column with the key of the item, as in the lists.")
     position: PlainText = Field(description="Column with the position in the list; the first is 1.")
@@ -149,8 +145,9 @@ class Impressions(Strict):
     )
     time: PlainText | None = Field(
         default=None,
-        description="Column with the time of the impression, an integer in the unit of `log.event_time`. Set "
-        "it if, and only if, `row_column` and `log.event_time` are set.",
+        description="Column with the time of the impression. Set it if, and only if, `row_column` and "
+        "`log.event_time` are set. It is an integer in the unit of `log.event_time`, unless `columns` gives "
+        "it the type timestamp or date.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
@@ -174,8 +171,21 @@ class Impressions(Strict):
 
     @model_validator(mode="after")
     def _differ(self) -> Impressions:
-        if len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"the columns {self.columns} must differ")
+        if len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"the columns {self.roles} must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _types_fit(self) -> Impressions:
+        texts = [name for name in (self.user, self.item, self.variant, self.model_version) if name]
+        times = [] if self.time is None else [self.time]
+        where = "serving.impressions"
+        for names, types in (
+            (texts, ("string", "int")),
+            ([self.position], ("int",)),
+            (times, ("timestamp", "date", "int")),
+        ):
+            self.require_types(where, names, types, section=where)
         return self
 
     @model_validator(mode="after")
@@ -187,18 +197,10 @@ class Impressions(Strict):
         return self
 
     @property
-    def columns(self) -> list[str]:
+    def roles(self) -> list[str]:
         """Returns the columns that are read: user, item, position, variant, model version and time."""
         names = (self.user, self.item, self.position, self.variant, self.model_version, self.time)
         return [name for name in names if name is not None]
-
-    @property
-    def files(self) -> RawTable:
-        """Returns the place of the files as a table, for `etl.raw.files.find_raw`."""
-        columns = [Column(name="user", type="string")]
-        return RawTable(
-            path=self.path, format="parquet" if self.format == "parquet" else "csv", columns=columns
-        )
 
 
 class Serving(Strict):

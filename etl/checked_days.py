@@ -162,12 +162,12 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
         for day in days:
             raw = require_raw(config, table, day.dt, f"{section}.path")
             if (section, raw.paths) not in checked:
-                check_heads(table, raw, section, key)
+                check_heads(table, raw.paths, section, key)
                 checked.add((section, raw.paths))
     for name, external in external_tables(config).items():
         latest = None if "{date}" in external.path else find_raw(config, external, days[-1].dt)
         if latest is not None:  # only a fit reads the table, and needs it
-            check_heads(external, latest, name, None)
+            check_heads(external, latest.paths, name, None)
 
 
 def _warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:

@@ -1,4 +1,4 @@
-"""What packages import that add operators, models, rules, sources of candidates or sinks (docs/extending.md).
+"""What packages import that add operators, models, rules, sources, sinks or readers (docs/extending.md).
 
     from nightrank.extending import Operator, RowWise, Statistics, Step
 
@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError
     from conf.lazy_pyspark import F, T, Window
+    from conf.raw_types import EventTime, RawTable
     from conf.types import SinkSettings, Strict
     from etl.ops.base import Fitted, Operator, RowWise, Step, Type
     from etl.ops.doubles import as_doubles, from_doubles
     from etl.ops.frames import RowChanger, RowFilter
     from etl.ops.tables import LocalTables, Tables
     from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
+    from etl.raw.file_splits import FileSplit
+    from etl.readers.arrow_blocks import check_schema, typed_block
+    from etl.readers.base import RawBlock, TableReader
     from scoring.candidates.package_sources import SourceInputs
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.package_rules import ItemRule, RuleInputs
+    from storage.file_io import filesystem
     from training.models.click_model import ClickModel
     from training.models.factorization import VectorModel
     from training.models.inputs import Inputs
@@ -33,8 +38,10 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Delivered",
+    "EventTime",
     "F",
     "Features",
+    "FileSplit",
     "Fitted",
     "InfrastructureError",
     "Inputs",
@@ -44,6 +51,8 @@ __all__ = [
     "Need",
     "Operator",
     "PublishedLists",
+    "RawBlock",
+    "RawTable",
     "RowChanger",
     "RowFilter",
     "RowWise",
@@ -54,27 +63,36 @@ __all__ = [
     "Step",
     "Strict",
     "T",
+    "TableReader",
     "Tables",
     "Type",
     "VectorModel",
     "Window",
     "as_doubles",
+    "check_schema",
+    "filesystem",
     "from_doubles",
     "in_float32",
+    "typed_block",
 ]
 
 _NAMES = {
     "conf.errors": ("ConfigError", "DataError", "InfrastructureError"),
     "conf.lazy_pyspark": ("F", "T", "Window"),
+    "conf.raw_types": ("EventTime", "RawTable"),
     "conf.types": ("SinkSettings", "Strict"),
     "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
     "etl.ops.doubles": ("as_doubles", "from_doubles"),
     "etl.ops.frames": ("RowChanger", "RowFilter"),
     "etl.ops.tables": ("LocalTables", "Tables"),
     "etl.ops.training_statistics": ("MergeableStatistic", "Need", "Statistics"),
+    "etl.raw.file_splits": ("FileSplit",),
+    "etl.readers.arrow_blocks": ("check_schema", "typed_block"),
+    "etl.readers.base": ("RawBlock", "TableReader"),
     "scoring.candidates.package_sources": ("SourceInputs",),
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.package_rules": ("ItemRule", "RuleInputs"),
+    "storage.file_io": ("filesystem",),
     "training.models.click_model": ("ClickModel",),
     "training.models.factorization": ("VectorModel",),
     "training.models.inputs": ("Inputs",),

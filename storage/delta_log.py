@@ -163,7 +163,7 @@ def _load(table: str) -> DeltaTable | None:
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        _loaded[table] = DeltaTable(table, storage_options=_options(table))
+        _loaded[table] = DeltaTable(table, storage_options=store_options(table))
     except TableNotFoundError:
         _loaded[table] = None
     return _loaded[table]
@@ -185,7 +185,7 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 
     schema = _schema([*(_field(*column) for column in columns), _field(DATE, "string")])
     return DeltaTable.create(
-        table, schema, mode="ignore", partition_by=[DATE], storage_options=_options(table)
+        table, schema, mode="ignore", partition_by=[DATE], storage_options=store_options(table)
     )
 
 
@@ -241,8 +241,8 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
     return Schema.from_json(json.dumps({"type": "struct", "fields": list(fields)}))
 
 
-def _options(table: str) -> dict[str, str]:
-    """Returns the endpoint and region of the object store.
+def store_options(table: str) -> dict[str, str]:
+    """Returns the settings of delta-rs for the object store of a table: its endpoint and region.
 
     delta-rs finds the credentials by AWS's own rules.
     """

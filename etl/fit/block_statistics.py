@@ -162,7 +162,8 @@ class BlockStatistics:
             raise ValueError("internal error, please report: blocks are joined with tables")
         keys = text_array(_decoded(table[key]))
         columns = {
-            name: _decoded(table[name]).cast(VALUE_TYPES[kind]) for name, kind in operator.columns.items()
+            name: _decoded(table[name]).cast(VALUE_TYPES[kind])
+            for name, kind in operator.column_types.items()
         }
         name = table_name(step)
         self._tables.publish_table(pa.table({KEY: keys, **columns}).sort_by(KEY), name)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from conf.errors import ConfigError
 from conf.load import read_section
+from conf.names import PlainText
+from conf.raw_types import FORMATS, Column, Format, OperatorType, Strict, operator_type
+from conf.time_types import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
@@ -19,8 +22,41 @@ from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
 
+# All types of columns but lists.
+ColumnKind = Literal["int", "float", "string", "bool", "date", "timestamp", "decimal"]
+
+
+class ExternalColumn(Strict):
+    """How a column of an external table is read."""
+
+    type: ColumnKind = Field(
+        description="Type of the values, as in the section `log`. `int`: 64 bits. `float`: a double. "
+        "`string`: UTF-8 text. `bool`: 1 or 0. `date`: days since 1970-01-01. `timestamp`: µs since "
+        "1970-01-01 00:00 UTC. `decimal`: rounded to a double."
+    )
+    format: TimeFormat = Field(default=ISO, description="How texts of a date or timestamp are written.")
+    source: PlainText | None = Field(default=None, description="Name of the column in the files.")
+    optional: bool = Field(default=False, description="Whether files may lack the column.")
+
+    def named(self, name: str) -> Column:
+        """Returns the column with a name."""
+        return Column(name=name, **self.model_dump())
+
+
+def _with_type(value: Any) -> Any:
+    """Returns a type as the settings of a column; other values are returned unchanged."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+# Strict parameters would accept only objects of the class.
+TypedColumn = Annotated[
+    ExternalColumn,
+    Field(strict=False),
+    BeforeValidator(_with_type, json_schema_input_type=ColumnKind | ExternalColumn),
+]
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 
 
@@ -39,8 +75,8 @@ class FittedJoinExternal(KeyedFitted):
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["kinds"]))
 
     def apply(
-        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
-    ) -> tuple[DataFrame, list[Column]]:
+        self, rows: DataFrame, values: Sequence[SparkColumn], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[SparkColumn]]:
         """Returns `rows`, joined with the copy of the external table, and one expression per output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [of(output) for output in self.outputs]
@@ -74,23 +110,37 @@ class JoinExternal(Operator):
         description="Path of the table's file, or a pattern for several files. `{data}` and `{lake}` are "
         "replaced by the values of these keys of the configuration."
     )
-    columns: Mapping[str, Literal["int", "float", "string"]] = Field(
+    columns: Mapping[str, TypedColumn] = Field(
         min_length=1,
-        description="Maps each column of the table that is to be added to its type: `int`, `float` or "
-        "`string`.",
+        description="Maps each column of the table that is to be added to its type, such as `{price: "
+        "float}`, or to a type with the keys `format`, `source` and `optional` of a column of the log, such "
+        'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are `int`, `float`, `string`, `bool`, '
+        "`date`, `timestamp` and `decimal`, as in the section `log`.",
     )
-    format: Literal["csv", "parquet"] = Field(
+    format: Format = Field(
         default="parquet",
-        description="Format of the files. `csv`: text, which must have a header line. `parquet`: Parquet.",
+        description="Format of the files, as in the section `log`: "
+        + ", ".join(f"`{name}`" for name in FORMATS)
+        + ", or that of a package. A `tsv` file has the key, and then the columns in their order.",
     )
-    separator: str = Field(default=",", description="Character between the fields of a csv file.")
+    separator: str | None = Field(
+        default=None,
+        description="Character between the fields of a line of text. Null: a comma for `csv`, a tab for "
+        "`tsv`.",
+    )
     null_values: Texts = Field(
-        default=("",), description="Texts that stand for null in a csv file, besides the empty text."
+        default=("",), description="Texts that stand for null in files of text, besides the empty text."
     )
+    time_zone: str = Field(default=UTC, description="Time zone of times without an offset, and of dates.")
     key: str | None = Field(
         default=None,
         description="Key column of the table. Null: the table's column with the name of the group's column.",
     )
+
+    @property
+    def column_types(self) -> dict[str, OperatorType]:
+        """Maps the name of each added column to the type that operators see."""
+        return {name: operator_type(column.named(name)) for name, column in self.columns.items()}
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         """Returns the unfitted steps that apply the operator to `columns`.
@@ -103,7 +153,7 @@ class JoinExternal(Operator):
                 f"join_external joins by one column, not {list(columns)}",
                 "list exactly one column in features.columns",
             )
-        steps = bind_keys(self, columns, False, lambda key: dict(self.columns))
+        steps = bind_keys(self, columns, False, lambda key: self.column_types)
         for step in steps:
             self.source(step)
         return steps
@@ -116,14 +166,15 @@ class JoinExternal(Operator):
         """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
-        columns += [{"name": name, "type": kind} for name, kind in self.columns.items()]
+        columns += [{"name": name, **_settings(column)} for name, column in self.columns.items()]
         values: dict[str, Any] = {
             "path": self.path,
             "format": self.format,
+            "separator": self.separator,
+            "null_values": list(self.null_values),
+            "time_zone": self.time_zone,
             "columns": columns,
         }
-        if self.format == "csv":
-            values |= {"separator": self.separator, "null_values": list(self.null_values)}
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:
@@ -134,5 +185,16 @@ class JoinExternal(Operator):
     def config(self) -> str | dict[str, dict[str, Any] | None]:
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
-        parameters = entry.get(self.name) if isinstance(entry, dict) else None
-        return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}
+        parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
+        if self.format == "csv" and self.separator == ",":  # the default of earlier releases
+            del parameters["separator"]
+        columns: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            settings = _settings(column)
+            columns[name] = settings if len(settings) > 1 else column.type
+        return {self.name: {**parameters, "columns": columns}}
+
+
+def _settings(column: ExternalColumn) -> dict[str, Any]:
+    """Returns the type of a column, and the settings that differ from their defaults."""
+    return {"type": column.type, **column.model_dump(exclude_defaults=True)}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from conf.reference import field_table
 from etl.ops import FRAME_OPERATORS, OPERATORS
@@ -99,12 +102,24 @@ def _page(title: str, intro: str, names: Sequence[str]) -> str:
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
     """Returns the table of an operator's parameters, and sentences about its column types and engine."""
     facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
+    for name, info in operator.model_fields.items():
+        for section in _sections(info.annotation):
+            facts.append(f"### `{operator.name}.{name}`\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
+            facts.append(field_table(section))
     if not issubclass(operator, Operator):
         return "\n".join([*facts, _FORMS if issubclass(operator, RowChanger) else _FILTERS])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].out_of_fold:
         sentence += " Features of frames of Spark are always computed by the engine `sql`."
     return "\n".join([*facts, sentence + "\n"])
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yields the sections in the type of a parameter."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections(argument)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,27 +15,8 @@ from conf.errors import DataError
 from conf.types import Config, RawTable
 from etl.raw.files import require_raw
 from etl.raw.number_text import integers
-from etl.raw.rejected_lines import RejectedLine
-from etl.readers.arrow_values import null_values
-from etl.readers.base import RawBlock
-from etl.readers.discovery import open_table
-from etl.readers.table_heads import first_reasons, unusable
+from etl.readers.whole_tables import ReadBlock, read_whole_table
 from storage.lineage import NOT_RECORDED, LineageRecorder
-
-
-@dataclass(frozen=True)
-class _ReadBlock:
-    """The rows of a block without rejected rows, and where they are.
-
-    Attributes:
-        path: the file.
-        line_numbers: (n,) int64: for each row, the number of its line in the file, from 1.
-        columns: for each column of the table, an array of n values.
-    """
-
-    path: str
-    line_numbers: np.ndarray
-    columns: Mapping[str, pa.Array]
 
 
 def read_attribute_table(
@@ -75,22 +55,7 @@ def read_attribute_table(
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     types = {column.name: column.type for column in table.columns}
     text_id = id_column if id_column is not None and types[id_column] == "string" else None
-    read: list[_ReadBlock] = []
-    rejected: list[RejectedLine] = []
-    bad = 0
-    for path, first_line, block in _blocks(table, raw.paths):
-        reasons = first_reasons(block, text_id)
-        if reasons:  # the first rejected row is shown, so only the smallest of each file is kept
-            bad += len(reasons)
-            line = min(reasons)
-            number = first_line + line + 1
-            if not any(known.file == path for known in rejected):
-                rejected.append(RejectedLine(path, number, reasons[line], block.texts([line])[0]))
-        elif not bad:
-            read.append(_ReadBlock(path, first_line + block.row_lines + 1, block.columns))
-    if bad:
-        raise unusable(table, section, min(rejected, key=lambda line: (line.file, line.line_number)), bad)
-    rows = _table(table, read)
+    rows, read = read_whole_table(table, raw.paths, section, text_id)
     _require_unique_keys(rows, [key] if isinstance(key, str) else list(key), read)
     return rows
 
@@ -194,28 +159,7 @@ def _as_integers(values: pa.Array) -> pa.Array:
     return integers(values) if pa.types.is_string(values.type) else values
 
 
-def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int, RawBlock]]:
-    """Yields the blocks of all files in order: (path, number of lines of the file before it, block)."""
-    reader = open_table(table, paths)
-    path, lines = "", 0
-    for file_split in reader.splits():
-        if file_split.path != path:
-            path, lines = file_split.path, 0
-        for block in reader.blocks(file_split, table.names):
-            yield path, lines, block
-            lines += block.lines
-
-
-def _table(table: RawTable, read: Sequence[_ReadBlock]) -> pa.Table:
-    """Returns the rows of all blocks. Without any block, the columns have the types of the declared ones."""
-    columns = {}
-    for column in table.columns:
-        chunks = [block.columns[column.name] for block in read] or [null_values(column, 0)]
-        columns[column.name] = one_array(pa.chunked_array(chunks))
-    return pa.table(columns)
-
-
-def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[_ReadBlock]) -> None:
+def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[ReadBlock]) -> None:
     """Raises DataError if a key is null or occurs more than once."""
     codes, is_null = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
     for name in keys:

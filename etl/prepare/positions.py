@@ -42,13 +42,14 @@ def impressions_table(workers: Workers, config: Config, raw: RawFiles) -> pa.Tab
         DataError: a file of the day's impressions cannot be read.
     """
     # These modules import pyspark, which tasks that only add positions do not need.
-    from etl.raw.impression_log import ERROR, impressions_of, log_counts, read_impressions, unreadable
+    from etl.raw.impression_log import impressions_of
+    from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 
     settings = config.serving.row_positions
     files = impressions_of(config, raw)
     if settings is None or settings.row_column is None or files is None:
         return None
-    logged = read_impressions(workers, settings, files, config.log.event_time)
+    logged = read_impressions(workers, config, files)
     if not isinstance(logged, pa.Table):
         raise ValueError("internal error, please report: workers of Spark have no tables")
     error = pc.min(logged.column(ERROR)).as_py()

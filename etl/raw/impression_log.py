@@ -1,53 +1,14 @@
-"""Reads the log of what was shown to users on one day (`serving.impressions`).
+"""Finds the log of what was shown to users on one day (`serving.impressions`).
 
-Two jobs need it: measure_recommendations compares it with the published lists, and build_features adds
-positions to the rows of the click log (etl/spark/shown_positions.py).
+build_features adds positions of this log to the rows of the click log if `row_column` is set. Then the log is
+an input of everything that is computed from these rows. etl/readers/impressions.py reads the log.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import islice
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
-
-from conf.errors import DataError
-from conf.raw_types import EventTime
-from conf.serving_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles, find_raw
-from etl.raw.number_text import integers
-from etl.raw.row_rules import time_rule
-from etl.raw.value_text import EXACT_BELOW, id_texts, not_exact, whole_number_texts
-from spark.rows import Rows
-from spark.workers import Workers
-from storage import file_io
-from storage.feature_spec import EVENT_TIME
 from storage.manifest import digest_of
-
-log = logging.getLogger("nightrank.etl")
-
-_BATCH_ROWS = 50_000
-ERROR = "error"
-LOGGED = pa.schema(
-    [
-        ("user_key", pa.string()),
-        ("item_key", pa.string()),
-        ("position", pa.int64()),
-        ("logged_variant", pa.string()),
-        ("logged_version", pa.string()),
-        (EVENT_TIME, pa.int64()),
-        (ERROR, pa.string()),
-    ]
-)
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
@@ -60,7 +21,7 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
         raw: the files of the click log. Its recorder records the impressions as an input of the run.
     """
     settings = config.serving.row_positions
-    return find_raw(config, settings.files, raw.dt, raw.recorder) if settings else None
+    return find_raw(config, settings, raw.dt, raw.recorder) if settings else None
 
 
 def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
@@ -82,177 +43,3 @@ def rows_digest(config: Config, raw: RawFiles) -> str:
     """
     inputs = impression_inputs(config, raw)
     return digest_of([raw.digest, inputs]) if inputs else raw.digest
-
-
-def read_impressions(
-    workers: Workers, settings: Impressions, raw: RawFiles, event_time: EventTime | None
-) -> Rows:
-    """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
-
-    An empty field is null, and so is a position that is not an integer from 1 on. Ids that are numbers become
-    their text. `event_time` is in µs; it is null if the log has no times, or if the field has no time. A file
-    that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
-
-    Args:
-        workers: run a task for each file.
-        settings: the section `serving.impressions`.
-        raw: the files.
-        event_time: the section `log.event_time`, which has the unit of the times.
-    """
-    return workers.run(len(raw.paths), partial(_read_file, raw.paths, settings, event_time), LOGGED)
-
-
-def unreadable(error: str) -> DataError:
-    """Returns the error of a file that could not be read.
-
-    Args:
-        error: the value of the column `error`.
-    """
-    return DataError(
-        f"the log of impressions cannot be read: {error}",
-        "deliver the file again, or correct serving.impressions in the configuration",
-    )
-
-
-def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
-    """Logs how many impressions of a day are invalid, and a warning if they are too many.
-
-    Args:
-        settings: the section `serving.impressions`.
-        dt: the date of the day.
-        rows: number of impressions. Nothing is logged if it is 0.
-        invalid: how many of them have no user, item, position or time.
-    """
-    if not rows:
-        return
-    log.info("impressions of %s: %d rows, of which %d are invalid", dt, rows, invalid)
-    if invalid / rows > settings.max_unmatched_share:
-        log.warning(
-            "impressions: %d of %d rows of %s have no user, item, position or time, a larger share than "
-            "serving.impressions.max_unmatched_share=%g; they give no position to rows of the click log",
-            invalid,
-            rows,
-            dt,
-            settings.max_unmatched_share,
-        )
-
-
-def _read_file(
-    paths: tuple[str, ...], settings: Impressions, event_time: EventTime | None, index: int
-) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads one file."""
-    try:
-        for batch in _batches(paths[index], settings):
-            yield _logged(batch, settings, event_time)
-    except (pa.ArrowException, KeyError, OSError, ValueError, EOFError) as error:
-        row = {**dict.fromkeys(LOGGED.names), ERROR: f"{paths[index]}: {error}"}
-        yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
-
-
-def _batches(path: str, settings: Impressions) -> Iterator[pa.RecordBatch]:
-    """Yields the configured columns of a file.
-
-    Raises:
-        ValueError, KeyError, OSError: the file cannot be read, or lacks a column.
-    """
-    files, inner = file_io.filesystem(path)
-    names = settings.columns
-    if settings.format == "parquet":
-        with files.open_input_file(inner) as opened:
-            file = pq.ParquetFile(opened)
-            _require(names, file.schema_arrow.names)
-            yield from file.iter_batches(_BATCH_ROWS, columns=names)
-        return
-    with files.open_input_stream(inner) as stream:
-        if settings.format == "jsonl":
-            yield from _json_batches(stream, names)
-            return
-        options = pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
-        )
-        parse = pa_csv.ParseOptions(delimiter=settings.separator)
-        reader = pa_csv.open_csv(stream, parse_options=parse, convert_options=options)
-        _require(names, reader.schema.names)
-        for batch in reader:
-            yield batch.select(names)
-
-
-def _require(names: Iterable[str], present: Iterable[str]) -> None:
-    columns = list(present)
-    missing = [name for name in names if name not in columns]
-    if missing:
-        raise ValueError(f"columns are missing: {missing}; the file has {columns}")
-
-
-def _json_batches(stream: pa.NativeFile, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the values of JSON objects as texts. A key that an object does not have is null."""
-    lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig")
-    objects = (_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip())
-    while rows := list(islice(objects, _BATCH_ROWS)):
-        columns = [pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names]
-        yield pa.RecordBatch.from_arrays(columns, names)
-
-
-def _json_object(line: str, number: int) -> dict[str, Any]:
-    """Returns the object in a line. Raises ValueError, which names the line, if there is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"line {number} is not a JSON object")
-    return value
-
-
-def _text(value: Any) -> str | None:
-    """Returns the text of a text or an integer; None for other values and for an empty text.
-
-    A float without a fraction, such as 1.0, is an integer, as in Parquet.
-    """
-    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_BELOW["double"]:
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return value if isinstance(value, str) and value else None
-
-
-def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime | None) -> pa.RecordBatch:
-    """Returns the columns of LOGGED."""
-
-    def text(name: str | None) -> pa.Array:
-        if name is None:
-            return pa.nulls(batch.num_rows, pa.string())
-        return id_texts(name, batch.column(name))
-
-    def whole(name: str | None) -> pa.Array:
-        """Returns int64 values; null for a value that is not an integer."""
-        column = batch.column(name) if name else None
-        if column is None or not pa.types.is_floating(column.type):
-            return integers(text(name))
-        return whole_number_texts(pc.if_else(not_exact(column), None, column)).cast(pa.int64())
-
-    position = whole(settings.position)
-    time = batch.column(settings.time) if settings.time else None
-    is_timestamp = time is not None and pa.types.is_timestamp(time.type)
-    times = _of_timestamps(time) if is_timestamp else _times(whole(settings.time), event_time)
-    columns = [
-        text(settings.user),
-        text(settings.item),
-        pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
-        text(settings.variant),
-        text(settings.model_version),
-        times,
-        pa.nulls(batch.num_rows, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
-
-
-def _of_timestamps(values: pa.Array) -> pa.Array:
-    """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
-    unit = EventTime(column="time", unit=values.type.unit)
-    return time_rule(unit).compute(values.cast(pa.int64()))
-
-
-def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:
-    """Returns times in µs (int64). A time that does not fit 64 bits is null."""
-    return time_rule(event_time).compute(values) if event_time else values

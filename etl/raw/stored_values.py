@@ -1,6 +1,6 @@
 """Converts columns of files with types of their own, such as Parquet, to the declared types of raw columns.
 
-This module has the rules of bool, date, timestamp, decimal and lists. etl/raw/parquet_footers.py refuses
+This module has the rules of bool, date, timestamp, decimal and lists. etl/raw/parquet_columns.py refuses
 texts in such columns of Parquet files. Texts of other files are read as in text files.
 """
 

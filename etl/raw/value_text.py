@@ -84,29 +84,6 @@ def whole_number_texts(values: pa.Array) -> pa.Array:
     return values.cast(pa.string())
 
 
-def id_texts(name: str, values: pa.Array) -> pa.Array:
-    """Returns the texts of ids, which are texts or whole numbers. NaN and an empty text become null.
-
-    Raises:
-        ValueError: the column `name` has another type, or a value that is not a whole number.
-    """
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        return id_texts(name, values.dictionary_decode())
-    if pa.types.is_null(kind):
-        return values.cast(pa.string())
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        wrong = values.filter(not_exact(values))
-        if len(wrong):
-            raise ValueError(f"column {name}: {wrong[0].as_py()!r} is not an id: {WHOLE_RULE}")
-        return whole_number_texts(values)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not (is_text or pa.types.is_integer(kind)):
-        raise ValueError(f"column {name} has the type {kind}; it must contain texts or integers")
-    texts = values.cast(pa.string())
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
-
-
 def joined_column(values: Sequence[Column]) -> Column:
     """Returns a Spark expression that joins the values of several columns to one text.
 

@@ -30,7 +30,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, RawTable
 from etl.raw.list_text import without_elements
 from etl.raw.number_text import integers
-from etl.raw.parquet_footers import ONE_VALUE, no_text
+from etl.raw.parquet_columns import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
 from etl.raw.stored_values import can_hold, stored_values
 from etl.raw.text_values import typed_column

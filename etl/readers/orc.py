@@ -8,26 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_footers import missing_columns
-from etl.readers.arrow_values import (
-    NoTextError,
-    convert,
-    instants,
-    malformed_rows,
-    null_values,
-    reason_of,
-    require_type,
-    time_zone_of,
-)
+from etl.readers.arrow_blocks import check_schema, typed_block
 from etl.readers.base import RawBlock, TableReader
-from etl.readers.row_json import row_texts
 from storage import file_io
 
 _MAGIC = b"ORC"
@@ -95,52 +83,10 @@ class OrcReader(TableReader):
             DataError: the file is damaged, or a value has no text that is certainly right.
         """
         file = next(one for one in self.files if one.path == file_split.path)
-        is_time = self.event_time.column if self.event_time else None
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)
-        if not len(rows):
-            return
-        columns: dict[str, pa.Array] = {}
-        malformed: dict[int, str] = {}
-        exact_time = None
-        time_zone = time_zone_of(self.table)
-        for column in self.table.columns:
-            is_wanted = column.name in wanted or column.name == is_time
-            if column.source_name not in file.names:
-                if is_wanted:
-                    columns[column.name] = null_values(column, len(rows))
-                continue
-            values = rows.column(column.source_name)
-            unit = None
-            if column.name == is_time and column.type == "int" and self.event_time is not None:
-                unit = self.event_time.unit
-                exact_time = instants(values, "us") if pa.types.is_timestamp(values.type) else None
-            try:
-                if is_wanted:
-                    converted = convert(values, column, unit, time_zone)
-                    columns[column.name], bad = converted.values, converted.malformed
-                else:
-                    bad = malformed_rows(values, column, time_zone)
-            except NoTextError as error:
-                raise error.error(file.path, _rows_before(file, file_split.start)) from None
-            for row in bad.tolist():
-                malformed.setdefault(row, reason_of(column))
-        yield RawBlock(
-            bytes=int(rows.nbytes),
-            lines=len(rows),
-            row_lines=np.arange(len(rows), dtype=np.int64),
-            columns=columns,
-            counts={},
-            broken={},
-            malformed=malformed,
-            texts=partial(_texts, rows),
-            exact_time=exact_time,
-        )
-
-
-def _texts(rows: pa.Table, lines: Sequence[int]) -> list[str]:
-    """Returns rows as JSON, by the indices of the rows."""
-    taken = rows.take(pa.array(lines, pa.int64()))
-    return row_texts(dict(zip(taken.column_names, taken.columns, strict=True)), len(taken))
+        if len(rows):
+            before = partial(_rows_before, file, file_split.start)
+            yield typed_block(rows, self.table, self.event_time, wanted, file.path, before)
 
 
 @contextmanager
@@ -168,19 +114,7 @@ def _read_footer(path: str, table: RawTable, event_time: EventTime | None) -> _F
         )
     with _opened(path) as file:
         schema, stripes, size = file.schema, file.nstripes, file.content_length
-    names = [name for name in schema.names if schema.names.count(name) == 1]
-    missing = [
-        column.source_name
-        for column in table.columns
-        if column.source_name not in names and not column.optional
-    ]
-    if missing:
-        raise missing_columns(path, missing, schema.names)
-    stored = [column for column in table.columns if column.source_name in names]
-    for column in stored:
-        is_time = event_time is not None and column.name == event_time.column
-        require_type(path, column, schema.field(column.source_name).type, is_time)
-    return _File(path, size, stripes, frozenset(column.source_name for column in stored))
+    return _File(path, size, stripes, frozenset(check_schema(path, schema, table, event_time)))
 
 
 def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.Table:

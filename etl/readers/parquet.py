@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_footers import has_column, leaves_of, read_footer, require_columns, stored_columns
+from etl.raw.parquet_columns import has_column, leaves_of, read_footer, require_columns, stored_columns
+from etl.raw.parquet_footers import parquet_metadata
 from etl.raw.value_text import EXACT_BELOW
 from etl.readers.arrow_values import (
     UTC,
@@ -34,7 +35,7 @@ from etl.readers.parquet_checksums import WrongPageError, verify_pages
 from etl.readers.row_json import row_texts
 from storage import file_io
 
-# The types whose rules etl.raw.parquet_footers has.
+# The types whose rules etl.raw.parquet_columns has.
 _PLAIN_TYPES = ("int", "float", "string")
 # A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
 _VALUE_BYTES = 4
@@ -272,7 +273,7 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
     files, inner = file_io.filesystem(file.path)
     with files.open_input_file(inner) as source:
         try:
-            footer = pq.read_metadata(source)
+            footer = parquet_metadata(source)
             paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,

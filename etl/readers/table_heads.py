@@ -15,19 +15,17 @@ from conf.raw_types import SEPARATED_FORMATS, RawTable
 from etl.raw import key_rule
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
-from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.raw.text_values import split_fields, typed_column
-from etl.readers.base import RawBlock
+from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
-from storage import file_io
 
 _ROWS = 100  # of each file
 _BYTES = 1 << 16  # of text that is read at once
 _GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
 
 
-def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | None) -> None:
+def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
     Reads at most the first block of a text file, and the first row group or stripe of other files. A table
@@ -35,7 +33,7 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
 
     Args:
         table: the table, which is not the log: all its rows must parse.
-        raw: the files of the table.
+        paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
 
@@ -49,15 +47,15 @@ def check_heads(table: RawTable, raw: RawFiles, section: str, id_column: str | N
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
-            positions, width = positions_in(common_header(raw.paths, table), table, raw.paths)
-        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in raw.paths)
+            positions, width = positions_in(common_header(paths, table), table, paths)
+        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
     else:
-        open_table(table, raw.paths)  # checks the columns of every file
+        reader = open_table(table, tuple(paths))  # checks the columns of every file
         text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
-        sizes = file_io.sizes(raw.paths)
-        rejected = (
-            _first_bad_row(path, table, text_id) for path, size in zip(raw.paths, sizes, strict=True) if size
-        )
+        firsts: dict[str, FileSplit] = {}
+        for file_split in reader.splits(_BYTES):
+            firsts.setdefault(file_split.path, file_split)
+        rejected = (_first_bad_row(reader, file_split, text_id) for file_split in firsts.values())
     first = next(filter(None, rejected), None)
     if first is not None:
         raise unusable(table, section, first)
@@ -114,21 +112,25 @@ def _lines(path: str) -> Iterator[bytes]:
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 
-def _first_bad_row(path: str, table: RawTable, id_column: str | None) -> RejectedLine | None:
-    """Returns the first row with a bad value among the first rows of a file in any other format than text."""
-    reader = open_table(table, (path,))
-    for file_split in reader.splits(_BYTES)[:1]:
-        if file_split.bytes > _GROUP_BYTES:
-            return None
-        block = next(iter(reader.blocks(file_split, table.names)), None)
-        if block is None:
-            return None
-        first = first_reasons(block, id_column)
-        rejected = [line for line in first if line < _ROWS]
-        if rejected:
-            line = min(rejected)
-            return RejectedLine(path, line + 1, first[line], block.texts([line])[0])
-    return None
+def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | None) -> RejectedLine | None:
+    """Returns the first row with a bad value among the first rows of a file in any other format than text.
+
+    Args:
+        reader: reads the file.
+        file_split: the first split of the file.
+        id_column: the column of strings with ids of users or items; None if there is none.
+    """
+    if file_split.bytes > _GROUP_BYTES:
+        return None
+    block = next(iter(reader.blocks(file_split, reader.table.names)), None)
+    if block is None:
+        return None
+    first = first_reasons(block, id_column)
+    rejected = [line for line in first if line < _ROWS]
+    if not rejected:
+        return None
+    line = min(rejected)
+    return RejectedLine(file_split.path, line + 1, first[line], block.texts([line])[0])
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:

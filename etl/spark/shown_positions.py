@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from conf.serving_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.raw.impression_log import ERROR, impressions_of, log_counts, read_impressions, unreadable
+from etl.raw.impression_log import impressions_of
+from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 from spark.arrow_frames import frame_of
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
@@ -45,7 +46,7 @@ def add_positions(workers: Workers, config: Config, rows: DataFrame, raw: RawFil
     files = impressions_of(config, raw)
     if files is None:
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
-    logged = frame_of(workers.spark, read_impressions(workers, settings, files, config.log.event_time))
+    logged = frame_of(workers.spark, read_impressions(workers, config, files))
     _check(logged, settings, raw.dt)
     # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))

@@ -48,4 +48,6 @@ def _positions_method(config: Config) -> str | None:
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
-    return f"{_POSITIONS}, {digest_of(settings.model_dump(include=names))}"
+    names |= {"null_values", "time_zone", "columns"}
+    values = {"separator": ",", **settings.model_dump(include=names)}  # as in earlier releases
+    return f"{_POSITIONS}, {digest_of(values)}"

@@ -2,7 +2,7 @@
 
 The parser makes int64, float64 and strings of the fields of a line, and null of an empty field. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, texts may be
-dictionary-encoded. The rule is that of Parquet logs (etl/raw/parquet_footers.py): a whole number that was
+dictionary-encoded. The rule is that of Parquet logs (etl/raw/parquet_columns.py): a whole number that was
 certainly not rounded is an integer, or the integer's text. Any other value whose meaning is not clear is an
 error, because the model would get another value than in training.
 """

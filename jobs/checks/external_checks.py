@@ -11,8 +11,8 @@ from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import external_tables
 from scoring.delivery.sinks import check_access
-from scoring.rules.attributes import files_of
-from scoring.rules.request import AttributeTable
+from scoring.rules.attributes import SECTION, files_of, typed_table
+from scoring.rules.request import attribute_table
 from spark.properties import read_properties
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
@@ -34,12 +34,12 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     for key, (table, id_column) in _tables(config).items():
         if _is_static(config, table.path):
             raw = require_raw(config, table, run_date, key, recorder)
-            check_heads(table, raw, key.removesuffix(".path"), id_column)
+            check_heads(table, raw.paths, key.removesuffix(".path"), id_column)
     rules = config.score.rules
     for attribute in rules.attributes.values() if rules else ():
         if _is_static(config, attribute.path):
-            path = _resolved(config, attribute.path)
-            files_of(AttributeTable(path, attribute.format, attribute.key, attribute.column))
+            of_items = attribute_table(attribute, {"lake": config.lake, "data": config.data})
+            check_heads(typed_table(of_items)[0], files_of(of_items), SECTION, None)
 
 
 def check_sinks(config: Config, profile: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from conf.serving_types import Impressions
 from etl.raw.files import RawFiles, find_raw, raw_path
-from etl.raw.impression_log import ERROR, read_impressions, unreadable
+from etl.readers.impressions import ERROR, read_impressions, unreadable
 from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.evaluation.shown_rates import ALL, click_rates
@@ -40,9 +40,9 @@ def find_impressions(context: RunContext) -> RawFiles | None:
     if settings is None:
         return None
     day = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
-    raw = find_raw(context.config, settings.files, day, context.recorder)
+    raw = find_raw(context.config, settings, day, context.recorder)
     if raw is None:
-        pattern = raw_path(context.config, settings.files, day)
+        pattern = raw_path(context.config, settings, day)
         log.warning("impressions: there is no file at %s, so shown entries are not measured", pattern)
     return raw
 
@@ -68,7 +68,7 @@ def measure_impressions(
     k, has_variants = published.facts["k"], VARIANT in dict(published.schema)
     with context.phase("impressions"):
         lists = persist(_lists(context, published, has_variants))
-        logged = read_impressions(workers_of(context), settings, raw, context.config.log.event_time)
+        logged = read_impressions(workers_of(context), context.config, raw)
         fits = persist(_compare(logged, lists, settings, has_variants))
         counts = {row["fit"]: row for row in records(_counts(fits))}
         _require_readable(counts)

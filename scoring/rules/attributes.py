@@ -6,23 +6,22 @@ The result has one value code per candidate item, in the order of the candidate 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import fs
 
 from conf.counted import counted
 from conf.errors import ConfigError, DataError
-from etl.raw.value_text import id_texts, nan_to_null
+from conf.raw_types import Column, RawTable
+from etl.raw.files import find_files
 from scoring.rules.request import AttributeTable
 from storage import file_io
 from storage.manifest import digest_of
 
+SECTION = "score.rules.attributes"  # of the configuration, for messages
 # The code of an item without a value.
 NO_VALUE = -1
 
@@ -44,14 +43,25 @@ class ItemAttribute:
 def read_attribute(table: AttributeTable) -> pa.Table:
     """Reads the rows of a table that have both a key and a value.
 
-    Returns a table with the columns key and value. Both are strings; other types are cast to strings.
+    Returns a table with the columns key and value. Both are strings.
 
     Raises:
-        ConfigError: there is no file at the path of the table, or a file lacks a column.
-        DataError: a file of the table cannot be read, or an item has several rows.
+        ConfigError: there is no file at the path of the table, or a column is stored with a type that its
+            declared type cannot hold.
+        DataError: a file of the table cannot be read or lacks a column, a row cannot be parsed, or an item
+            has several rows.
     """
-    parts = [_columns(table, path) for path in files_of(table)]
-    rows = pa.concat_tables(parts).drop_null().combine_chunks()
+    # These modules import pyspark, which a process that reads no attributes may lack.
+    from etl.readers.whole_tables import read_whole_table
+
+    of_roles, names = typed_table(table)
+    read, _ = read_whole_table(of_roles, tuple(files_of(table)), SECTION)
+    columns = {column.name: column for column in of_roles.columns}
+    values = {
+        new: _texts(read.column(names[role]), columns[names[role]])
+        for new, role in (("key", table.key), ("value", table.column))
+    }
+    rows = pa.table(values).drop_null().combine_chunks()
     counts = pc.value_counts(rows.column("key").combine_chunks())
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
@@ -62,6 +72,11 @@ def read_attribute(table: AttributeTable) -> pa.Table:
             "keep one row per item",
         )
     return rows
+
+
+def typed_table(table: AttributeTable) -> tuple[RawTable, dict[str, str]]:
+    """Returns the table with its types, and the names in it of the columns `table.key` and `table.column`."""
+    return table.attribute.typed({table.key: "string", table.column: "string"})
 
 
 def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribute:
@@ -98,70 +113,28 @@ def digest_of_table(rows: pa.Table) -> str:
 
 
 def files_of(table: AttributeTable) -> list[str]:
-    """Returns the paths of a table's files.
+    """Returns the paths of a table's files, in the order of their names.
 
     Raises:
         ConfigError: there is no file.
     """
-    source, inner = file_io.filesystem(table.path)
-    info = source.get_file_info(inner)
-    if info.type == fs.FileType.File:
-        return [inner]
-    entries = file_io.list_files(table.path)
-    paths = [entry.path for entry in entries if entry.is_file and not _hidden(entry.path)]
-    if not paths:
-        raise ConfigError(
-            f"score.rules.attributes: there is no file at {table.path}", "correct `path` of this attribute"
-        )
-    return paths
+    path, form = table.path, table.attribute.format
+    source, inner = file_io.filesystem(path)
+    if form != "delta" and source.get_file_info(inner).type == fs.FileType.Directory:
+        path = f"{path.rstrip('/')}/*"
+    found = find_files(path, form)
+    if not found:
+        raise ConfigError(f"{SECTION}: there is no file at {table.path}", "correct `path` of this attribute")
+    return list(found)
 
 
-def _hidden(path: str) -> bool:
-    """Returns whether Spark ignores a file because of its name."""
-    return path.rsplit("/", 1)[1].startswith((".", "_"))
-
-
-def _columns(table: AttributeTable, path: str) -> pa.Table:
-    """Reads the key column and the attribute column of one file.
-
-    Returns a table with the string columns key and value, including nulls.
-    """
-    source = file_io.filesystem(table.path)[0]
-    names = [table.key, table.column]
-    try:
-        if table.format == "parquet":
-            with source.open_input_file(path) as opened:
-                file = pq.ParquetFile(opened)
-                _require_columns(table, file.schema_arrow.names)
-                rows = file.read(columns=list(dict.fromkeys(names)))
-        elif table.format == "csv":  # read as text, because an id such as 007 would be read as the number 7
-            strings = pa_csv.ConvertOptions(
-                column_types={name: pa.string() for name in names}, strings_can_be_null=True
-            )
-            with source.open_input_stream(path) as opened:
-                rows = pa_csv.read_csv(opened, convert_options=strings)
-            _require_columns(table, rows.column_names)
-        else:
-            assert_never(table.format)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{path} cannot be read as {table.format}: {error}", "correct the file or its `format`"
-        ) from error
-    try:
-        keys = id_texts(table.key, rows.column(table.key).combine_chunks())
-    except ValueError as error:
-        raise DataError(f"{path}: {error}", "store the keys as texts or integers") from error
-    values = rows.column(table.column)
-    if pa.types.is_floating(values.type):
-        values = nan_to_null(values)
-    return pa.table({"key": keys, "value": values.cast(pa.string())})
-
-
-def _require_columns(table: AttributeTable, names: list[str]) -> None:
-    """Raises ConfigError if the key column or the attribute column is not among `names`."""
-    missing = [name for name in (table.key, table.column) if name not in names]
-    if missing:
-        raise ConfigError(
-            f"score.rules.attributes: {table.path} has no columns {missing}; it has {names}",
-            "correct `key` and `column`",
-        )
+def _texts(values: pa.ChunkedArray, column: Column) -> pa.Array:
+    """Returns the texts of the values of a column, as rules compare them."""
+    encoded = values.combine_chunks()
+    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    distinct = encoded.dictionary
+    if column.type == "bool":
+        distinct = distinct.cast(pa.bool_())
+    elif column.type == "date":
+        distinct = distinct.cast(pa.int32()).cast(pa.date32())
+    return distinct.cast(pa.string()).take(encoded.indices)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from conf.rule_types import Attribute
 from conf.types import ListRules
 
 RANKED, EXPLORE = "ranked", "explore"  # reasons of list entries
@@ -21,16 +22,34 @@ class AttributeTable:
     """A table with an attribute of the items, and how to read it.
 
     Attributes:
-        path: path of a file, or of a folder of files.
-        format: format of the files.
+        path: path or glob of the files, or path of a folder of files.
         key: name of the column with the item id.
         column: name of the column with the attribute.
+        settings: the attribute of the configuration, as JSON.
     """
 
     path: str
-    format: Literal["parquet", "csv"]
     key: str
     column: str
+    settings: str
+
+    @property
+    def attribute(self) -> Attribute:
+        """Returns the attribute of the configuration."""
+        return Attribute.model_validate_json(self.settings)
+
+
+def attribute_table(attribute: Attribute, folders: Mapping[str, str]) -> AttributeTable:
+    """Returns the table of an attribute.
+
+    Args:
+        attribute: an attribute of the configuration.
+        folders: maps the name of a placeholder, such as `lake`, to the text that replaces it in the path.
+    """
+    path = attribute.path
+    for placeholder, value in folders.items():
+        path = path.replace(f"{{{placeholder}}}", value)
+    return AttributeTable(path, attribute.key, attribute.column, attribute.model_dump_json())
 
 
 @dataclass(frozen=True)
@@ -108,12 +127,10 @@ def rules_request(
     """
     if rules is None:
         return None
-    tables = {}
-    for name, table in rules.attributes.items():
-        path = table.path
-        for placeholder, value in {**folders, "date": run_date}.items():
-            path = path.replace(f"{{{placeholder}}}", value)
-        tables[name] = AttributeTable(path, table.format, table.key, table.column)
+    tables = {
+        name: attribute_table(attribute, {**folders, "date": run_date})
+        for name, attribute in rules.attributes.items()
+    }
     boost, cap, exploration = rules.boost, rules.max_per_category, rules.exploration
     return RulesRequest(
         BoostRequest(tables[boost.attribute], boost.by, tuple(sorted(boost.values.items())))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from conf.experiment_types import Experiments
@@ -107,7 +107,7 @@ def choices_of(
     """
     for name, info in kind.model_fields.items():
         if name != selected_by:
-            for value in literals(info.annotation):
+            for value in [*literals(info.annotation), *_enum(info)]:
                 yield Choice(declaring(kind, name), name, value, False, page, heading)
         for member, discriminator in _models(info.annotation, str(info.discriminator or "")):
             inner = f"{path}.{name}".lstrip(".")
@@ -125,6 +125,12 @@ def literals(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Literal:
         return list(arguments)
     return [value for argument in arguments for value in literals(argument)]
+
+
+def _enum(info: FieldInfo) -> list[Any]:
+    """Returns the values that the schema of a setting lists, if packages may add others, such as formats."""
+    schemas = [one.json_schema or {} for one in info.metadata if isinstance(one, WithJsonSchema)]
+    return [value for schema in schemas for value in schema.get("enum", ())]
 
 
 def _models(annotation: Any, discriminator: str) -> Iterator[tuple[type[BaseModel], str]]:
@@ -250,7 +256,8 @@ def explicit_choices(section: BaseModel) -> Iterator[Identity]:
     if kind in _OPERATOR_NAMES:
         yield f"{kind.__module__}.{kind.__qualname__}", "", _OPERATOR_NAMES[kind]
     for name in section.model_fields_set & kind.model_fields.keys():
-        allowed = literals(kind.model_fields[name].annotation)
+        info = kind.model_fields[name]
+        allowed = [*literals(info.annotation), *_enum(info)]
         owner = declaring(kind, name)
         for value in _leaves(getattr(section, name)):
             if isinstance(value, BaseModel):

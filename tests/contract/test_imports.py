@@ -50,6 +50,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.quality",
         "etl.raw",
         "etl.read_day",
+        "etl.readers",
         "etl.spark",
         "etl.split",
         "etl.synthetic.truth",
@@ -72,7 +73,16 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "scoring",
     ),
     # What packages of others import, only when a name is used.
-    "nightrank.extending": ("conf", "etl.ops", "training.models", "training.settings", "scoring"),
+    "nightrank.extending": (
+        "conf",
+        "storage.file_io",
+        "etl.ops",
+        "etl.raw.file_splits",
+        "etl.readers",
+        "training.models",
+        "training.settings",
+        "scoring",
+    ),
     "jobs": (
         "conf",
         "storage",

@@ -77,6 +77,9 @@ def test_a_shipped_file_names_its_schema_for_editors(path: Path) -> None:
         features("log1p", {"clip": {"min": 0}}, {"normalize": None}, {"fill": {}}),
         features({"categorify": {"values": ["a", 1, 2.5]}}, {"categorify": {"min_count": {"a": 2}}}),
         config_with(prepare=[{"filter": {"keep": "I1 > 0"}}, {"dropna": {"columns": ["I1"]}}]),
+        features(
+            {"join_external": {"path": "p", "columns": {"a": "date", "b": {"type": "int", "source": "c"}}}}
+        ),
         {"extends": "other.yaml"},
         {"extends": "other.yaml", "split": {"train": 0.7}, "model": {"embedding_dim": 8}},
         config_with(candidates={"sources": [{"source": "retrieval", "model": "towers.yaml"}]}),
@@ -106,7 +109,7 @@ def test_the_schema_accepts(values: dict[str, Any]) -> None:
         features({"rename": {"names": {"a": 3}}}),
         features({"clip": {"min": "a"}}),
         features({"clip": {"min": 0}, "log1p": None}),
-        features({"join_external": {"path": "p", "columns": {"a": "date"}}}),
+        features({"join_external": {"path": "p", "columns": {"a": "list<int>"}}}),
         {"extends": "other.yaml", "trian": {}},
         {"extends": 3},
     ],

@@ -197,7 +197,12 @@ def _log_of_one_row(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text, problem", [("who,what,place\nu,1,1\n", r"missing: \['at'\]"), ("", "Empty CSV")]
+    "text, problem",
+    [
+        ("who,what,place\nu,1,1\n", r"has no columns \['at'\]"),
+        ("", "has no columns"),
+        ("who,what,place,at\nu,1,1\n", "line 2 has 3 fields"),
+    ],
 )
 def test_a_file_that_cannot_be_read_stops_the_job(
     spark: SparkSession, tmp_path: Path, text: str, problem: str

@@ -17,6 +17,7 @@ SHOP_POINTS: Mapping[str, Mapping[str, str]] = {
     "models": {"small_network": "shop_extensions.small_network"},
     "rules": {"season": "shop_extensions.season"},
     "candidate_sources": {"newest": "shop_extensions.newest"},
+    "readers": {"npz": "shop_extensions.npz"},
 }
 
 

@@ -12,8 +12,11 @@ import pytest
 import conf.extensions
 from conf.errors import ConfigError
 from conf.extensions import Kind, extensions, known_names
+from conf.raw_types import RawTable
 from conf.types import Candidates, Deliver, ListRules, ModelConfig
 from etl.ops import frame_operator_from_config, operator_from_config
+from etl.ops.join_external import JoinExternal
+from etl.readers.discovery import open_table
 from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.package_rules import read_package_rules
@@ -39,6 +42,15 @@ def rules(name: str) -> Any:
         raise ConfigError(str(error), "") from error
 
 
+def readers(name: str) -> Any:
+    columns = [{"name": "a", "type": "int"}]
+    try:
+        table = RawTable.model_validate({"path": "p", "format": name, "columns": columns})
+    except ValueError as error:
+        raise ConfigError(str(error), "") from error
+    return open_table(table, ("p",))
+
+
 # Kind -> a name that the checkout has, its module there, and what uses an extension with a name.
 KINDS: dict[Kind, tuple[str, str, Use]] = {
     "operators": ("log1p", r"etl\.ops\.log1p", operator_from_config),
@@ -54,6 +66,7 @@ KINDS: dict[Kind, tuple[str, str, Use]] = {
         r"scoring\.delivery\.sinks\.jdbc",
         lambda name: read_sinks(Deliver.model_validate({"sinks": [{"name": "s", "kind": name}]})),
     ),
+    "readers": ("csv", r"etl\.readers", readers),
 }
 
 
@@ -78,6 +91,7 @@ def test_packages_are_read_once_and_only_for_unknown_names(scans: list[int], sit
     read_package_rules(ListRules.model_validate(EXPLORATION))
     read_package_sources(Candidates.model_validate({"sources": [{"source": "popular"}]}))
     read_sinks(Deliver())
+    JoinExternal(path="p", columns={"a": "int"}, format="orc")
     assert scans == []
     write_shop(site)
     operator_from_config("share_of_maximum")

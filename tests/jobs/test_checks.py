@@ -449,6 +449,25 @@ AGED = [{"name": "user", "type": "string"}, {"name": "age", "type": "int"}]
                 "scopes": {"user": ["age"], "item": [], "context": []},
             },
         ),
+        (
+            "ages",
+            {
+                "score": {
+                    "rules": {
+                        "attributes": {
+                            "age": {
+                                "path": "{data}/ages.csv",
+                                "format": "csv",
+                                "key": "user",
+                                "column": "age",
+                                "columns": AGED,
+                            }
+                        },
+                        "max_per_category": {"attribute": "age", "max": 2},
+                    }
+                }
+            },
+        ),
     ],
 )
 def test_a_bad_value_of_a_table_is_found_before_the_first_stage(
@@ -471,13 +490,14 @@ def test_a_bad_value_of_a_table_is_found_before_the_first_stage(
 def test_a_table_that_comes_by_day_may_arrive_later_and_one_that_is_there_passes(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/stock.csv").write_text("item\ni1\n")
+    (tmp_path / "data/brands.csv").write_text("item,brand\ni1,b\n")
     filters = [table("{data}/stock.csv", "item", **FILTER)]
     for sections in (
         {"candidates": {**SOURCES, "filters": filters}},
         {"candidates": {**SOURCES, "user_attributes": table("{data}/{date}.csv", "user", key="user")}},
         ruled("{data}/{date}/brands.csv"),
         ruled("hdfs://name:9000/brands.csv"),
-        ruled("{data}/stock.csv"),
+        ruled("{data}/brands.csv"),
     ):
         check_tables(load_config(str(write(tmp_path, data=str(tmp_path / "data"), **sections))), RUN_DATE)
 

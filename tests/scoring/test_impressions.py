@@ -5,25 +5,33 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import fastavro
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
+from pyarrow import orc
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
+from conf.raw_types import FORMATS
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config, EventTime
-from etl.raw.impression_log import _read_file
+from etl.raw.files import find_raw
+from etl.readers import text
+from etl.readers.impressions import read_impressions, unreadable
 from jobs.chain.stage_remarks import remark
 from jobs.checks.config_checks import check_config
 from jobs.stages.build_candidates import run as build_candidates
@@ -34,6 +42,7 @@ from scoring.evaluation.impression_measures import find_impressions, measure_imp
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.model import context_features
 from spark.arrow_frames import frame_of
+from spark.local_workers import LocalWorkers
 from spark.rows import query, with_hash
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
@@ -240,13 +249,29 @@ def test_without_optional_columns_neither_variant_nor_version_is_compared(
             "csv",
             "who,what\nu,i\n",
             "csv",
-            r"columns are missing: \['place'\]; the file has \['who', 'what'\]",
+            r"has no columns \['place'\]",
         ),
-        ("csv", "who,what,place\nu,i,1,2\n", "csv", "Expected 3 columns, got 4"),
-        ("jsonl", '{"who": 1}\n[1]\n', "jsonl", "line 2 is not a JSON object"),
-        ("jsonl", '\ufeff{"who": 1}\n\n{\n', "jsonl", "line 3 is not JSON: Expecting property name"),
-        ("jsonl", '{"who": ' + "[" * 100_000, "jsonl", "line 1 is not JSON: maximum recursion depth"),
-        ("parquet", "text", "parquet", "Parquet"),
+        (
+            "csv",
+            "who,what,place\nu,i,1\nu,i,1,2\n",
+            "csv",
+            "line 3 has 4 fields separated by \",\", but must have 3: 'u,i,1,2'",
+        ),
+        ("csv", "", "csv", r"has no columns \['who', 'what', 'place'\]"),
+        (
+            "jsonl",
+            '{"who": 1, "what": 2, "place": 1}\n[1]\n',
+            "jsonl",
+            r"line 2 is not a JSON object: '",
+        ),
+        (
+            "jsonl",
+            '{"who": 1, "what": 2, "place": 1}\n\n',
+            "jsonl",
+            "line 2 is not a JSON object: ''",
+        ),
+        ("jsonl", '{"who": 1}\n', "jsonl", r"no line has the fields \['place', 'what'\]"),
+        ("parquet", "text", "parquet", "not a Parquet file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_an_error_with_its_path(
@@ -256,62 +281,151 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_path(
     path = Path(config.lake) / "shown" / f"{DAY_AFTER}.{name}"
     path.write_text(content)
     Path(config.lake, "shown", f"{DAY_AFTER}.csv.gz").unlink()
-    with pytest.raises(DataError, match=f"{DAY_AFTER}.{name}: .*{error}"):
+    with pytest.raises(DataError, match=f"{DAY_AFTER}.{name}.*({error})"):
         measure_recommendations(context(with_log(config, format=form)))
 
 
-def test_values_of_other_types_are_integers_or_errors(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    settings = Impressions(path=f"{path}{{date}}", format="jsonl", user="u", item="i", position="p")
-    path.write_text(
-        '{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n{"u": 9007199254740992.0}\n'
+def no_session() -> SparkSession:
+    raise AssertionError("reading impressions on one machine needs no session")
+
+
+def read_log(
+    config: Config, folder: Path, name: str, event_time: EventTime | None = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """The rows of the files `name` in a folder."""
+    columns = {"user": "u", "item": "i", "position": "p"}
+    changed = with_log(config, path=f"{folder}/{{date}}{name}", **{**columns, **settings})
+    changed = changed.model_copy(
+        update={"log": changed.log.model_copy(update={"event_time": event_time})} if event_time else {}
     )
-    rows = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
+    impressions = changed.serving.impressions
+    assert impressions is not None
+    raw = find_raw(changed, impressions, "")
+    assert raw is not None
+    rows: list[dict[str, Any]] = read_impressions(LocalWorkers(1, no_session), changed, raw).to_pylist()
+    for row in rows:
+        if row["error"] is not None:
+            raise unreadable(row["error"])
+    return rows
+
+
+def test_values_without_the_type_of_their_column_are_null(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        '{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n{"u": {"a": 1}, "i": 1, "p": "3"}\n'
+    )
+    declared = [{"name": "u", "type": "int"}]
+    rows = read_log(config, tmp_path, "log", format="jsonl", columns=declared)
     assert [(row["user_key"], row["item_key"], row["position"]) for row in rows] == [
         ("7", "x", 2),
-        (None, None, None),
-        (None, None, None),
+        (None, "true", None),
+        (None, "1", 3),
     ]
 
 
 @pytest.mark.parametrize(
     "users, error",
     [
-        ([["a"]], "column u has the type list<element: string>; it must contain texts or integers"),
-        ([1.5], "column u: 1.5 is not an id"),
-        ([2.0**53], "column u: 9007199254740992.0 is not an id"),
+        ([["a"]], r"the column 'u' (has|is) .*list.*"),
+        ([1.5], r"row 1: the value 1\.5 of the column 'u' has no text"),
+        ([2.0**53], r"the value 9007199254740992\.0 of the column 'u' has no text"),
     ],
 )
-def test_parquet_impressions_without_ids_are_errors(tmp_path: Path, users: list[Any], error: str) -> None:
-    path = tmp_path / "log"
-    settings = Impressions(path=f"{path}{{date}}", format="parquet", user="u", item="i", position="p")
-    pq.write_table(pa.table({"u": users, "i": ["x"], "p": [1]}), path)
-    (row,) = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
-    assert error in row["error"]
+def test_parquet_impressions_without_ids_are_errors(
+    config: Config, tmp_path: Path, users: list[Any], error: str
+) -> None:
+    pq.write_table(pa.table({"u": users, "i": ["x"], "p": [1]}), tmp_path / "log")
+    with pytest.raises((ConfigError, DataError), match=error):
+        read_log(config, tmp_path, "log", format="parquet")
 
 
-def test_parquet_impressions_have_ids_of_floats_and_exact_timestamps(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    settings = Impressions(
-        path=f"{path}{{date}}",
-        format="parquet",
-        user="u",
-        item="i",
-        position="p",
-        time="t",
-        row_column="shown",
-    )
+def test_parquet_impressions_have_ids_of_floats_and_exact_timestamps(config: Config, tmp_path: Path) -> None:
     times = pa.array([1_500, -1, None], pa.timestamp("ns", "UTC"))
     columns = {"u": [1_000_001.0, None, float("nan")], "i": ["x"] * 3, "p": [1.0, 2.5, 3.0], "t": times}
-    pq.write_table(pa.table(columns), path)
-    event_time = EventTime(column="at", unit="s")
-    rows = pa.Table.from_batches(_read_file((str(path),), settings, event_time, 0)).to_pylist()
-    assert [row["error"] for row in rows] == [None] * 3
+    pq.write_table(pa.table(columns), tmp_path / "log")
+    timed = {"event_time": EventTime(column="at", unit="s"), "time": "t", "row_column": "shown"}
+    rows = read_log(config, tmp_path, "log", format="parquet", **timed)
     assert [(row["user_key"], row["position"], row["event_time"]) for row in rows] == [
         ("1000001", 1, 1),
         (None, None, -1),
         (None, 3, None),
     ]
+
+
+ROWS = 40
+# Rows of a log: user, item, position and time, some of them null. The time has whole seconds.
+LOGGED = [
+    (f"u{row % 7}" if row % 11 else None, f"i{row % 5}", row % 6 + 1, datetime(2026, 7, 1, row % 24, 30, row))
+    for row in range(ROWS)
+]
+
+
+def _texts(rows: Sequence[Sequence[Any]], null: str) -> list[list[str]]:
+    return [[null if value is None else str(value) for value in row] for row in rows]
+
+
+def write_in(form: str, folder: Path, zone: str) -> dict[str, Any]:
+    """Writes LOGGED in a format, with local times of a zone; returns the settings that read it."""
+    local = [(*row[:3], row[3].replace(tzinfo=UTC).astimezone(ZoneInfo(zone))) for row in LOGGED]
+    columns = [{"name": "t", "type": "timestamp"}]
+    texts = [(*row[:3], f"{row[3]:%d/%m/%Y %H:%M:%S}") for row in local]
+    if form in ("csv", "tsv"):
+        declared = [{"name": "t", "type": "timestamp", "format": "%d/%m/%Y %H:%M:%S"}]
+        separator = ";" if form == "csv" else "\t"
+        lines = ["u;i;p;t"] if form == "csv" else []
+        lines += [separator.join(row) for row in _texts(texts, "n/a")]
+        (folder / "log.csv").write_text("\n".join(lines) + "\n")
+        if form == "tsv":
+            strings = [{"name": name, "type": "string"} for name in ("u", "i")]
+            declared = [*strings, {"name": "p", "type": "int"}, *declared]
+        return {
+            "format": form,
+            "columns": declared,
+            "null_values": ["n/a"],
+            "time_zone": zone,
+            **({"separator": ";"} if form == "csv" else {}),
+        }
+    if form == "jsonl":
+        objects = [dict(zip("uipt", (*row[:3], row[3].isoformat()), strict=True)) for row in local]
+        (folder / "log.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in objects))
+        return {"format": form, "columns": columns}
+    naive = [(*row[:3], row[3].replace(tzinfo=None)) for row in local]
+    table = pa.table(dict(zip("uipt", map(list, zip(*naive, strict=True)), strict=True)))
+    table = table.set_column(3, "t", table["t"].cast(pa.timestamp("us")))
+    if form == "delta":
+        write_deltalake(folder / "log.delta", table)
+    elif form == "avro":
+        at = {"type": "long", "logicalType": "local-timestamp-micros"}
+        kinds = {"u": ["null", "string"], "i": "string", "p": "int", "t": at}
+        fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+        with (folder / "log.avro").open("wb") as file:
+            schema = {"type": "record", "name": "shown", "fields": fields}
+            fastavro.writer(file, schema, table.to_pylist(), sync_interval=100)
+    else:
+        (orc.write_table if form == "orc" else pq.write_table)(table, folder / f"log.{form}")
+    return {"format": form, "columns": columns, "time_zone": zone}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_all_formats_have_the_same_rows(config: Config, tmp_path: Path, form: str) -> None:
+    settings = write_in(form, tmp_path, "Europe/Berlin")
+    timed = {"event_time": EventTime(column="at", unit="s"), "time": "t", "row_column": "shown"}
+    name = "log.delta" if form == "delta" else "log.*"
+    rows = read_log(config, tmp_path, name, **settings, **timed)
+    assert [tuple(row.values())[:3] for row in rows] == [row[:3] for row in LOGGED]
+    of_rows = [int(row[3].replace(tzinfo=UTC).timestamp()) * 10**6 for row in LOGGED]
+    assert [row["event_time"] for row in rows] == of_rows
+
+
+def test_a_broken_line_has_its_number_in_the_file(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "FILE_SPLIT_BYTES", 100)
+    lines = ["u,i,p", *(f"user{row},item{row},{row}" for row in range(100))]
+    lines[83] = "one,field,too,many"
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"log: line 84 has 4 fields .*'one,field,too,many'") as refused:
+        read_log(config, tmp_path, "log")
+    assert "serving.impressions" in refused.value.remedy
 
 
 def test_a_day_without_a_log_is_a_warning(config: Config, caplog: pytest.LogCaptureFixture) -> None:

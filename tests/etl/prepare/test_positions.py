@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     config = _config(tmp_path)
     _write(tmp_path, f"{DAY}-0.jsonl", [GOOD])
     (tmp_path / f"raw/shown/{DAY}-1.jsonl").write_text("broken\n")
-    with pytest.raises(DataError, match=rf"{DAY}-1\.jsonl.*line 1 is not JSON"):
+    with pytest.raises(DataError, match=rf"{DAY}-1\.jsonl.*line 1 is not a JSON object: 'broken'"):
         _read(config)
 
 

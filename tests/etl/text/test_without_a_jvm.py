@@ -49,9 +49,14 @@ def command(folder: Path) -> list[str]:
     return [sys.executable, "jobs/build_features.py", *options]
 
 
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     run = subprocess.run(
-        command(folder), env=without_java(folder), cwd=ROOT, capture_output=True, text=True, check=False
+        command(folder),
+        env={**without_java(folder), **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "Traceback" not in run.stderr
     return run

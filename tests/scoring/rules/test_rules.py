@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+from deltalake import write_deltalake
+from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
+from conf.rule_types import Attribute
 from conf.types import ListRules
 from scoring.ranking import recommender as module
 from scoring.ranking.recommender import Recommender
 from scoring.rules.attributes import align, digest_of_table, read_attribute
 from scoring.rules.exploration import draw_keys, text_hashes
-from scoring.rules.request import AttributeTable, positions_to_explore, rules_request
+from scoring.rules.request import AttributeTable, attribute_table, positions_to_explore, rules_request
 from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender
 from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
@@ -207,40 +212,106 @@ def test_items_repeated_among_candidates_are_an_error_under_rules_too(
         lists_of(recommender, batch)
 
 
-TABLE = AttributeTable("", "csv", "sku", "colour")
+def table_of(path: Path | str, kind: str = "csv", **settings: Any) -> AttributeTable:
+    """The table of an attribute `colour` of items with the key `sku`."""
+    values = {"path": str(path), "format": kind, "key": "sku", "column": "colour", **settings}
+    return attribute_table(Attribute.model_validate(values), {})
 
 
-def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
-    rows = pa.table({"sku": ["007", "8", "9"], "colour": ["red", None, "blue"], "other": [1, 2, 3]})
-    (tmp_path / "parts").mkdir()
-    pa_csv.write_csv(rows.slice(0, 1), tmp_path / "parts/a.csv")
-    (tmp_path / "parts/b.csv").write_text("other,colour,sku\n2,,8\n3,blue,9\n")
-    (tmp_path / "parts/_SUCCESS").write_text("")
-    pq.write_table(rows, tmp_path / "rows.parquet")
-    items = pa.array(["9", "x", "007", "8"])
-    digests = set()
-    for path, kind in (("parts", "csv"), ("rows.parquet", "parquet")):
-        table = replace(TABLE, path=str(tmp_path / path), format=kind)
-        read = read_attribute(table)
-        digests.add(digest_of_table(read))
-        actual = align(table, read, items)
-        assert [actual.values[code] if code >= 0 else None for code in actual.codes] == [
-            "blue",
-            None,
-            "red",
-            None,
-        ]
-    assert len(digests) == 1
+# Items with a colour, of which one is null.
+COLOURS = {"007": "red", "8": None, "9": "blue"}
+VALUES = {"sku": list(COLOURS), "colour": list(COLOURS.values()), "other": [1, 2, 3]}
+
+
+def _lines(separator: str, header: bool, null: str) -> str:
+    rows = zip(*VALUES.values(), strict=True)
+    lines = [separator.join(null if value is None else str(value) for value in row) for row in rows]
+    return "\n".join([*([separator.join(VALUES)] if header else []), *lines]) + "\n"
+
+
+def _write_avro(path: Path) -> None:
+    kinds = {"sku": "string", "colour": ["null", "string"], "other": "int"}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    rows = [dict(zip(VALUES, row, strict=True)) for row in zip(*VALUES.values(), strict=True)]
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "item", "fields": fields}, rows)
+
+
+# Format -> what writes VALUES to a path, and the settings that read the file.
+WRITERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "csv": (lambda path: path.write_text(_lines(",", True, "")), {}),
+    "tsv": (
+        lambda path: path.write_text(_lines("\t", False, "none")),
+        {
+            "columns": [{"name": name, "type": "string"} for name in VALUES],
+            "null_values": ["none"],
+        },
+    ),
+    "jsonl": (lambda path: pd.DataFrame(VALUES).to_json(path, orient="records", lines=True), {}),
+    "parquet": (lambda path: pq.write_table(pa.table(VALUES), path), {}),
+    "orc": (lambda path: orc.write_table(pa.table(VALUES), path), {}),
+    "avro": (_write_avro, {}),
+    "delta": (lambda path: write_deltalake(path, pa.table(VALUES)), {}),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_attributes_of_all_formats_are_the_same(tmp_path: Path, kind: str) -> None:
+    write, settings = WRITERS[kind]
+    write(tmp_path / "rows")
+    table = table_of(tmp_path / ("rows" if kind == "delta" else "row*"), kind, **settings)
+    read = read_attribute(table)
+    expected = pa.table({"key": ["007", "9"], "value": ["red", "blue"]})
+    assert digest_of_table(read) == digest_of_table(expected)
+    actual = align(table, read, pa.array(["9", "x", "007", "8"]))
+    assert [actual.values[code] if code >= 0 else None for code in actual.codes] == [
+        "blue",
+        None,
+        "red",
+        None,
+    ]
+
+
+def test_a_folder_may_have_files_with_different_headers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sku,colour\n007,red\n")
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write("other,colour,sku\n2,,8\n3,blue,9\n")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert read_attribute(table_of(tmp_path)).to_pydict() == {"key": ["007", "9"], "value": ["red", "blue"]}
+
+
+@pytest.mark.parametrize(
+    "kind, values, texts",
+    [
+        ("int", ["7", "7.0", "", "8"], ["7", "7", "8"]),
+        ("float", ["1.5", "2", "", "1e3"], ["1.5", "2", "1000"]),
+        ("decimal", ["1.50", "2", "", "-0.25"], ["1.5", "2", "-0.25"]),
+        ("bool", ["yes", "0", "", "TRUE"], ["true", "false", "true"]),
+        ("date", ["2026-01-31", "1969-12-31", "", "9999-12-31"], ["2026-01-31", "1969-12-31", "9999-12-31"]),
+    ],
+)
+def test_values_of_a_type_have_texts(tmp_path: Path, kind: str, values: list[str], texts: list[str]) -> None:
+    lines = ["sku,colour", *(f"{row},{value}" for row, value in enumerate(values))]
+    (tmp_path / "rows").write_text("\n".join(lines) + "\n")
+    table = table_of(tmp_path / "rows", columns=[{"name": "colour", "type": kind}])
+    assert read_attribute(table).column("value").to_pylist() == texts
+
+
+def test_names_that_no_column_may_have_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("_id,a/b\n1,red\n")
+    table = table_of(tmp_path / "rows", key="_id", column="a/b")
+    assert read_attribute(table).to_pydict() == {"key": ["1"], "value": ["red"]}
 
 
 def test_keys_of_attributes_are_whole_numbers(tmp_path: Path) -> None:
-    table = replace(TABLE, path=str(tmp_path / "rows.parquet"), format="parquet")
+    path = tmp_path / "rows"
+    table = table_of(path, "parquet", columns=[{"name": "colour", "type": "float"}])
     nan = float("nan")
     rows = {"sku": [7.0, 1_000_001.0, nan, 9.0], "colour": [1.5, 2.0, 3.0, nan]}
-    pq.write_table(pa.table(rows), table.path)
+    pq.write_table(pa.table(rows), path)
     assert read_attribute(table).to_pydict() == {"key": ["7", "1000001"], "value": ["1.5", "2"]}
-    pq.write_table(pa.table({**rows, "sku": [7.5, 1.0, 2.0, 3.0]}), table.path)
-    with pytest.raises(DataError, match=r"rows\.parquet: column sku: 7\.5 is not an id"):
+    pq.write_table(pa.table({**rows, "sku": [7.5, 1.0, 2.0, 3.0]}), path)
+    with pytest.raises(DataError, match=r"rows, row 1: the value 7\.5 of the column 'sku' has no text"):
         read_attribute(table)
 
 
@@ -248,20 +319,58 @@ def test_keys_of_attributes_are_whole_numbers(tmp_path: Path) -> None:
     "text, table, kind, message",
     [
         ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique: 1 item has .* such as '1'"),
-        ("id,colour\n1,red\n", {}, ConfigError, r"no columns \['sku'\]; it has \['id', 'colour'\]"),
+        ("id,colour\n1,red\n", {}, DataError, r"no columns \['sku'\]; its header is \['id', 'colour'\]"),
         ("sku,colour\nz,red\n", {}, DataError, "none of the 1 candidate items, such as 'i001'"),
         ("sku,colour\n1,red\n", {"path": "gone.csv"}, ConfigError, "there is no file at .*gone.csv"),
-        ("sku,colour\n1,red\n", {"format": "parquet"}, DataError, "cannot be read as parquet"),
+        ("sku,colour\n1,red\n", {"kind": "parquet"}, DataError, "not a Parquet file"),
+        (
+            "sku,colour\n1,red\n2\n",
+            {},
+            DataError,
+            "rows.csv: 1 row does not parse; the first is line 3 has 1",
+        ),
+        (
+            "sku,colour\n1,red\n2,4\n",
+            {"columns": [{"name": "colour", "type": "int"}]},
+            DataError,
+            "line 2: colour has the value 'red', which is not an integer of 64 bits\n.*score.rules.attributes",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused(
-    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], message: str
+    tmp_path: Path, text: str, table: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     (tmp_path / "rows.csv").write_text(text)
-    path = tmp_path / table.get("path", "rows.csv")
-    asked = replace(TABLE, **{**table, "path": str(path)})
+    asked = table_of(**{"path": tmp_path / table.get("path", "rows.csv"), **_without(table, "path")})
     with pytest.raises(kind, match=message):
         align(asked, read_attribute(asked), pa.array(["i001"]))
+
+
+def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"kind": "tsv"}, r"`columns` lacks \['sku', 'colour'\]: the columns of tsv files have no names"),
+        ({"columns": [{"name": "other", "type": "int"}]}, r"lists \['other'\], which are not read"),
+        (
+            {"columns": [{"name": "sku", "type": "float"}]},
+            r"'sku', which has the type float: give it .* in score",
+        ),
+        ({"columns": [{"name": "colour", "type": "list<int>"}]}, "'colour', which has the type list<int>"),
+        ({"kind": "parquet", "separator": ";"}, "separator divides the fields of text files"),
+    ],
+)
+def test_settings_of_a_table_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        table_of("p", **settings)
+
+
+def test_tables_of_earlier_releases_keep_their_digest() -> None:
+    values = {"path": "p", "format": "csv", "key": "sku", "column": "colour"}
+    assert Attribute.model_validate(values).model_dump(mode="json") == values
 
 
 @pytest.mark.parametrize(

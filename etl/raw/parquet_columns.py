@@ -1,0 +1,269 @@
+"""Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
+
+A footer says which Parquet type each listed column has in its file, and whether the file is whole. So the
+files of a day may have different types, and columns that are not listed may have any type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import Column as RawColumn
+from conf.raw_types import EventTime, RawTable
+from etl.raw.parquet_footers import parquet_metadata
+from etl.raw.value_text import WHOLE_RULE
+from storage import file_io
+
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_SMALLEST_BYTES = 12  # magic, length of the footer, magic
+_UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
+_MOST_DIGITS = 38  # of a decimal
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+# The names of the types of columns without a logical type, and of integers.
+_PLAIN = {
+    "BOOLEAN": "boolean",
+    "INT32": "int",
+    "INT64": "bigint",
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "BYTE_ARRAY": "binary",
+}
+_UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
+_SHOWN = 60  # maximum number of characters of a value in an error message
+_HEAD_BYTES = 16
+ONE_VALUE = (
+    "declare a list of texts with `type: list<string>`, and one of whole numbers with `type: list<int>`; "
+    "otherwise store one value in each row"
+)
+_TEXTS = ("STRING", "ENUM", "JSON")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a listed column is stored in a file.
+
+    Attributes:
+        kind: the name of its type; None if each value is null without reading.
+        unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for others.
+        is_local: whether the timestamp has no time zone.
+    """
+
+    kind: str | None
+    unit: str = ""
+    is_local: bool = False
+
+
+_ABSENT = Stored(None)
+
+
+def read_footer(path: str) -> pq.FileMetaData | None:
+    """Returns the footer of a file; None if the file is empty."""
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        size = source.size()
+        if size == 0:
+            return None
+        head = source.read_at(min(size, _HEAD_BYTES), 0)
+        tail = source.read_at(len(_MAGIC), max(0, size - len(_MAGIC)))
+        if head.startswith(_ENCRYPTED) or tail == _ENCRYPTED:
+            raise DataError(f"{path} is an encrypted Parquet file", "deliver the file without encryption")
+        if not head.startswith(_MAGIC):
+            raise DataError(
+                f"{path} is not a Parquet file; it begins with {head!r}",
+                "deliver Parquet files, or correct `path` and `format` of this table in the configuration",
+            )
+        if tail != _MAGIC or size < _SMALLEST_BYTES:
+            raise DataError(f"{path} is cut off: its Parquet footer is missing", "deliver the file again")
+        try:
+            return parquet_metadata(source)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: the Parquet footer is damaged: {error}", "deliver the file again"
+            ) from error
+
+
+def stored_columns(
+    path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
+) -> tuple[Stored, ...]:
+    """Returns how a file stores each column of a table. The columns have the types int, float or string."""
+    require_columns(path, footer, table)
+    leaves = _leaves(footer)
+    is_time = event_time.column if event_time else None
+    stored = []
+    for column in table.columns:
+        parts = _parts_of(column.source_name, leaves)
+        if not parts:
+            stored.append(_ABSENT)
+            continue
+        _require_one_name(path, column.source_name, leaves)
+        if len(parts) > 1 or parts[0][1].path != column.source_name or parts[0][1].max_repetition_level:
+            raise _refused(path, column, "list, map or struct", ONE_VALUE)
+        index, leaf = parts[0]
+        of_file = _stored(path, column, leaf, column.name == is_time)
+        if of_file.kind is not None:
+            _require_readable(path, column, footer, index)
+        stored.append(of_file)
+    return tuple(stored)
+
+
+def require_columns(path: str, footer: pq.FileMetaData, table: RawTable) -> None:
+    """Raises DataError if a file lacks a column of a table that is not optional."""
+    leaves = _leaves(footer)
+    present = list(dict.fromkeys(_top_name(leaf) for leaf in leaves))
+    missing = [
+        column.source_name
+        for column in table.columns
+        if not column.optional and not _parts_of(column.source_name, leaves)
+    ]
+    if missing:
+        raise missing_columns(path, missing, present)
+
+
+def missing_columns(path: str, missing: Sequence[str], present: Sequence[str]) -> DataError:
+    """Returns the error of a file that lacks the columns `missing`."""
+    return DataError(
+        f"{path} has no columns {list(missing)}; its columns are {list(present)}",
+        "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
+        "set `optional: true` for a column that files may lack, so that its values are null there",
+    )
+
+
+def has_column(path: str, footer: pq.FileMetaData, column: RawColumn) -> bool:
+    """Returns whether a file has a column, plain or nested.
+
+    Raises:
+        DataError: the file has another column whose name differs at most in case.
+    """
+    leaves = _leaves(footer)
+    if not _parts_of(column.source_name, leaves):
+        return False
+    _require_one_name(path, column.source_name, leaves)
+    return True
+
+
+def leaves_of(footer: pq.FileMetaData, column: RawColumn) -> list[tuple[int, Any]]:
+    """Returns the leaves of a column in the Parquet schema of a file, with their indices."""
+    return _parts_of(column.source_name, _leaves(footer))
+
+
+def _leaves(footer: pq.FileMetaData) -> list[Any]:
+    return [footer.schema.column(index) for index in range(len(footer.schema))]
+
+
+def _top_name(leaf: Any) -> str:
+    """Returns the name of the column of the table to which a leaf of the Parquet schema belongs."""
+    return str(leaf.path if leaf.path == leaf.name else leaf.path.split(".", 1)[0])
+
+
+def _parts_of(name: str, leaves: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Returns the leaves of a column, with their indices: one for a plain column, several for a struct."""
+    plain = [(index, leaf) for index, leaf in enumerate(leaves) if leaf.path == leaf.name == name]
+    return plain or [
+        (index, leaf)
+        for index, leaf in enumerate(leaves)
+        if leaf.path != leaf.name and leaf.path.startswith(f"{name}.")
+    ]
+
+
+def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
+    """Raises DataError if a file has two columns whose names differ at most in case: Spark reads neither."""
+    plain = [leaf.name for leaf in leaves if leaf.path == leaf.name]
+    nested = {_top_name(leaf) for leaf in leaves if leaf.path != leaf.name}
+    same = [other for other in (*plain, *nested) if other.lower() == name.lower()]
+    if len(same) > 1:
+        raise DataError(
+            f"{path} has the columns {sorted(same)}, whose names differ at most in upper and lower case",
+            "deliver the file with names that differ in more than case",
+        )
+
+
+def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
+    """Returns how a plain column is stored. Raises an error if its declared type cannot hold its values."""
+    logical, physical = leaf.logical_type, leaf.physical_type
+    kind = logical.type
+    shown = physical if kind == "NONE" else f"{physical} ({logical})"
+    if str(logical) == "Null":
+        return _ABSENT
+    if kind == "TIMESTAMP" or physical == "INT96":
+        return _stored_time(path, column, leaf, is_time)
+    return _stored_scalar(path, column, leaf, shown)
+
+
+def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Stored:
+    """Returns how a text or a number is stored. Messages of errors name its Parquet type `shown`."""
+    physical, kind = leaf.physical_type, leaf.logical_type.type
+    if kind in _TEXTS:
+        return Stored("string")
+    if kind == "DECIMAL":
+        if leaf.precision > _MOST_DIGITS:
+            raise _refused(path, column, f"decimal of {leaf.precision} digits", "store it as text")
+        return Stored(f"decimal({leaf.precision},{leaf.scale})")
+    if physical == "BOOLEAN" and column.type == "string":
+        remedy = "declare the column with `type: int`, which reads 0 and 1"
+        raise _refused(path, column, "boolean", remedy, ConfigError)
+    read_as = _UNSIGNED.get(leaf.converted_type) or _PLAIN.get(physical)
+    if kind in ("NONE", "INT") and read_as is not None:
+        return Stored(read_as)
+    raise _refused(path, column, shown, "store it as integers, floats or text, or remove it from `columns`")
+
+
+def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
+    """Returns how a timestamp is stored. Raises ConfigError unless it is the event time, of the type int."""
+    if not (is_time and column.type == "int"):
+        remedy = "declare the column with `type: timestamp`, or remove it from `columns`"
+        shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
+        raise _refused(path, column, f"timestamp ({shown})", remedy, ConfigError)
+    if leaf.physical_type == "INT96":
+        return Stored("timestamp", "int96")
+    logical = str(leaf.logical_type)
+    unit = next(short for name, short in _UNITS.items() if name in logical)
+    return Stored("bigint", unit, "isAdjustedToUTC=false" in logical)
+
+
+def _refused(
+    path: str, column: RawColumn, parquet: str, remedy: str, error: type[ConfigError | DataError] = DataError
+) -> ConfigError | DataError:
+    return error(
+        f"{path}: the column {column.source_name!r} has the Parquet type {parquet}, which cannot be read as "
+        f"`type: {column.type}`",
+        remedy,
+    )
+
+
+def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, index: int) -> None:
+    """Raises DataError if a column cannot be decompressed."""
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(index)
+        if chunk.compression in _UNREADABLE_CODECS:
+            raise DataError(
+                f"{path}: the column {column.source_name!r} is compressed with {chunk.compression}, which "
+                "cannot be read",
+                "write the file with the compression zstd or snappy, and deliver it again",
+            )
+
+
+def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
+    """Returns the error of a value of a column of texts that has no certain text.
+
+    Args:
+        path, column: the file and the column.
+        row: number of the row in the file, from 1.
+        value: the value; bytes if they are not UTF-8.
+        count: number of such values.
+    """
+    shown = repr(bytes(value)) if isinstance(value, bytes | bytearray) else str(value)
+    what = "is not UTF-8" if isinstance(value, bytes | bytearray) else f"has no text: {WHOLE_RULE}"
+    more = f" ({count} values of the column)" if count > 1 else ""
+    remedy = "store the column as texts in UTF-8, or as integers, and deliver the file again"
+    if not isinstance(value, bytes | bytearray):
+        remedy += "; if its values are no ids, you can also declare it with `type: float`"
+    return DataError(
+        f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
+        remedy,
+    )

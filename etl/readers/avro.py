@@ -1,0 +1,330 @@
+"""Reads Avro object container files. A file split is a range of bytes, in which blocks of the file begin.
+
+Blocks end with a marker of 16 bytes, which the header contains. So a task finds the first block of its range
+by searching for this marker.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from conf.errors import DataError
+from conf.raw_types import EventTime, RawTable
+from etl.raw.file_splits import FileSplit
+from etl.readers.arrow_blocks import check_schema, typed_block
+from etl.readers.base import RawBlock, TableReader
+from storage import file_io
+
+_MAGIC = b"Obj\x01"
+_MARKER_BYTES = 16
+_HEADER: Any = {
+    "type": "record",
+    "name": "header",
+    "fields": [
+        {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": len(_MAGIC)}},
+        {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+        {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": _MARKER_BYTES}},
+    ],
+}
+# Rows are objects of Python for a moment, which need many times the bytes of the file.
+_SPLIT_BYTES = 16 * 2**20
+_BLOCK_ROWS = 1 << 16
+_SEARCH_BYTES = 1 << 20
+_MOST_DIGITS = 38  # of a decimal of 128 bits
+
+_PRIMITIVES: Mapping[str, pa.DataType] = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "enum": pa.string(),
+}
+_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
+_NESTED = pa.struct([])  # stands for records, maps and unions of several types, which no column can hold
+_WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
+
+
+@dataclass(frozen=True)
+class _File:
+    """The header of a file.
+
+    Attributes:
+        path: the path of the file.
+        size: its number of bytes.
+        first_block: the position of the first block, after the header.
+        marker: the 16 bytes after each block.
+        header: a header with a schema of the same bytes, whose values Arrow can convert.
+        types: maps the listed columns that the file has to their Arrow types.
+    """
+
+    path: str
+    size: int
+    first_block: int
+    marker: bytes
+    header: bytes
+    types: Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class AvroReader(TableReader):
+    """Reads `avro`.
+
+    Attributes:
+        files: the headers of the files that are not empty.
+        event_time: the section `log.event_time`; None for a table without times.
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ("avro",)
+    files: tuple[_File, ...]
+    event_time: EventTime | None
+
+    @classmethod
+    def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> AvroReader:
+        """Reads the headers of the files, except those of empty files, and checks the listed columns.
+
+        Raises:
+            DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
+            ConfigError: a column has a type that its declared type cannot hold.
+        """
+        files = [file for path in paths if (file := _read_header(path, table, event_time)) is not None]
+        if not files:
+            raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+        return cls(table, paths, tuple(files), event_time)
+
+    def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
+        """Returns ranges of bytes after the headers. A file without rows has one split."""
+        most = split_bytes or _SPLIT_BYTES
+        splits = []
+        for file in self.files:
+            bounds = [*range(file.first_block, file.size, most), file.size]
+            if len(bounds) == 1:
+                bounds *= 2
+            splits += [FileSplit(file.path, start, end, end - start) for start, end in pairwise(bounds)]
+        return splits
+
+    def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
+        """Yields the rows of the file's blocks that begin in the range of bytes.
+
+        Raises:
+            DataError: the file is damaged, or a value has no text that is certainly right.
+        """
+        file = next(one for one in self.files if one.path == file_split.path)
+        end = file.size if file_split.end is None else file_split.end
+        first = 0
+        for rows in _rows(file, file_split.start, end):
+            before = partial(_rows_before, file, file_split.start, first)
+            yield typed_block(rows, self.table, self.event_time, wanted, file.path, before)
+            first += len(rows)
+
+
+@contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """Converts the errors of decoders, which are of many kinds, to DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path}: the Avro file is damaged: {error!r}", "deliver the file again") from error
+
+
+def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _File | None:
+    """Returns the header of a file, after its listed columns have been checked; None if the file is empty."""
+    import fastavro  # takes 0.1 s: only if it is needed
+
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        size = source.size()
+        if size == 0:
+            return None
+        head = source.read_at(min(size, len(_MAGIC)), 0)
+        if head != _MAGIC:
+            raise DataError(
+                f"{path} is not an Avro file; it begins with {head!r}",
+                "deliver object container files, or correct `path` and `format` of this table in the "
+                "configuration",
+            )
+        source.seek(0)
+        stream = io.BufferedReader(source)
+        with _damage(path):
+            header: Any = fastavro.schemaless_reader(stream, _HEADER, None)
+            first_block = stream.tell()
+            schema: Any = json.loads(header["meta"]["avro.schema"])
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise DataError(f"{path} has no records: its schema is {schema}", "deliver a record for each row")
+    with _damage(path):
+        names = _definitions(schema)
+        fields = {field["name"]: _arrow_type(field["type"], names) for field in schema["fields"]}
+        changed = io.BytesIO()
+        meta = {**header["meta"], "avro.schema": json.dumps(_plain(schema)).encode()}
+        fastavro.schemaless_writer(changed, _HEADER, {**header, "meta": meta})
+    listed = check_schema(path, pa.schema(list(fields.items())), table, event_time)
+    types = {name: fields[name] for name in listed}
+    return _File(path, size, first_block, header["sync"], changed.getvalue(), types)
+
+
+def _definitions(schema: Any) -> dict[str, Any]:
+    """Maps the names of all named types of a schema, with and without their namespace, to the types."""
+    found: dict[str, Any] = {}
+
+    def visit(one: Any, namespace: str) -> None:
+        if isinstance(one, list):
+            for member in one:
+                visit(member, namespace)
+        elif isinstance(one, dict):
+            inner = namespace
+            if "name" in one and "type" in one:
+                inner = one.get("namespace", one["name"].rpartition(".")[0] or namespace)
+                short = one["name"].rpartition(".")[2]
+                found[short] = found[f"{inner}.{short}"] = one
+            for field in one.get("fields", ()):
+                visit(field["type"], inner)
+            for key in ("items", "values", "type"):
+                if isinstance(one.get(key), list | dict):
+                    visit(one[key], inner)
+
+    visit(schema, "")
+    return found
+
+
+def _arrow_type(schema: Any, names: Mapping[str, Any]) -> pa.DataType:
+    """Returns the Arrow type of the values of an Avro type."""
+    if isinstance(schema, list):
+        return _union_type([one for one in schema if one != "null"], names)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema]
+        definition = names.get(schema, {})
+        return _arrow_type(definition, names) if definition.get("type") in ("enum", "fixed") else _NESTED
+    kind, logical = schema.get("type"), schema.get("logicalType")
+    if isinstance(kind, list | dict):
+        return _arrow_type(kind, names)
+    if kind == "array":
+        element = _arrow_type(schema["items"], names)
+        return _NESTED if pa.types.is_nested(element) else pa.list_(element)
+    if kind in ("bytes", "fixed") and logical == "decimal":
+        digits, scale = schema["precision"], schema.get("scale", 0)
+        return pa.decimal128(digits, scale) if digits <= _MOST_DIGITS else pa.decimal256(digits, scale)
+    if kind == "fixed":
+        return pa.binary(schema["size"])
+    if kind in ("int", "long") and logical:
+        return _time_type(str(logical)) or _PRIMITIVES[kind]
+    return _PRIMITIVES.get(kind, _NESTED) if kind not in names else _arrow_type(kind, names)
+
+
+def _union_type(kinds: list[Any], names: Mapping[str, Any]) -> pa.DataType:
+    """Returns the type of a union, from which null was removed."""
+    if not kinds:
+        return pa.null()
+    if len(kinds) == 1:
+        return _arrow_type(kinds[0], names)
+    plain = {kind if isinstance(kind, str) else "" for kind in kinds}
+    return next((wide for members, wide in _WIDER if plain <= members), _NESTED)
+
+
+def _time_type(logical: str) -> pa.DataType | None:
+    """Returns the type of dates and timestamps; None for other logical types, such as times of a day."""
+    if logical == "date":
+        return pa.date32()
+    kind, _, unit = logical.rpartition("-")
+    if kind not in ("timestamp", "local-timestamp") or unit not in _UNITS:
+        return None
+    return pa.timestamp(_UNITS[unit], "UTC" if kind == "timestamp" else None)
+
+
+def _plain(schema: Any) -> Any:
+    """Returns a schema of the same bytes, whose values are not yet objects such as dates.
+
+    Texts are bytes, because an invalid text must be shown. Logical types except decimals are left out.
+    """
+    if schema == "string":
+        return "bytes"
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: value for key, value in schema.items() if key not in ("default", "logicalType")}
+    if schema.get("logicalType") == "decimal" and schema.get("type") in ("bytes", "fixed"):
+        changed["logicalType"] = "decimal"
+    if "fields" in changed:
+        changed["fields"] = [_plain(field) for field in changed["fields"]]
+    for key in ("type", "items", "values"):
+        if key in changed:
+            changed[key] = _plain(changed[key])
+    return changed
+
+
+def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
+    """Yields the rows of the blocks that begin in a range of bytes, some at a time."""
+    import fastavro
+
+    files, inner = file_io.filesystem(file.path)
+    with files.open_input_file(inner) as source, _damage(file.path):
+        first, last = _block_at(source, file, start), _block_at(source, file, end)
+        if first == last:
+            return
+        stream = io.BytesIO(file.header + source.read_at(last - first, first))
+    with _damage(file.path):
+        records: Any = fastavro.reader(stream, handle_unicode_errors="replace")
+    while True:
+        with _damage(file.path):
+            batch: list[Any] = list(islice(records, _BLOCK_ROWS))
+            if not batch:
+                return
+            columns = {name: _array(batch, name, kind) for name, kind in file.types.items()}
+            rows = pa.table(columns) if columns else pa.table({"": pa.nulls(len(batch))})
+        yield rows
+
+
+def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:
+    """Returns the values of a field."""
+    values = [record[name] for record in records]
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).cast(kind)
+    if pa.types.is_date(kind):
+        return pa.array(values, pa.int32()).cast(kind)
+    if pa.types.is_string(kind):
+        return _texts(values)
+    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+        return pa.array(values, pa.list_(pa.binary()))
+    return pa.array(values, kind)
+
+
+def _texts(values: list[Any]) -> pa.Array:
+    """Returns texts, which are bytes except those of enums; as bytes if some are not UTF-8."""
+    if any(isinstance(value, str) for value in values):
+        return pa.array(values, pa.string())
+    octets = pa.array(values, pa.binary())
+    try:
+        return octets.cast(pa.string())
+    except pa.ArrowInvalid:
+        return octets
+
+
+def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
+    """Returns where the first block at or after a position begins; the end of the file if there is none."""
+    start = max(position, file.first_block) - _MARKER_BYTES
+    while start < file.size:
+        found = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)
+        if found >= 0:
+            return start + found + _MARKER_BYTES
+        start += _SEARCH_BYTES - _MARKER_BYTES + 1
+    return file.size
+
+
+def _rows_before(file: _File, start: int, first: int) -> int:
+    """Returns the number of rows before row `first` of a range of bytes. Only an error needs it."""
+    return first + sum(len(rows) for rows in _rows(file, file.first_block, start))

@@ -1,0 +1,209 @@
+"""Reads the log of what was shown to users on one day (`serving.impressions`).
+
+Two jobs need it: measure_recommendations compares it with the published lists, and build_features adds
+positions to the rows of the click log (etl/prepare/positions.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import ColumnType, EventTime
+from conf.serving_types import Impressions
+from conf.types import Config
+from etl.raw.file_splits import FileSplit
+from etl.raw.files import RawFiles
+from etl.raw.rejected_lines import RejectedLine
+from etl.raw.row_rules import time_rule
+from etl.raw.value_text import text_array
+from etl.readers.base import RawBlock, TableReader
+from etl.readers.discovery import open_table
+from etl.readers.table_heads import unusable
+from spark.rows import Rows
+from spark.workers import Workers
+from storage.feature_spec import EVENT_TIME
+
+log = logging.getLogger("nightrank.etl")
+
+ERROR = "error"
+LOGGED = pa.schema(
+    [
+        ("user_key", pa.string()),
+        ("item_key", pa.string()),
+        ("position", pa.int64()),
+        ("logged_variant", pa.string()),
+        ("logged_version", pa.string()),
+        (EVENT_TIME, pa.int64()),
+        (ERROR, pa.string()),
+    ]
+)
+
+
+def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
+    """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
+
+    An empty field is null, and so is a value that does not have the type of its column, or a position below
+    1. `event_time` is in µs; it is null if the log has no times, or if the field has no time. A part of a
+    file that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+
+    Args:
+        workers: run a task for each file split.
+        config: the configuration, with the section `serving.impressions`.
+        raw: the files.
+
+    Raises:
+        DataError: a file lacks a column, or is damaged.
+        ConfigError: a column is stored with a type that its declared type cannot hold.
+    """
+    layout = _layout(config, raw.paths)
+    splits = tuple(layout.reader.splits())
+    return workers.run(len(splits), partial(_read_split, layout, splits), LOGGED)
+
+
+def unreadable(error: str) -> DataError:
+    """Returns the error of a part of a file that could not be read.
+
+    Args:
+        error: the value of the column `error`.
+    """
+    problem, remedy = json.loads(error)
+    return DataError(problem, remedy)
+
+
+def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
+    """Logs how many impressions of a day are invalid, and a warning if they are too many.
+
+    Args:
+        settings: the section `serving.impressions`.
+        dt: the date of the day.
+        rows: number of impressions. Nothing is logged if it is 0.
+        invalid: how many of them have no user, item, position or time.
+    """
+    if not rows:
+        return
+    log.info("impressions of %s: %d rows, of which %d are invalid", dt, rows, invalid)
+    if invalid / rows > settings.max_unmatched_share:
+        log.warning(
+            "impressions: %d of %d rows of %s have no user, item, position or time, a larger share than "
+            "serving.impressions.max_unmatched_share=%g; they give no position to rows of the click log",
+            invalid,
+            rows,
+            dt,
+            settings.max_unmatched_share,
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How tasks read a log of impressions.
+
+    Attributes:
+        reader: reads the files.
+        columns: maps the columns of LOGGED to columns of the reader's table. Columns without values are
+            missing.
+        time: the rule of the times; None if the log has no times.
+    """
+
+    reader: TableReader
+    columns: Mapping[str, str]
+    time: EventTime | None
+
+
+def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
+    """Opens the files of a day. Raises the errors of `TableReader.open`."""
+    settings, log_times = config.serving.impressions, config.log.event_time
+    if settings is None:
+        raise ValueError("internal error, please report: there is no log of impressions")
+    of_log = {name: config.log.type_of(name) for name in (config.keys.columns if config.keys else [])}
+    user, item = (of_log[config.keys.user], of_log[config.keys.item]) if config.keys else ("string", "string")
+    named: list[tuple[str, str | None, ColumnType]] = [
+        ("user_key", settings.user, user),
+        ("item_key", settings.item, item),
+        ("position", settings.position, "int"),
+        ("logged_variant", settings.variant, "string"),
+        ("logged_version", settings.model_version, "string"),
+        (EVENT_TIME, settings.time, "int"),
+    ]
+    table, names = settings.typed({name: kind for _, name, kind in named if name is not None})
+    columns = {output: names[name] for output, name, _ in named if name is not None}
+    time = None
+    if EVENT_TIME in columns:
+        time = EventTime(column=columns[EVENT_TIME], unit=log_times.unit if log_times else "us")
+    return _Layout(open_table(table, paths, time), columns, time)
+
+
+def _read_split(layout: _Layout, splits: Sequence[FileSplit], index: int) -> Iterator[pa.RecordBatch]:
+    """Runs one task: reads one file split."""
+    lines = 0
+    try:
+        for block in layout.reader.blocks(splits[index], layout.reader.table.names):
+            if block.broken:
+                raise _broken(layout, splits, index, lines, block)
+            yield _logged(block, layout)
+            lines += block.lines
+    except (DataError, ConfigError) as error:
+        row = {**dict.fromkeys(LOGGED.names), ERROR: json.dumps([error.problem, error.remedy])}
+        yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
+
+
+def _broken(
+    layout: _Layout, splits: Sequence[FileSplit], index: int, lines: int, block: RawBlock
+) -> DataError:
+    """Returns the error of the first line of a block that is no row.
+
+    Args:
+        layout, splits, index: as for `_read_split`.
+        lines: number of lines of the split before the block.
+        block: the block.
+    """
+    path = splits[index].path
+    before = [one for one in splits[:index] if one.path == path]
+    lines += sum(part.lines for one in before for part in layout.reader.blocks(one, ()))
+    line = min(block.broken)
+    rejected = RejectedLine(path, lines + line + 1, block.broken[line], block.texts([line])[0])
+    return unusable(layout.reader.table, "serving.impressions", rejected)
+
+
+def _logged(block: RawBlock, layout: _Layout) -> pa.RecordBatch:
+    """Returns the columns of LOGGED."""
+    rows = len(block.row_lines)
+
+    def texts(name: str) -> pa.Array:
+        if name not in layout.columns:
+            return pa.nulls(rows, pa.string())
+        encoded = block.columns[layout.columns[name]]
+        return text_array(encoded.dictionary).take(encoded.indices)
+
+    position = _plain(block.columns[layout.columns["position"]])
+    columns = [
+        texts("user_key"),
+        texts("item_key"),
+        pc.if_else(pc.greater(position, 0), position, pa.scalar(None, pa.int64())),
+        texts("logged_variant"),
+        texts("logged_version"),
+        _times(block, layout),
+        pa.nulls(rows, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
+
+
+def _times(block: RawBlock, layout: _Layout) -> pa.Array:
+    """Returns times in µs (int64). A time that does not fit 64 bits is null."""
+    if layout.time is None:
+        return pa.nulls(len(block.row_lines), pa.int64())
+    table = layout.reader.table
+    rule = time_rule(layout.time, table.type_of(layout.time.column), table.time_zone)
+    times = rule.compute(_plain(block.columns[layout.time.column]))
+    return times if block.exact_time is None else pc.coalesce(block.exact_time, times)
+
+
+def _plain(encoded: pa.DictionaryArray) -> pa.Array:
+    return encoded.dictionary.take(encoded.indices)
