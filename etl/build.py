@@ -36,7 +36,7 @@ from etl.spark.last_clicks import LastClicks
 from etl.spark.prepared_rows import preparation, prepared_rows
 from etl.spark.quarantine import DayCounts
 from etl.spark.typed_rows import delete_unneeded_days
-from etl.split.time_split import SPLIT
+from etl.split.time_split import SPLIT, no_training_row
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.local_workers import LocalWorkers
@@ -218,6 +218,8 @@ def _workflow(
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
+    if not any(rows for _, rows, _ in labels):
+        raise no_training_row([dt for dt, _, _ in labels], config.split)
     require_labels(labels, only_clicks=config.train.only_positive_rows)
     counts_of = partial(checked.passes.counts_of, split="train") if checked.passes else None
     train = checked.splits["train"]

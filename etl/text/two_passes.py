@@ -28,8 +28,8 @@ from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.readers.discovery import readable_formats
-from etl.spark.quarantine import DayCounts
-from etl.split.time_split import CUT, no_good_row
+from etl.spark.quarantine import DayCounts, check_day
+from etl.split.time_split import CUT, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
 from etl.text.file_layout import FileLayout, layout_of_days
@@ -304,11 +304,14 @@ class TextPasses:
         """Returns, for each file split of a day, the value counts of its rows in each split.
 
         Raises:
-            DataError: the day has no good row.
+            DataError: the day has no good row, or too many rows cannot be parsed.
         """
+        quarantine = self._lake.quarantine.partition(day.raw.dt)
+        counts = DayCounts.from_manifest(read_manifest(quarantine))
+        check_day(self._config, day.raw, counts, quarantine, warn=False)
+        if not counts.good:
+            raise no_good_row() if counts.rows_in else no_row(day.raw.dt, day.raw.paths[0])
         summaries = [summary for _, summary in day.split_summaries()]
-        if not any(summary.good for summary in summaries):
-            raise no_good_row()
         divided = rows_of_splits([summary.good for summary in summaries], self._config.split)
         cut = {
             index: CutTask(

@@ -22,6 +22,7 @@ from etl.prepare.prepared_passes import PreparedPasses
 from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
 from etl.readers import text
+from etl.spark.quarantine import DayCounts
 from jobs.stages import erase_user, prune
 from spark.local_workers import LocalWorkers
 from storage.manifest import data_files, read_manifest
@@ -346,6 +347,9 @@ def test_a_train_day_with_only_a_header_is_left_out(tmp_path: Path, name: str) -
         ("fraction of times", None, _all_rejected),
         ("leave last out", None, _all_rejected),
         ("fraction of times", None, _no_rows),
+        ("fraction of positions", None, _no_rows),
+        ("fraction of positions", None, _all_rejected),
+        ("leave last out", None, _no_rows),
     ],
 )
 def test_a_day_without_good_rows_ends_like_frames(
@@ -360,6 +364,16 @@ def test_a_day_without_good_rows_ends_like_frames(
     with pytest.raises(DataError) as actual:
         build(config, FIRST)
     assert str(actual.value).replace("/lake/", "/frames/") == str(expected.value)
+
+
+def test_a_log_without_train_rows_names_the_split(tmp_path: Path) -> None:
+    """Each user has one positive row, which is a test row."""
+    config = _config(tmp_path, "leave last out")
+    for number, day in enumerate(DAYS):
+        row = ["1", str(number), f"item {number}", "1", "2", "a", str(1772323200 + number * 86400)]
+        _rewrite(tmp_path / f"raw/{day}.csv", lambda _, row=row: [row])
+    with pytest.raises(DataError, match=r"the train split \(split.by=leave_last_out\) of .* holds no row"):
+        build(config, FIRST)
 
 
 def test_a_log_without_keys_is_divided_by_the_fraction_of_times(spark: SparkSession, tmp_path: Path) -> None:
@@ -438,6 +452,33 @@ def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, nam
             assert user not in {row["user_key"] for row in rows_of(features)}
         assert len(rows_of(features)) == len(rows_of(prepared(config, dt))) > 0
         assert read_manifest(features).dropped[ERASED] > 0
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, *BY_SPLIT])
+def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(tmp_path: Path, name: str) -> None:
+    """The counts are those of a lake that has read the log without the user's rows from the beginning."""
+    config = _config(tmp_path, name)
+    built = build(config, FIRST)
+    user = "7"
+    lost = {
+        dt: sum(
+            row["user_key"] == user and row["row_id"] % (PER_POSITIVE[name] + 1) == 0
+            for row in rows_of(prepared(config, dt))
+        )
+        for dt in built.features
+    }
+    erase(config, user, FIRST)
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    shutil.copytree(f"{config.lake}/erasures", tmp_path / "fresh/erasures")
+    expected = build(fresh, FIRST)
+    for dt, count in lost.items():
+        quarantines = [Lake(one.lake).quarantine.partition(dt) for one in (config, fresh)]
+        actual = DayCounts.from_manifest(read_manifest(quarantines[0]))
+        assert actual == expected.counts[dt] == DayCounts.from_manifest(read_manifest(quarantines[1]))
+        assert actual.good == built.counts[dt].good - count
+        features = Lake(config.lake).features(built.workflow.version).partition(dt)
+        assert read_manifest(features).dropped == expected.features[dt].dropped
+    assert sum(lost.values()) > 0
 
 
 def with_other_features(config: Config) -> Config:
