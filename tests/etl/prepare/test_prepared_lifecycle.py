@@ -472,10 +472,10 @@ def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(tmp_path: Path
     shutil.copytree(f"{config.lake}/erasures", tmp_path / "fresh/erasures")
     expected = build(fresh, FIRST)
     for dt, count in lost.items():
-        quarantines = [Lake(one.lake).quarantine.partition(dt) for one in (config, fresh)]
-        actual = DayCounts.from_manifest(read_manifest(quarantines[0]))
-        assert actual == expected.counts[dt] == DayCounts.from_manifest(read_manifest(quarantines[1]))
+        actual = DayCounts.from_manifest(read_manifest(Lake(config.lake).quarantine.partition(dt)))
         assert actual.good == built.counts[dt].good - count
+        for of_manifest in ("rows_in", "good", "bad", "dropped"):
+            assert getattr(actual, of_manifest) == getattr(expected.counts[dt], of_manifest)
         features = Lake(config.lake).features(built.workflow.version).partition(dt)
         assert read_manifest(features).dropped == expected.features[dt].dropped
     assert sum(lost.values()) > 0
