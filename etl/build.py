@@ -103,7 +103,8 @@ def build(
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
     """
-    checked = check_days(workers, config, lake, run_date, phase)
+    has_features = applied_features(workers, config, lake, parent_version, other_version)
+    checked = check_days(workers, config, lake, run_date, phase, has_features)
     with phase("workflow"):
         workflow, mode = _workflow(workers, config, lake, checked, parent_version)
     used = [workflow]
@@ -144,6 +145,30 @@ def build(
         warnings,
         checked.empty_days,
     )
+
+
+def applied_features(
+    workers: Workers, config: Config, lake: Lake, parent_version: str | None, other_version: str | None
+) -> Callable[[RawFiles], bool] | None:
+    """Returns a function that says whether all features of a day that a run needs are published.
+
+    Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
+    of `build`.
+    """
+    if parent_version is None or config.workflow.mode not in ("auto", "apply"):
+        return None
+    versions = [version for version in (parent_version, other_version) if version is not None]
+    earlier = earlier_clicks(workers, config, lake)
+
+    def has_features(raw: RawFiles) -> bool:
+        return all(
+            current_manifest(
+                lake.features(version).partition(raw.dt), feature_inputs(config, raw, version, earlier)
+            )
+            for version in versions
+        )
+
+    return has_features
 
 
 def encode_split(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,7 @@ from storage.manifest import (
     current_manifest,
     data_files,
     digest_of,
+    is_published,
     read_manifest,
 )
 from storage.paths import Lake, Partition
@@ -86,6 +87,7 @@ _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TASK_BYTES = 8 * 2**20
 _MAX_BUCKETS = 256
 _COMPRESSED = 5  # text is about so many times as large as its compressed file
+_TABLES = ("users", "items")
 _ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -110,6 +112,15 @@ class PreparedPasses:
         self._clicks: ClickTables | None = click_tables(workers, config, lake)
         self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
         self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
+        self._kept: set[str] = set()  # the days of `keep_tables`
+
+    def keep_tables(self, days: Collection[str]) -> None:
+        """Lets the counted rows of some days be valid after the tables of users and items are replaced.
+
+        A run that applies a workflow calls it before the other functions, for the days whose features are
+        published: these keep the attributes that they have. A fit uses the present tables for all days.
+        """
+        self._kept = set(days)
 
     # The interface of TextPasses
 
@@ -247,8 +258,24 @@ class PreparedPasses:
         """Returns the inputs of the prepared rows of a day, as its manifest names them."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
-            known = self._inputs_of[raw.dt, raw.digest] = self._find_inputs(raw)
+            inputs = self._find_inputs(raw)
+            if raw.dt in self._kept:
+                inputs = self._with_counted_tables(raw, inputs)
+            known = self._inputs_of[raw.dt, raw.digest] = inputs
         return known
+
+    def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
+        """Returns the inputs with the tables of the published value counts, if all others are the same."""
+        partition = self._lake.value_counts.partition(raw.dt)
+        if not is_published(partition):
+            return inputs
+        counted = read_manifest(partition).inputs
+        kept = inputs | {name: counted[name] for name in _TABLES if name in inputs and name in counted}
+        return inputs if current_manifest(partition, self._with_counted(kept)) is None else kept
+
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the digests of the tables with which the rows of a day were joined, by section."""
+        return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in _TABLES}
 
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
         config = self._config
@@ -267,8 +294,11 @@ class PreparedPasses:
         return inputs
 
     def _count_inputs(self, raw: RawFiles) -> dict[str, str]:
-        counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
-        return {**self._prepared_inputs(raw), "counted": counted}
+        return self._with_counted(self._prepared_inputs(raw))
+
+    def _with_counted(self, prepared: dict[str, str]) -> dict[str, str]:
+        """Returns the inputs of the value counts of a day from those of its prepared rows."""
+        return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine of a day is that of this log and of this layout.
@@ -300,6 +330,9 @@ class PreparedPasses:
         """
         if not days:
             return
+        for raw in days:  # their rows get the attributes of the present tables
+            self._kept.discard(raw.dt)
+            self._inputs_of.pop((raw.dt, raw.digest), None)
         run_id = uuid.uuid4().hex[:12]
         try:
             self._prepare_days(days, run_id)

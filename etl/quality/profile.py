@@ -49,6 +49,9 @@ class CountedDays(Protocol):
         comparisons of the categorical columns are by column name.
         """
 
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the digests of the tables of users and items with which the rows of a day were joined."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -135,7 +138,7 @@ def profiles_of(
     """
     columns = feature_columns(config)
     targets = [
-        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted is not None))
+        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted))
         for piece in pieces
     ]
     manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
@@ -175,17 +178,21 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
     return lake.profiles(config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
 
 
-def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:
+def _inputs(
+    config: Config, piece: Piece, columns: Sequence[Column], counted: CountedDays | None
+) -> dict[str, str]:
     """Returns, by name, the digest of each input of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
     inputs = {
         "raw": piece.raw.digest,
         "layout": layout_digest(config),
-        "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, counted]),
+        "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, counted is not None]),
         **impression_inputs(config, piece.raw),
         **preparation(config),
     }
+    if counted is not None:
+        return inputs | counted.table_inputs(piece.raw)
     for section, table in (("users", config.users), ("items", config.items)):
         if table:
             inputs[section] = require_raw(

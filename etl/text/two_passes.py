@@ -190,6 +190,10 @@ class TextPasses:
             columns,
         )
 
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns no digest: the rows of a log without a preparation have no attributes of tables."""
+        return {}
+
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
         """Returns the training rows of scanned days."""
         splits = []

@@ -23,7 +23,7 @@ from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
 from etl.readers import text
 from etl.spark.quarantine import DayCounts
-from jobs.stages import erase_user, prune
+from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -192,6 +192,72 @@ def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(tmp
     require_equal(_tables(other, again, FIRST), expected)
     cities = {row["value"] for row in expected["vocabulary"] if row["column"] == "city"}
     assert cities == {"Köln", "Rome"}
+
+
+def _replace_table(config: Config, old: str, new: str) -> None:
+    path = Path(config.data) / "users.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def test_a_daily_run_keeps_the_days_whose_features_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of users is replaced every day. Only the new day, which has no features, reads it."""
+    config = _config(tmp_path, HISTORY_CASE)
+    first = build(config, FIRST)
+    before, features = files_of(config), _tables(config, first, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    apply = with_mode(config, "auto")
+    second = build(apply, SECOND, first.workflow.version)
+    new = {"prepared": [SECOND], "value_counts": [SECOND], "last_clicks": [SECOND]}
+    assert changed(before, files_of(config)) == new
+    profiles = Lake(config.lake).profiles(config.name)
+    for dt in DAYS[1:5]:
+        assert read_manifest(profiles.partition(dt)).facts == features[f"profile {dt} None"]
+    [today] = [
+        column for column in second.quality.compared.columns if column.name == "city"
+    ]  # the report compares the new day with the train days as their features are
+    assert {value for value, _ in today.new_top} == {"Rome"}
+    with monkeypatch.context() as patch:  # tables are replaced, and nothing is read again
+        _replace_table(config, "Rome", "Bern")
+        patch.setattr(prepared_passes, "scan_splits", _must_not_run)
+        build(apply, SECOND, first.workflow.version)
+    # A fit joins all rows with the present table.
+    fitted = build(with_other_features(with_mode(config, "fit")), SECOND)
+    fresh = with_other_features(config).model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = build(fresh, SECOND)
+    assert fitted.workflow.version == expected.workflow.version
+    require_equal(_tables(config, fitted, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    first = build(config, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    features = Lake(config.lake).features(first.workflow.version)
+    Path(features.partition(DAYS[3]).file("_MANIFEST.json")).unlink()
+    before = files_of(config)
+    build(with_mode(config, "apply"), FIRST, first.workflow.version)
+    days = {"prepared": [DAYS[3]], "value_counts": [DAYS[3]], "last_clicks": []}
+    assert changed(before, files_of(config)) == days
+    cities = [{row["city"] for row in rows_of(prepared(config, dt))} & {"Oslo", "Rome"} for dt in DAYS[2:5]]
+    assert cities == [{"Oslo"}, {"Rome"}, {"Oslo"}]
+
+
+def test_check_quality_keeps_the_days_that_the_daily_run_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path, "differences")
+    first = build(config, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    before = files_of(config)
+    champions = [(first.workflow.version, None), (None, None)]
+    monkeypatch.setattr(check_quality, "workflows_of_run", lambda _: champions.pop(0))
+    summary = check_quality.run(RunContext("check_quality", config, FIRST))
+    assert summary.facts["days"] == DAYS[:5]
+    assert files_of(config) == before
+    check_quality.run(RunContext("check_quality", config, FIRST))  # without a champion, the next run fits
+    assert changed(before, files_of(config))["value_counts"] == DAYS[:5]
 
 
 # Conservation of rows
