@@ -75,6 +75,7 @@ from storage.manifest import (
     digest_of,
     is_published,
     read_manifest,
+    require_manifest,
 )
 from storage.paths import Lake, Partition
 from storage.publish import Rules, new_attempt, publish_files
@@ -141,7 +142,7 @@ class PreparedPasses:
         counts = {}
         for raw in days:
             partition = self._lake.quarantine.partition(raw.dt)
-            counts[raw.dt] = DayCounts.from_manifest(read_manifest(partition))
+            counts[raw.dt] = DayCounts.from_manifest(require_manifest(partition, self._log_inputs(raw)))
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
@@ -156,7 +157,7 @@ class PreparedPasses:
             split: the split whose rows are counted, if the day is divided into splits.
         """
         partition = self._lake.value_counts.partition(raw.dt)
-        day, manifest = days_since_epoch(raw.dt), read_manifest(partition)
+        day, manifest = days_since_epoch(raw.dt), require_manifest(partition, self._count_inputs(raw))
         label = split if self._is_divided else None
         none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
         files = tuple((path, day) for path in data_files(partition, manifest, label))

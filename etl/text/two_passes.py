@@ -45,7 +45,14 @@ from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
-from storage.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
+from storage.manifest import (
+    Manifest,
+    current_manifest,
+    data_files,
+    digest_of,
+    read_manifest,
+    require_manifest,
+)
 from storage.paths import Lake
 from storage.publish import Rules, new_attempt
 
@@ -140,9 +147,10 @@ class TextPasses:
             self._scan(missing)
         counts = {}
         for raw in days:
-            quarantine = read_manifest(self._lake.quarantine.partition(raw.dt))
+            of_quarantine, of_counts = self._inputs(raw)
+            quarantine = require_manifest(self._lake.quarantine.partition(raw.dt), of_quarantine)
             counts[raw.dt] = DayCounts.from_manifest(quarantine)
-            facts = read_manifest(self._lake.value_counts.partition(raw.dt)).facts
+            facts = require_manifest(self._lake.value_counts.partition(raw.dt), of_counts).facts
             parts = facts.get("parts") or [None] * len(facts["slices"])
             self._splits[raw.dt] = [
                 _ScannedSplit(FileSplit(path, start, end), lines, of_split and tuple(map(tuple, of_split)))
@@ -167,7 +175,7 @@ class TextPasses:
         """
         partition = self._lake.value_counts.partition(raw.dt)
         day = days_since_epoch(raw.dt)
-        manifest = read_manifest(partition)
+        manifest = require_manifest(partition, self._inputs(raw)[1])
         values = manifest.facts["values"]
         if not self._is_cut:
             return Counts(tuple((path, day) for path in data_files(partition, manifest)), day, values)

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import DataError
+from conf.errors import DataError, InfrastructureError
 from conf.types import SPLITS, Config
+from etl import checked_days
 from etl.build import BuildResult
 from etl.erasure.lake_partitions import all_partitions
 from etl.prepare import prepared_passes
@@ -25,7 +26,7 @@ from etl.readers import text
 from etl.spark.quarantine import DayCounts
 from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
-from storage.manifest import data_files, read_manifest
+from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -650,30 +651,58 @@ def test_without_prepared_rows_and_raw_log_the_error_names_the_day(tmp_path: Pat
         build(with_mode(config, "fit"), FIRST)
 
 
-def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> None:
-    """Their quarantines differ, because other lines do not parse. Each run counts its own."""
-    config = _config(tmp_path, "differences")
+def _texts_in_lake_of(folder: Path, config: Config) -> Config:
+    """Another configuration for the log and the lake of `config`. Its prices are texts."""
     columns = [
         {**column, "type": "string"} if column["name"] == "price" else column
         for column in SHOP["log"]["columns"]
     ]
-    (tmp_path / "texts").mkdir()
-    texts = cases.write_config(
-        tmp_path / "texts",
-        SHOP,
-        {
-            "name": "texts",
-            "lake": config.lake,
-            "data": config.data,
-            "log": {**SHOP["log"], "columns": columns},
-            "features": SHOP["features"][1:],
-            "scopes": {"user": ["who", "city"], "item": ["what", "kind"]},
-        },
-    )
+    (folder / "texts").mkdir()
+    changes = {
+        "name": "texts",
+        "lake": config.lake,
+        "data": config.data,
+        "log": {**SHOP["log"], "columns": columns},
+        "features": SHOP["features"][1:],
+        "scopes": {"user": ["who", "city"], "item": ["what", "kind"]},
+    }
+    return cases.write_config(folder / "texts", SHOP, changes)
+
+
+def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> None:
+    """Their quarantines differ, because other lines do not parse. Each run counts its own."""
+    config = _config(tmp_path, "differences")
+    texts = _texts_in_lake_of(tmp_path, config)
     first = build(config, FIRST)
+    tables = _tables(config, first, FIRST)
     second = build(texts, FIRST)
     again = build(config, FIRST)
     assert again.counts == first.counts
+    assert again.workflow.version == first.workflow.version
+    require_equal(_tables(config, again, FIRST), tables)
     for dt in first.counts:
         rows = rows_of(Lake(config.lake).quarantine.partition(dt))
         assert len(rows) == first.counts[dt].bad > second.counts[dt].bad
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_run_does_not_use_counts_that_another_configuration_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: bool
+) -> None:
+    """Two configurations use one lake at the same time: the second publishes between the first one's passes."""
+    plain = {"users": None, "items": None, "features": [SHOP["features"][2]], "scopes": {"item": ["what"]}}
+    config = cases.write_config(tmp_path, SHOP, CASES["differences"] if prepare else plain)
+    _write(tmp_path / "raw")
+    texts = _texts_in_lake_of(tmp_path, config)
+    report = checked_days.report_quality
+
+    def replaced(*arguments: Any) -> Any:
+        monkeypatch.setattr(checked_days, "report_quality", report)
+        build(texts, FIRST)
+        return report(*arguments)
+
+    monkeypatch.setattr(checked_days, "report_quality", replaced)
+    with pytest.raises(InfrastructureError, match=r"value_counts/dt=.* was replaced while this run used it"):
+        build(config, FIRST)
+    assert not is_published(Lake(config.lake).quality(config.name).partition(FIRST))
+    assert build(config, FIRST).counts
