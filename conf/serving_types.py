@@ -149,8 +149,10 @@ class Impressions(Strict):
     )
     time: PlainText | None = Field(
         default=None,
-        description="Column with the time of the impression, an integer in the unit of `log.event_time`. Set "
-        "it if, and only if, `row_column` and `log.event_time` are set.",
+        description="Column with the time of the impression: an integer in the unit of `log.event_time`, a "
+        "Parquet timestamp, or, if the column of `log.event_time` has the type `timestamp` or `date`, a text "
+        "in its `format`. Times without an offset are in `log.time_zone`. Set it if, and only if, "
+        "`row_column` and `log.event_time` are set.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,

@@ -48,7 +48,7 @@ def impressions_table(workers: Workers, config: Config, raw: RawFiles) -> pa.Tab
     files = impressions_of(config, raw)
     if settings is None or settings.row_column is None or files is None:
         return None
-    logged = read_impressions(workers, settings, files, config.log.event_time)
+    logged = read_impressions(workers, settings, files, config.log)
     if not isinstance(logged, pa.Table):
         raise ValueError("internal error, please report: workers of Spark have no tables")
     error = pc.min(logged.column(ERROR)).as_py()

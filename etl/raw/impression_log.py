@@ -20,12 +20,14 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.raw_types import EventTime
+from conf.raw_types import Column, Log
 from conf.serving_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles, find_raw
 from etl.raw.number_text import integers
 from etl.raw.row_rules import time_rule
+from etl.raw.stored_values import stored_values
+from etl.raw.time_text import timestamps
 from etl.raw.value_text import EXACT_BELOW, id_texts, not_exact, whole_number_texts
 from spark.rows import Rows
 from spark.workers import Workers
@@ -37,6 +39,7 @@ log = logging.getLogger("nightrank.etl")
 
 _BATCH_ROWS = 50_000
 ERROR = "error"
+_TIMESTAMP = Column(name="timestamp", type="timestamp")
 LOGGED = pa.schema(
     [
         ("user_key", pa.string()),
@@ -84,9 +87,7 @@ def rows_digest(config: Config, raw: RawFiles) -> str:
     return digest_of([raw.digest, inputs]) if inputs else raw.digest
 
 
-def read_impressions(
-    workers: Workers, settings: Impressions, raw: RawFiles, event_time: EventTime | None
-) -> Rows:
+def read_impressions(workers: Workers, settings: Impressions, raw: RawFiles, log_table: Log) -> Rows:
     """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
 
     An empty field is null, and so is a position that is not an integer from 1 on. Ids that are numbers become
@@ -97,9 +98,9 @@ def read_impressions(
         workers: run a task for each file.
         settings: the section `serving.impressions`.
         raw: the files.
-        event_time: the section `log.event_time`, which has the unit of the times.
+        log_table: the section `log`, whose event time says how the times are written.
     """
-    return workers.run(len(raw.paths), partial(_read_file, raw.paths, settings, event_time), LOGGED)
+    return workers.run(len(raw.paths), partial(_read_file, raw.paths, settings, log_table), LOGGED)
 
 
 def unreadable(error: str) -> DataError:
@@ -138,12 +139,12 @@ def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
 
 
 def _read_file(
-    paths: tuple[str, ...], settings: Impressions, event_time: EventTime | None, index: int
+    paths: tuple[str, ...], settings: Impressions, log_table: Log, index: int
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: reads one file."""
     try:
         for batch in _batches(paths[index], settings):
-            yield _logged(batch, settings, event_time)
+            yield _logged(batch, settings, log_table)
     except (pa.ArrowException, KeyError, OSError, ValueError, EOFError) as error:
         row = {**dict.fromkeys(LOGGED.names), ERROR: f"{paths[index]}: {error}"}
         yield pa.RecordBatch.from_pylist([row], schema=LOGGED)
@@ -216,7 +217,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime | None) -> pa.RecordBatch:
+def _logged(batch: pa.RecordBatch, settings: Impressions, log_table: Log) -> pa.RecordBatch:
     """Returns the columns of LOGGED."""
 
     def text(name: str | None) -> pa.Array:
@@ -232,9 +233,12 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
         return whole_number_texts(pc.if_else(not_exact(column), None, column)).cast(pa.int64())
 
     position = whole(settings.position)
-    time = batch.column(settings.time) if settings.time else None
-    is_timestamp = time is not None and pa.types.is_timestamp(time.type)
-    times = _of_timestamps(time) if is_timestamp else _times(whole(settings.time), event_time)
+    times = pa.nulls(batch.num_rows, pa.int64())
+    if settings.time:
+        stored = batch.column(settings.time)
+        is_instant = pa.types.is_timestamp(stored.type) or pa.types.is_date(stored.type)
+        times = pa.nulls(len(stored), pa.int64()) if is_instant else _times(whole(settings.time), log_table)
+        times = pc.coalesce(_instants(stored, log_table), times)
     columns = [
         text(settings.user),
         text(settings.item),
@@ -247,12 +251,27 @@ def _logged(batch: pa.RecordBatch, settings: Impressions, event_time: EventTime 
     return pa.RecordBatch.from_arrays(columns, schema=LOGGED)
 
 
-def _of_timestamps(values: pa.Array) -> pa.Array:
-    """Returns Parquet timestamps in µs, rounded down. Times without a time zone are in UTC."""
-    unit = EventTime(column="time", unit=values.type.unit)
-    return time_rule(unit).in_arrow(values.cast(pa.int64()))
+def _instants(values: pa.Array, log_table: Log) -> pa.Array:
+    """Returns timestamps, dates and texts of times in µs, rounded down; null for other values.
+
+    Texts are written like those of the event time of the click log, if its type is `timestamp` or `date`.
+    Times without an offset are in the time zone of the click log.
+    """
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("s"))
+    if pa.types.is_timestamp(values.type):
+        return stored_values(values, _TIMESTAMP, log_table.time_zone)[0]
+    column = next((one for one in log_table.columns if one.name == _time_column(log_table)), None)
+    if column is None or column.type == "int" or not pa.types.is_string(values.type):
+        return pa.nulls(len(values), pa.int64())
+    return timestamps(values, column.format, log_table.time_zone)
 
 
-def _times(values: pa.Array, event_time: EventTime | None) -> pa.Array:
-    """Returns times in µs (int64). A time that does not fit 64 bits is null."""
+def _time_column(log_table: Log) -> str | None:
+    return log_table.event_time.column if log_table.event_time else None
+
+
+def _times(values: pa.Array, log_table: Log) -> pa.Array:
+    """Returns integers in the unit of the event time in µs. A time that does not fit 64 bits is null."""
+    event_time = log_table.event_time
     return time_rule(event_time).in_arrow(values) if event_time else values

@@ -52,7 +52,7 @@ def add_positions(spark: SparkSession, config: Config, rows: DataFrame, raw: Raw
     files = impressions_of(config, raw)
     if files is None:
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
-    logged = frame_of(spark, read_impressions(SparkWorkers(spark), settings, files, config.log.event_time))
+    logged = frame_of(spark, read_impressions(SparkWorkers(spark), settings, files, config.log))
     _check(logged, settings, raw.dt)
     # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))

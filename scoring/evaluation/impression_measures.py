@@ -68,7 +68,7 @@ def measure_impressions(
     k, has_variants = published.facts["k"], VARIANT in dict(published.schema)
     with context.phase("impressions"):
         lists = persist(_lists(context, published, has_variants))
-        logged = read_impressions(workers_of(context), settings, raw, context.config.log.event_time)
+        logged = read_impressions(workers_of(context), settings, raw, context.config.log)
         fits = persist(_compare(logged, lists, settings, has_variants))
         counts = {row["fit"]: row for row in records(_counts(fits))}
         _require_readable(counts)
