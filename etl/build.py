@@ -27,6 +27,7 @@ from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
+from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
@@ -219,6 +220,8 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, config, lake)
+        if isinstance(passes, PreparedPasses):  # rows with the attributes that build_features joined
+            passes.keep_tables([raw.dt for raw in missing])
         if passes is None or workflow.engine != "arrow" or not all(map(passes.is_scanned, missing)):
             return None
         counts = passes.scan_days(missing)

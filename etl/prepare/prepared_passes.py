@@ -119,7 +119,8 @@ class PreparedPasses:
         """Lets the counted rows of some days be valid after the tables of users and items are replaced.
 
         A run that applies a workflow calls it before the other functions, for the days whose features are
-        published: these keep the attributes that they have. A fit uses the present tables for all days.
+        published: these keep the attributes that they have. So do days that a job after build_features
+        encodes with another workflow. A fit uses the present tables for all days.
         """
         self._kept = set(days)
 

@@ -16,12 +16,13 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError, InfrastructureError
 from conf.types import SPLITS, Config
 from etl import checked_days
-from etl.build import BuildResult
+from etl.build import BuildResult, encoded_days
 from etl.erasure.lake_partitions import all_partitions
 from etl.prepare import prepared_passes
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
+from etl.raw.files import require_raw
 from etl.readers import text
 from etl.spark.quarantine import DayCounts
 from jobs.stages import check_quality, erase_user, prune
@@ -243,6 +244,24 @@ def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path:
     assert changed(before, files_of(config)) == days
     cities = [{row["city"] for row in rows_of(prepared(config, dt))} & {"Oslo", "Rome"} for dt in DAYS[2:5]]
     assert cities == [{"Oslo"}, {"Rome"}, {"Oslo"}]
+
+
+def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """evaluate_model computes the champion's features of the test day, after the tables were replaced."""
+    config = _config(tmp_path, "differences")
+    built = build(config, FIRST)
+    features = Lake(config.lake).features(built.workflow.version).partition(FIRST)
+    expected = rows_of(features)
+    Path(features.file("_MANIFEST.json")).unlink()
+    _replace_table(config, "Oslo", "Rome")
+    monkeypatch.setattr(prepared_passes, "scan_splits", _must_not_run)
+    days = [require_raw(config, config.log, FIRST)]
+    encoded = encoded_days(LocalWorkers(2, no_session), config, Lake(config.lake), built.workflow, days)
+    assert encoded is not None
+    assert encoded[FIRST].digest == built.features[FIRST].digest
+    assert rows_of(features) == expected
 
 
 def test_check_quality_keeps_the_days_that_the_daily_run_keeps(
