@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
+from conf.raw_types import Column, Label, Log
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config, EventTime
@@ -48,6 +49,13 @@ from training.registry.versions import ChampionDecision, record_decision
 
 COLUMNS = {"user": "who", "item": "what", "position": "place"}
 OPTIONAL = {"variant": "group", "model_version": "model"}
+CLICK_LOG = Log(
+    path="clicks-{date}",
+    format="tsv",
+    columns=[Column(name="label", type="int"), Column(name="at", type="int")],
+    label=Label(column="label"),
+    event_time=EventTime(column="at", unit="s"),
+)
 
 
 def with_log(config: Config, **settings: Any) -> Config:
@@ -266,7 +274,7 @@ def test_values_of_other_types_are_integers_or_errors(tmp_path: Path) -> None:
     path.write_text(
         '{"u": 7.0, "i": "x", "p": 2.0}\n{"u": 7.5, "i": true, "p": 2.5}\n{"u": 9007199254740992.0}\n'
     )
-    rows = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
+    rows = pa.Table.from_batches(_read_file((str(path),), settings, CLICK_LOG, 0)).to_pylist()
     assert [(row["user_key"], row["item_key"], row["position"]) for row in rows] == [
         ("7", "x", 2),
         (None, None, None),
@@ -286,7 +294,7 @@ def test_parquet_impressions_without_ids_are_errors(tmp_path: Path, users: list[
     path = tmp_path / "log"
     settings = Impressions(path=f"{path}{{date}}", format="parquet", user="u", item="i", position="p")
     pq.write_table(pa.table({"u": users, "i": ["x"], "p": [1]}), path)
-    (row,) = pa.Table.from_batches(_read_file((str(path),), settings, None, 0)).to_pylist()
+    (row,) = pa.Table.from_batches(_read_file((str(path),), settings, CLICK_LOG, 0)).to_pylist()
     assert error in row["error"]
 
 
@@ -304,8 +312,7 @@ def test_parquet_impressions_have_ids_of_floats_and_exact_timestamps(tmp_path: P
     times = pa.array([1_500, -1, None], pa.timestamp("ns", "UTC"))
     columns = {"u": [1_000_001.0, None, float("nan")], "i": ["x"] * 3, "p": [1.0, 2.5, 3.0], "t": times}
     pq.write_table(pa.table(columns), path)
-    event_time = EventTime(column="at", unit="s")
-    rows = pa.Table.from_batches(_read_file((str(path),), settings, event_time, 0)).to_pylist()
+    rows = pa.Table.from_batches(_read_file((str(path),), settings, CLICK_LOG, 0)).to_pylist()
     assert [row["error"] for row in rows] == [None] * 3
     assert [(row["user_key"], row["position"], row["event_time"]) for row in rows] == [
         ("1000001", 1, 1),
