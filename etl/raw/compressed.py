@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.names import scheme_of
-from etl.raw.file_splits import FileSplit, compression, read_blocks
+from etl.raw.file_splits import NOT_COMPRESSED, FileSplit, compression, read_blocks
 from spark.tasks import run_tasks
 from storage import file_io
 
@@ -114,6 +114,4 @@ def find_damaged(paths: Sequence[str]) -> DataError | None:
 
 
 def _damaged(path: str, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be decompressed: {error}", "deliver the file again; it is damaged or incomplete"
-    )
+    return DataError(f"{path} cannot be decompressed: {error}", NOT_COMPRESSED)
