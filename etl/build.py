@@ -27,6 +27,7 @@ from etl.ops.choose_engine import choose_engine
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
+from etl.prepare.prepared_passes import PreparedPasses
 from etl.prepare.unneeded_days import delete_unneeded_days
 from etl.quality.day_counts import DayCounts
 from etl.quality.missing_rows import MissingRows, log_missing_rows
@@ -36,6 +37,7 @@ from etl.raw.impression_log import impression_inputs
 from etl.raw.layout_digest import layout_digest
 from etl.spark.attribute_frames import read_attributes
 from etl.spark.last_clicks import LastClicks
+from etl.split.time_split import no_training_row
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from etl.workflow.preparation_methods import preparation
 from spark.local_workers import LocalWorkers
@@ -102,7 +104,8 @@ def build(
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
     """
-    checked = check_days(workers, config, lake, run_date, phase)
+    has_features = applied_features(workers, config, lake, parent_version, other_version)
+    checked = check_days(workers, config, lake, run_date, phase, has_features)
     with phase("workflow"):
         workflow, mode = _workflow(workers, config, lake, checked, parent_version)
     used = [workflow]
@@ -142,6 +145,30 @@ def build(
         warnings,
         checked.empty_days,
     )
+
+
+def applied_features(
+    workers: Workers, config: Config, lake: Lake, parent_version: str | None, other_version: str | None
+) -> Callable[[RawFiles], bool] | None:
+    """Returns a function that says whether all features of a day that a run needs are published.
+
+    Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
+    of `build`.
+    """
+    if parent_version is None or config.workflow.mode not in ("auto", "apply"):
+        return None
+    versions = [version for version in (parent_version, other_version) if version is not None]
+    earlier = earlier_clicks(workers, config, lake)
+
+    def has_features(raw: RawFiles) -> bool:
+        return all(
+            current_manifest(
+                lake.features(version).partition(raw.dt), feature_inputs(config, raw, version, earlier)
+            )
+            for version in versions
+        )
+
+    return has_features
 
 
 def encode_split(
@@ -185,6 +212,8 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, config, lake)
+        if isinstance(passes, PreparedPasses):  # rows with the attributes that build_features joined
+            passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
         current |= passes.encode_days(workflow, of_days, feature_rules(workflow))
@@ -207,6 +236,8 @@ def _workflow(
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
+    if not any(rows for _, rows, _ in labels):
+        raise no_training_row([dt for dt, _, _ in labels], config.split)
     require_labels(labels, only_clicks=config.train.only_positive_rows)
     passes, train = checked.passes, checked.splits["train"]
     in_frames = not isinstance(workers, LocalWorkers)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from conf.errors import DataError
 from conf.types import SPLITS, Config, RawTable, Split
 from etl.passes import DayPasses, passes_of
+from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
@@ -87,10 +88,27 @@ class CheckedDays:
     empty_days: Sequence[str] = ()
 
 
-def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
+def check_days(
+    workers: Workers,
+    config: Config,
+    lake: Lake,
+    run_date: str,
+    phase: Phase,
+    has_features: Callable[[RawFiles], bool] | None = None,
+) -> CheckedDays:
     """Publishes the quarantine of each day and the data report, and checks both against their limits.
 
     `build` calls this function first.
+
+    Args:
+        workers: run the tasks of the job.
+        config: configuration of the run.
+        lake: data lake that the run reads and writes.
+        run_date: the last day of the run's logs.
+        phase: measures the time of a phase (etl.build.build).
+        has_features: returns whether the features of a day, which this run only applies, are published
+            (etl.build.applied_features). The day then keeps its rows if only a table of users or items has
+            been replaced. None: all rows are joined with the present tables.
 
     Raises:
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
@@ -101,6 +119,8 @@ def check_days(workers: Workers, config: Config, lake: Lake, run_date: str, phas
     check_tables_of_days(config, in_order)
     passes = passes_of(workers, config, lake)
     with phase("quarantine"):
+        if has_features and isinstance(passes, PreparedPasses):
+            passes.keep_tables([raw.dt for raw in in_order if has_features(raw)])
         counts = quarantine_days(config, lake, in_order, passes)
     without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
     splits = _without_days(config, splits, without_rows)

@@ -165,7 +165,8 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
         "and a model cannot learn from rows that all have the same label",
         "check the quarantine of these days and the section `log.label`, then deliver the days again"
         if not clicks
-        else "check `log.label`; if the log records only what users chose, add the section `negatives`",
+        else "check `log.label`; if the log records only what users chose, add the section `negatives`. If "
+        "the configuration has this section, no item was left to draw: each user has rows with all items",
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from conf.errors import DataError
+from conf.errors import DataError, InfrastructureError
 from storage import delta_log, file_io, format_versions, hard_links
 from storage.lineage import NOT_RECORDED, DatasetVersion, LineageRecorder
 from storage.paths import Partition
@@ -179,6 +179,22 @@ def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
     if dict(manifest.inputs) != dict(inputs) or not is_whole(partition, manifest):
         return None
     _update_views(partition, manifest)
+    return manifest
+
+
+def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest:
+    """Returns the manifest of a partition that this run has published or found up to date.
+
+    Raises:
+        InfrastructureError: it has other inputs, because another run has replaced the partition meanwhile.
+    """
+    manifest = read_manifest(partition)
+    if dict(manifest.inputs) != dict(inputs):
+        raise InfrastructureError(
+            f"{partition.path} was replaced while this run used it, by a run of another configuration or "
+            "because the raw log has changed",
+            "run the job again; if two configurations use this lake, give each one a lake of its own",
+        )
     return manifest
 
 

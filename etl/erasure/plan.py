@@ -128,8 +128,9 @@ def plan_erasure(lake: Lake, config: Config, users: Users, known: Mapping[str, s
             ids = matched.rows[ROW_ID].to_numpy()
             row_ids[dt] = np.union1d(row_ids.get(dt, ids), ids)
     changes, done = DigestChanges(known), frozenset(known.values())
-    removed = _removed_by_day(rows)
-    drafts = {one.path: _draft(one, rows.get(one.path), users, removed, done) for one in partitions}
+    logged = {path: _logged_rows(one, config) for path, one in rows.items()}
+    removed = _removed_by_day(rows, logged)
+    drafts = {one.path: _draft(one, rows.get(one.path), users, logged, removed, done) for one in partitions}
     emptied = frozenset(one.path for one in partitions if _is_computed_again(one, rows, removed))
     settled = settle(
         [one for one in partitions if one.path not in emptied],
@@ -185,13 +186,21 @@ def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
     }
 
 
-def _removed_by_day(rows: Mapping[str, UserRows]) -> dict[tuple[str, str], int]:
-    """Maps (day, digest of the raw log) to the number of rows of the users in the day's features."""
+def _logged_rows(matched: UserRows, config: Config) -> int:
+    """Returns how many of the users' rows in a partition are rows of the log, and no drawn negatives."""
+    of_log_only = "negatives" not in matched.published.manifest.inputs
+    if matched.published.kind != FEATURES or of_log_only or config.negatives is None:
+        return matched.removed
+    return sum(not config.negatives.is_drawn(row_id) for row_id in matched.rows[ROW_ID].to_pylist())
+
+
+def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """Maps (day, digest of the raw log) to the number of the users' rows of the log in the day's features."""
     removed: dict[tuple[str, str], int] = {}
-    for matched in rows.values():
+    for path, matched in rows.items():
         if matched.published.kind == FEATURES:
             key = (matched.published.partition.dt, matched.published.manifest.inputs.get("raw", ""))
-            removed[key] = max(removed.get(key, 0), matched.removed)
+            removed[key] = max(removed.get(key, 0), logged[path])
     return removed
 
 
@@ -215,12 +224,19 @@ def _draft(
     published: Published,
     matched: UserRows | None,
     users: Users,
+    logged: Mapping[str, int],
     removed: Mapping[tuple[str, str], int],
     done: frozenset[str],
 ) -> Manifest:
     """Returns the manifest of a partition without the rows of the users, with its old inputs.
 
-    `done` are the digests of partitions that an attempt before has finished. Their facts stay.
+    Args:
+        published: the partition.
+        matched: the rows of the users in it; None if there are none.
+        users: the users.
+        logged: maps the path of each partition with rows of the users to the number of those of the log.
+        removed: the result of `_removed_by_day`.
+        done: the digests of partitions that an attempt before has finished. Their facts stay.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -231,14 +247,14 @@ def _draft(
         ):  # the next run for this date makes the report again
             manifest = replace(manifest, inputs={})
     if matched is not None and not matched.rule.keeps_rows:
-        manifest = _with_fewer_rows(manifest, matched)
+        manifest = _with_fewer_rows(manifest, matched, logged[published.path])
     if published.kind == QUARANTINE and manifest.digest not in done:
         unused = removed.get((published.partition.dt, manifest.inputs.get("raw", "")), 0)
         manifest = replace(manifest, dropped=_dropped(manifest.dropped, matched, unused))
     return manifest
 
 
-def _with_fewer_rows(manifest: Manifest, matched: UserRows) -> Manifest:
+def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Manifest:
     files = tuple(
         replace(entry, rows=entry.rows - lost)
         for entry in manifest.files
@@ -246,7 +262,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows) -> Manifest:
     )
     kind = matched.published.kind
     if kind == FEATURES:  # its rows_in is the number of rows of the raw log
-        dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + matched.removed}
+        dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + logged}
         return replace(manifest, files=files, dropped=dict(sorted(dropped.items())))
     rows_in = manifest.rows_in if kind == QUARANTINE else max(0, manifest.rows_in - matched.removed)
     return replace(manifest, files=files, rows_in=rows_in)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -57,7 +57,9 @@ from storage.manifest import (
     current_manifest,
     data_files,
     digest_of,
+    is_published,
     read_manifest,
+    require_manifest,
 )
 from storage.paths import Lake, Partition
 from storage.publish import Rules, new_attempt, publish_files, rows_of
@@ -69,6 +71,7 @@ log = logging.getLogger("nightrank.etl")
 
 # Versions of the files of the tables `prepared` and `value_counts`. Days with other ones are written again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
+_TABLES = ("users", "items")
 
 
 class PreparedPasses(ABC):
@@ -88,6 +91,16 @@ class PreparedPasses(ABC):
         self._plan: Plan = plan(config)
         self._digest_before = digest_before
         self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
+        self._kept: set[str] = set()  # the days of `keep_tables`
+
+    def keep_tables(self, days: Collection[str]) -> None:
+        """Lets the counted rows of some days be valid after the tables of users and items are replaced.
+
+        A run that applies a workflow calls it before the other functions, for the days whose features are
+        published: these keep the attributes that they have. So do days that a job after build_features
+        encodes with another workflow. A fit uses the present tables for all days.
+        """
+        self._kept = set(days)
 
     # The interface of TextPasses
 
@@ -108,7 +121,7 @@ class PreparedPasses(ABC):
         counts = {}
         for raw in days:
             partition = self._lake.quarantine.partition(raw.dt)
-            counts[raw.dt] = DayCounts.from_manifest(read_manifest(partition))
+            counts[raw.dt] = DayCounts.from_manifest(require_manifest(partition, self._log_inputs(raw)))
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
@@ -123,7 +136,7 @@ class PreparedPasses(ABC):
             split: the split whose rows are counted, if the day is divided into splits.
         """
         partition = self._lake.value_counts.partition(raw.dt)
-        day, manifest = days_since_epoch(raw.dt), read_manifest(partition)
+        day, manifest = days_since_epoch(raw.dt), require_manifest(partition, self._count_inputs(raw))
         label = split if self._is_divided else None
         none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
         files = tuple((path, day) for path in data_files(partition, manifest, label))
@@ -239,8 +252,24 @@ class PreparedPasses(ABC):
         """Returns the inputs of the prepared rows of a day, as its manifest names them."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
-            known = self._inputs_of[raw.dt, raw.digest] = self._find_inputs(raw)
+            inputs = self._find_inputs(raw)
+            if raw.dt in self._kept:
+                inputs = self._with_counted_tables(raw, inputs)
+            known = self._inputs_of[raw.dt, raw.digest] = inputs
         return known
+
+    def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
+        """Returns the inputs with the tables of the published value counts, if all others are the same."""
+        partition = self._lake.value_counts.partition(raw.dt)
+        if not is_published(partition):
+            return inputs
+        counted = read_manifest(partition).inputs
+        kept = inputs | {name: counted[name] for name in _TABLES if name in inputs and name in counted}
+        return inputs if current_manifest(partition, self._with_counted(kept)) is None else kept
+
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the digests of the tables with which the rows of a day were joined, by section."""
+        return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in _TABLES}
 
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
         config = self._config
@@ -259,8 +288,11 @@ class PreparedPasses(ABC):
         return inputs
 
     def _count_inputs(self, raw: RawFiles) -> dict[str, str]:
-        counted = digest_of([_COUNTS_FORMAT, *self._counted_columns()])
-        return {**self._prepared_inputs(raw), "counted": counted}
+        return self._with_counted(self._prepared_inputs(raw))
+
+    def _with_counted(self, prepared: dict[str, str]) -> dict[str, str]:
+        """Returns the inputs of the value counts of a day from those of its prepared rows."""
+        return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine of a day is that of this log and of this layout.
@@ -285,9 +317,18 @@ class PreparedPasses(ABC):
 
     # Preparing
 
-    @abstractmethod
     def _prepare(self, days: Sequence[RawFiles]) -> None:
-        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
+        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
+        if not days:
+            return
+        for raw in days:  # their rows get the attributes of the present tables
+            self._kept.discard(raw.dt)
+            self._inputs_of.pop((raw.dt, raw.digest), None)
+        self._prepare_days(days)
+
+    @abstractmethod
+    def _prepare_days(self, days: Sequence[RawFiles]) -> None:
+        """Does the work of `_prepare` for at least one day. Stored rows are deleted, also after an error.
 
         Raises:
             DataError: see `_scan`.

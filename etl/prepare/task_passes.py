@@ -72,20 +72,14 @@ class TaskPasses(PreparedPasses):
         require_table_forms(self._plan.changers)
         self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
 
-    def _prepare(self, days: Sequence[RawFiles]) -> None:
-        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
-
-        The stored rows are deleted at the end, also if a day has an error.
-        """
-        if not days:
-            return
+    def _prepare_days(self, days: Sequence[RawFiles]) -> None:
         run_id = uuid.uuid4().hex[:12]
         try:
-            self._prepare_days(days, run_id)
+            self._prepare_in_buckets(days, run_id)
         finally:
             delete_spilled_of(self._local.folder, run_id)
 
-    def _prepare_days(self, days: Sequence[RawFiles], run_id: str) -> None:
+    def _prepare_in_buckets(self, days: Sequence[RawFiles], run_id: str) -> None:
         layout = layout_of_days(self._config, days)
         preparation = self._preparation(layout)
         splits = self._splits_of(days, layout)

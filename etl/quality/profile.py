@@ -45,6 +45,9 @@ class CountedDays(Protocol):
         comparisons of the categorical columns are by column name.
         """
 
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the digests of the tables of users and items with which the rows of a day were joined."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -126,7 +129,8 @@ def profiles_of(
     """
     columns = feature_columns(config)
     targets = [
-        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns)) for piece in pieces
+        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted))
+        for piece in pieces
     ]
     manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
     missing = [target for target in targets if manifests[target.partition] is None]
@@ -163,7 +167,7 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
     return lake.profiles(config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
 
 
-def _inputs(config: Config, piece: Piece, columns: Sequence[Column]) -> dict[str, str]:
+def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: CountedDays) -> dict[str, str]:
     """Returns, by name, the digest of each input of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
@@ -174,6 +178,8 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column]) -> dict[str
         **impression_inputs(config, piece.raw),
         **preparation(config),
     }
+    if counted is not None:
+        return inputs | counted.table_inputs(piece.raw)
     for section, table in (("users", config.users), ("items", config.items)):
         if table:
             inputs[section] = require_raw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from conf.errors import DataError
-from etl.raw.file_splits import compression
+from etl.raw.file_splits import NOT_COMPRESSED, compression
 from storage import file_io
 
 
@@ -27,6 +27,4 @@ def first_bytes(path: str, length: int) -> bytes:
 
 
 def _damaged(path: str, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be decompressed: {error}", "deliver the file again; it is damaged or incomplete"
-    )
+    return DataError(f"{path} cannot be decompressed: {error}", NOT_COMPRESSED)

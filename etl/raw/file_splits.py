@@ -19,6 +19,9 @@ BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
 _READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end after its split
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NOT_COMPRESSED = (
+    "deliver the file again: it is damaged or incomplete, or it is not compressed as the end of its name says"
+)
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -177,7 +180,7 @@ def _compressed_blocks(
         except OSError as error:
             raise DataError(
                 f"{file_split.path} cannot be decompressed: {error}",
-                "deliver the file again; it is damaged or incomplete",
+                NOT_COMPRESSED,
             ) from error
         if not read:
             if carry:

@@ -88,13 +88,7 @@ class FramePasses(PreparedPasses):
             **self._expected_rows(counts.good),
         )
 
-    def _prepare(self, days: Sequence[RawFiles]) -> None:
-        """Scans the raw logs of some days, and publishes their quarantine and their prepared rows.
-
-        The stored rows are deleted at the end, also if a day has an error.
-        """
-        if not days:
-            return
+    def _prepare_days(self, days: Sequence[RawFiles]) -> None:
         layout = layout_of_days(self._config, days)
         columns = self._log_columns()
         folders = [self._prepared(raw.dt).file(f"{new_attempt(self._prepared(raw.dt))}-rows") for raw in days]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, assert_never
@@ -75,6 +76,20 @@ def no_good_row() -> DataError:
     return DataError(
         "the log has no good row",
         "correct the raw log; the quarantine has a reason for each rejected row",
+    )
+
+
+def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
+    """Returns the error of a fit whose train split, on these days, has no row."""
+    remedy = {
+        "day": "check which rows the operators of `prepare` leave out",
+        "fraction": "raise split.train, or check which rows the operators of `prepare` leave out",
+        "leave_last_out": "deliver a log in which users have rows before their last two positive rows: only "
+        "these rows are in the train split",
+    }
+    return DataError(
+        f"the train split (split.by={config.by}) of {', '.join(days)} holds no row, so nothing can be fitted",
+        remedy[config.by],
     )
 
 

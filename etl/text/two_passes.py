@@ -21,14 +21,14 @@ from etl.fit.fit_inputs import TrainingBlocks
 from etl.ops.base import LISTS
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column
-from etl.quality.day_counts import DayCounts
+from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
-from etl.split.time_split import CUT, no_good_row
+from etl.split.time_split import CUT, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
 from etl.text.file_layout import FileLayout, layout_of_days
@@ -44,7 +44,14 @@ from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
-from storage.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
+from storage.manifest import (
+    Manifest,
+    current_manifest,
+    data_files,
+    digest_of,
+    read_manifest,
+    require_manifest,
+)
 from storage.paths import Lake
 from storage.publish import Rules, new_attempt
 
@@ -110,9 +117,10 @@ class TextPasses:
             self._scan(missing)
         counts = {}
         for raw in days:
-            quarantine = read_manifest(self._lake.quarantine.partition(raw.dt))
+            of_quarantine, of_counts = self._inputs(raw)
+            quarantine = require_manifest(self._lake.quarantine.partition(raw.dt), of_quarantine)
             counts[raw.dt] = DayCounts.from_manifest(quarantine)
-            facts = read_manifest(self._lake.value_counts.partition(raw.dt)).facts
+            facts = require_manifest(self._lake.value_counts.partition(raw.dt), of_counts).facts
             parts = facts.get("parts") or [None] * len(facts["slices"])
             self._splits[raw.dt] = [
                 _ScannedSplit(FileSplit(path, start, end), lines, of_split and tuple(map(tuple, of_split)))
@@ -137,7 +145,7 @@ class TextPasses:
         """
         partition = self._lake.value_counts.partition(raw.dt)
         day = days_since_epoch(raw.dt)
-        manifest = read_manifest(partition)
+        manifest = require_manifest(partition, self._inputs(raw)[1])
         values = manifest.facts["values"]
         if not self._is_cut:
             return Counts(tuple((path, day) for path in data_files(partition, manifest)), day, values)
@@ -159,6 +167,10 @@ class TextPasses:
             self.counts_of(day.raw, day.split),
             columns,
         )
+
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns no digest: the rows of a log without a preparation have no attributes of tables."""
+        return {}
 
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
         """Returns the training rows of scanned days."""
@@ -278,11 +290,14 @@ class TextPasses:
         """Returns, for each file split of a day, the value counts of its rows in each split.
 
         Raises:
-            DataError: the day has no good row.
+            DataError: the day has no good row, or too many rows cannot be parsed.
         """
+        quarantine = self._lake.quarantine.partition(day.raw.dt)
+        counts = DayCounts.from_manifest(read_manifest(quarantine))
+        check_day(self._config, day.raw, counts, quarantine, warn=False)
+        if not counts.good:
+            raise no_good_row() if counts.rows_in else no_row(day.raw.dt, day.raw.paths[0])
         summaries = [summary for _, summary in day.split_summaries()]
-        if not any(summary.good for summary in summaries):
-            raise no_good_row()
         divided = rows_of_splits([summary.good for summary in summaries], self._config.split)
         cut = {
             index: CutTask(

@@ -5,22 +5,16 @@ Publishes the quarantine, the data report, the workflow, feature partitions, use
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
 from etl.build import build
 from etl.checked_days import raw_days
 from etl.quality.day_counts import misdated_rows
 from jobs.checks import check_training
+from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.registry.model_json import read_description
-from training.registry.served_experiments import served_experiment
-from training.registry.versions import champion_as_of, model_path
-from training.registry.warm_or_fresh import fresh_start
-
-log = logging.getLogger("nightrank.build_features")
 
 
 def run(context: RunContext) -> JobSummary:
@@ -30,20 +24,7 @@ def run(context: RunContext) -> JobSummary:
     raw_days(
         context.config, context.run_date, context.recorder
     )  # reject a bad window before a session starts
-    champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
-    parent = None
-    reason = (
-        fresh_start(context.config, context.lake, context.run_date)
-        if context.config.workflow.mode == "retrain"
-        else None
-    )
-    if champion and reason:
-        log.info("fitting a new workflow instead of extending that of champion %s: %s", champion, reason)
-    elif champion:
-        parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
-    experiment = served_experiment(context.config, context.lake, context.run_date)
-    treatment = experiment.folder if experiment else None
-    other = read_description(treatment)["workflow_version"] if treatment else None
+    parent, other = workflows_of_run(context)
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     built = build(workers, context.config, context.lake, context.run_date, parent, context.phase, other)
     dropped: Counter[str] = Counter()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from etl.build import applied_features
 from etl.checked_days import check_days, raw_days
 from etl.quality.day_counts import misdated_rows
+from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -21,7 +23,9 @@ def run(context: RunContext) -> JobSummary:
         context.config, context.run_date, context.recorder
     )  # reject a bad window before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
-    inspection = check_days(workers, context.config, context.lake, context.run_date, context.phase)
+    config, lake, run_date = context.config, context.lake, context.run_date
+    has_features = applied_features(workers, config, lake, *workflows_of_run(context))
+    inspection = check_days(workers, config, lake, run_date, context.phase, has_features)
     dropped: Counter[str] = Counter()
     for counts in inspection.counts.values():
         dropped.update(counts.dropped)

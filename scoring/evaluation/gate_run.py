@@ -13,6 +13,13 @@ from scoring.model.model_info import ModelInfo
 from storage.dataset import Dataset
 from storage.run_context import RunContext
 
+# What to change if the test split lacks clicks or non-clicks, by `split.by`.
+_MORE_TEST_ROWS = {
+    "day": "choose a run date whose test days have both, or set more test days (split.test_days)",
+    "fraction": "lower split.train or split.validation, so that more rows are in the test split",
+    "leave_last_out": "deliver a log with more users, or add the section `negatives`",
+}
+
 
 def run_gate(
     context: RunContext,
@@ -43,7 +50,7 @@ def run_gate(
     if champion is None and unmeasured is not None:
         raise DataError(
             f"{unmeasured}, so {challenger.version} cannot become the first champion",
-            "choose a run date whose test days have both, or set more test days (split.test_days)",
+            _MORE_TEST_ROWS[context.config.split.by],
         )
     if champion is not None:
         champion_measures = measurement.models[champion.version]

@@ -1,6 +1,8 @@
 """A run of build_features that SIGKILLs its process at an instant of the preparation of rows.
 
-python -m tests.faults.prepared_process <configuration> <run date> <folder of temporary files> <instant>
+python -m tests.faults.prepared_process <configuration> <run date> <folder of temporary files> <instant> [<workflow>]
+
+With a workflow version, the run applies it.
 """
 
 from __future__ import annotations
@@ -96,12 +98,12 @@ INSTANTS = (
 )
 
 
-def main(path: str, run_date: str, folder: str, instant: str) -> None:
+def main(path: str, run_date: str, folder: str, instant: str, parent: str | None = None) -> None:
     config = load_config(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskPasses, "_buckets", lambda *_: BUCKETS)
         kill_at(instant, config, patch)
-        cases.run_build(LocalWorkers(2, no_session, folder), config, run_date)
+        cases.run_build(LocalWorkers(2, no_session, folder), config, run_date, parent)
 
 
 if __name__ == "__main__":

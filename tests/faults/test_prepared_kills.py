@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import Lake
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
-from tests.etl.prepare.test_prepared_passes import DAYS, FIRST, _config, _tables
+from tests.etl.prepare.test_prepared_passes import DAYS, FIRST, SHOP, _config, _tables, _write
 from tests.faults.prepared_process import INSTANTS
 from tests.processes import ROOT
 
@@ -28,9 +29,9 @@ NAME = "history, negatives and tables"
 PREPARED = DAYS[:5]
 
 
-def run(folder: Path, instant: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, instant: str, *parent: str) -> subprocess.CompletedProcess[str]:
     (folder / "temporary").mkdir(exist_ok=True)
-    arguments = [str(folder / "config.yaml"), FIRST, str(folder / "temporary"), instant]
+    arguments = [str(folder / "config.yaml"), FIRST, str(folder / "temporary"), instant, *parent]
     command = [sys.executable, "-m", "tests.faults.prepared_process", *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
 
@@ -96,3 +97,96 @@ def test_a_killed_run_leaves_stored_rows_that_the_next_one_deletes(tmp_path: Pat
     assert len(left) > len(PREPARED)
     assert run(tmp_path, "never").returncode == 0
     assert files_below(tmp_path / "temporary") == []
+
+
+LATE = DAYS[3]
+POSITIONS: dict[str, Any] = {
+    "features": [
+        *SHOP["features"],
+        {"columns": ["place_shown"], "kind": "dense", "ops": [{"fill": {"value": 0}}]},
+    ],
+    "scopes": {**SHOP["scopes"], "context": ["place_shown"]},
+    "serving": {
+        "impressions": {
+            "path": "{data}/shown/{date}.csv",
+            "format": "csv",
+            "separator": ";",
+            "user": "who",
+            "item": "what",
+            "position": "place",
+            "time": "at",
+            "row_column": "place_shown",
+        }
+    },
+}
+
+
+def _impressions_of(folder: Path, day: str) -> dict[int, int]:
+    """Writes a log of impressions in which every second row was shown. Returns the positions by row_id."""
+    with (folder / f"{day}.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file, delimiter=";"))
+    shown = {number: 1 + number % 7 for number in range(1, len(lines) + 1, 2)}
+    text = [
+        f"{lines[n - 1]['who']};{lines[n - 1]['what']};{place};{lines[n - 1]['at']}"
+        for n, place in shown.items()
+    ]
+    (folder / "shown").mkdir(exist_ok=True)
+    (folder / f"shown/{day}.csv").write_text("\n".join(["who;what;place;at", *text]) + "\n", encoding="utf-8")
+    return shown
+
+
+def _late_shop(folder: Path) -> tuple[Config, str, dict[int, int]]:
+    """Returns a lake that was built without the impressions of LATE, its workflow, and these impressions."""
+    folder.mkdir(exist_ok=True)
+    config = cases.write_config(folder, SHOP, POSITIONS)
+    _write(folder / "raw")
+    for day in DAYS:
+        if day != LATE:
+            _impressions_of(folder / "raw", day)
+    version = cases.run_build(LocalWorkers(1, no_session), config, FIRST).workflow.version
+    rows = cases.read_rows(Lake(config.lake).prepared(config.name).partition(LATE))
+    assert rows["place_shown"].isna().all()
+    return config, version, _impressions_of(folder / "raw", LATE)
+
+
+@pytest.mark.parametrize(
+    "instant", ["after the scan", "before the first day", "before the counts", "before the features"]
+)
+def test_late_impressions_rebuild_their_day_also_after_a_kill(tmp_path: Path, instant: str) -> None:
+    config, version, shown = _late_shop(tmp_path)
+    lake = Lake(config.lake)
+    days = {name: table for name, table in _days_of(config, version).items() if LATE not in name}
+    features = lake.features(version).partition(LATE)
+    before = read_manifest(features)
+    killed = run(tmp_path, instant, version)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert read_manifest(features) == before  # readers see the old features, or all of the new ones
+    ended = run(tmp_path, "never", version)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert files_below(tmp_path / "temporary") == []
+    after = _days_of(config, version)
+    assert {name: table for name, table in after.items() if LATE not in name} == days
+    rows = cases.read_rows(lake.prepared(config.name).partition(LATE)).set_index("row_id")
+    places = rows["place_shown"]
+    assert places.notna().sum() >= len(places) / 3
+    assert all(places[row_id] == place for row_id, place in shown.items() if row_id in places)
+    encoded = cases.read_rows(features).set_index("row_id")["place_shown"]
+    assert (encoded == places.fillna(0)[encoded.index]).all()
+    counted = cases.read_rows(lake.value_counts.partition(LATE))
+    of_places = counted[counted["column"] == "place_shown"]
+    assert of_places["count"].sum() == len(places)
+    assert read_manifest(lake.profiles(config.name).partition(LATE)).facts["columns"]["place_shown"][
+        "cells"
+    ] == int(places.notna().sum())
+
+
+def _days_of(config: Config, version: str) -> dict[str, Any]:
+    """The files of the days of each table whose rows have positions."""
+    lake = Lake(config.lake)
+    tables = (
+        lake.prepared(config.name),
+        lake.value_counts,
+        lake.profiles(config.name),
+        lake.features(version),
+    )
+    return {f"{table.name} {dt}": read_manifest(table.partition(dt)) for table in tables for dt in DAYS[:5]}

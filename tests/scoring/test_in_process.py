@@ -341,12 +341,28 @@ def test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists(
     assert "m1" in history_table(lake, "toy", DAY_AFTER)
 
 
-@pytest.mark.parametrize("kind", ["no click", "only clicks", "one row", "no row"])
+@pytest.mark.parametrize(
+    "kind, split, remedy",
+    [
+        ("no click", {}, "split.test_days"),
+        ("only clicks", {}, "split.test_days"),
+        ("one row", {}, "split.test_days"),
+        ("no row", {}, "split.test_days"),
+        ("no row", {"by": "fraction"}, "lower split.train"),
+        ("only clicks", {"by": "leave_last_out"}, "add the section `negatives`"),
+    ],
+)
 def test_a_first_model_is_not_promoted_by_a_test_day_that_measures_nothing(
-    tmp_path: Path, reference: ReferenceScores, without_workflow: None, kind: str
+    tmp_path: Path,
+    reference: ReferenceScores,
+    without_workflow: None,
+    kind: str,
+    split: dict[str, str],
+    remedy: str,
 ) -> None:
     config = publish_lake(tmp_path / "lake", reference)
+    config = config.model_copy(update={"split": config.split.model_copy(update=split)})
     replace_test_day(config, reference, kind)
-    with pytest.raises(DataError, match=r"so m2 cannot become the first champion\n.*split\.test_days"):
+    with pytest.raises(DataError, match=rf"so m2 cannot become the first champion\n.*{remedy}"):
         evaluate_model(RunContext("test", config, DAY_AFTER))
     assert champion_as_of(Lake(config.lake), "toy", DAY_AFTER) is None

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
+from conf.raw_types import EventTime
 from conf.types import Config
 from etl.prepare.positions import add_positions, impressions_table
 from etl.raw.files import require_raw
@@ -213,6 +215,57 @@ def test_invalid_impressions_are_counted_and_left_out(
     assert shown.to_pylist() == [{"user_key": "u", "item_key": "1", "position": 5, "event_time": 90_000}]
     assert f"impressions of {DAY}: 8 rows, of which 7 are invalid" in caplog.text
     assert (f"7 of 8 rows of {DAY} have no user, item, position or time" in caplog.text) == warned
+
+
+# 90 s after the epoch, as a local time of Berlin, which was an hour ahead of UTC.
+@pytest.mark.parametrize(
+    "column, written",
+    [
+        ({"type": "timestamp"}, "1970-01-01T01:01:30"),
+        ({"type": "timestamp"}, "1970-01-01 00:01:30.000Z"),
+        ({"type": "timestamp"}, 90),
+        ({"type": "timestamp", "format": "%d.%m.%Y %H:%M:%S"}, "01.01.1970 01:01:30"),
+        ({"type": "date"}, "1970-01-01T01:01:30"),
+        ({"type": "int"}, 90),
+    ],
+)
+def test_times_are_written_like_those_of_the_click_log(
+    tmp_path: Path, column: dict[str, Any], written: Any
+) -> None:
+    config = _with_time(_config(tmp_path), column)
+    invalid = [{**GOOD, "at": "90 s"}, {**GOOD, "at": "1970-01-01T25:00"}]
+    _write(tmp_path, f"{DAY}-0.jsonl", [{**GOOD, "at": written}, *invalid])
+    shown = _read(config)
+    assert shown is not None
+    assert shown.column("event_time").to_pylist() == [90_000_000]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pa.array([3_690_000_000], pa.timestamp("us")),  # local, so an hour ahead
+        pa.array([90_000_000_000], pa.timestamp("ns", "America/New_York")),
+        pa.array([90], pa.int64()),
+    ],
+)
+@pytest.mark.parametrize("kind", ["int", "timestamp"])
+def test_stored_times_are_in_the_zone_of_the_click_log(tmp_path: Path, stored: pa.Array, kind: str) -> None:
+    config = _with_time(
+        _config(tmp_path, path="{data}/shown/{date}.parquet", format="parquet"), {"type": kind}
+    )
+    table = pa.table({"who": ["u"], "what": [1], "place": [5], "at": stored})
+    pq.write_table(table, tmp_path / f"raw/shown/{DAY}.parquet")
+    shown = _read(config)
+    assert shown is not None
+    assert shown.column("event_time").to_pylist() == [90_000_000]
+
+
+def _with_time(config: Config, column: dict[str, Any]) -> Config:
+    """The configuration with another type of the event time. Integers are in s, local times of Berlin."""
+    columns = [one.model_copy(update=column) if one.name == "time" else one for one in config.log.columns]
+    event_time = EventTime(column="time", unit="s")
+    log = {"columns": columns, "event_time": event_time, "time_zone": "Europe/Berlin"}
+    return config.model_copy(update={"log": config.log.model_copy(update=log)})
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

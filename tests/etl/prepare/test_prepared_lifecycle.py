@@ -13,18 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import DataError
+from conf.errors import DataError, InfrastructureError
 from conf.types import SPLITS, Config
-from etl.build import BuildResult
+from etl import checked_days
+from etl.build import BuildResult, encoded_days
 from etl.erasure.lake_partitions import all_partitions
 from etl.prepare import prepared_passes
 from etl.prepare.task_passes import TaskPasses
+from etl.quality.day_counts import DayCounts
 from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
+from etl.raw.files import require_raw
 from etl.readers import text
-from jobs.stages import erase_user, prune
+from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
-from storage.manifest import data_files, read_manifest
+from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -193,6 +196,90 @@ def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(tmp
     assert cities == {"Köln", "Rome"}
 
 
+def _replace_table(config: Config, old: str, new: str) -> None:
+    path = Path(config.data) / "users.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def test_a_daily_run_keeps_the_days_whose_features_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of users is replaced every day. Only the new day, which has no features, reads it."""
+    config = _config(tmp_path, HISTORY_CASE)
+    first = build(config, FIRST)
+    before, features = files_of(config), _tables(config, first, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    apply = with_mode(config, "auto")
+    second = build(apply, SECOND, first.workflow.version)
+    new = {"prepared": [SECOND], "value_counts": [SECOND], "last_clicks": [SECOND]}
+    assert changed(before, files_of(config)) == new
+    profiles = Lake(config.lake).profiles(config.name)
+    for dt in DAYS[1:5]:
+        assert read_manifest(profiles.partition(dt)).facts == features[f"profile {dt} None"]
+    [today] = [
+        column for column in second.quality.compared.columns if column.name == "city"
+    ]  # the report compares the new day with the train days as their features are
+    assert {value for value, _ in today.new_top} == {"Rome"}
+    with monkeypatch.context() as patch:  # tables are replaced, and nothing is read again
+        _replace_table(config, "Rome", "Bern")
+        patch.setattr(prepared_passes, "scan_splits", _must_not_run)
+        build(apply, SECOND, first.workflow.version)
+    # A fit joins all rows with the present table.
+    fitted = build(with_other_features(with_mode(config, "fit")), SECOND)
+    fresh = with_other_features(config).model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = build(fresh, SECOND)
+    assert fitted.workflow.version == expected.workflow.version
+    require_equal(_tables(config, fitted, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path: Path) -> None:
+    config = _config(tmp_path, "differences")
+    first = build(config, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    features = Lake(config.lake).features(first.workflow.version)
+    Path(features.partition(DAYS[3]).file("_MANIFEST.json")).unlink()
+    before = files_of(config)
+    build(with_mode(config, "apply"), FIRST, first.workflow.version)
+    days = {"prepared": [DAYS[3]], "value_counts": [DAYS[3]], "last_clicks": []}
+    assert changed(before, files_of(config)) == days
+    cities = [{row["city"] for row in rows_of(prepared(config, dt))} & {"Oslo", "Rome"} for dt in DAYS[2:5]]
+    assert cities == [{"Oslo"}, {"Rome"}, {"Oslo"}]
+
+
+def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """evaluate_model computes the champion's features of the test day, after the tables were replaced."""
+    config = _config(tmp_path, "differences")
+    built = build(config, FIRST)
+    features = Lake(config.lake).features(built.workflow.version).partition(FIRST)
+    expected = rows_of(features)
+    Path(features.file("_MANIFEST.json")).unlink()
+    _replace_table(config, "Oslo", "Rome")
+    monkeypatch.setattr(prepared_passes, "scan_splits", _must_not_run)
+    days = [require_raw(config, config.log, FIRST)]
+    encoded = encoded_days(LocalWorkers(2, no_session), config, Lake(config.lake), built.workflow, days)
+    assert encoded is not None
+    assert encoded[FIRST].digest == built.features[FIRST].digest
+    assert rows_of(features) == expected
+
+
+def test_check_quality_keeps_the_days_that_the_daily_run_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path, "differences")
+    first = build(config, FIRST)
+    _replace_table(config, "Oslo", "Rome")
+    before = files_of(config)
+    champions = [(first.workflow.version, None), (None, None)]
+    monkeypatch.setattr(check_quality, "workflows_of_run", lambda _: champions.pop(0))
+    summary = check_quality.run(RunContext("check_quality", config, FIRST))
+    assert summary.facts["days"] == DAYS[:5]
+    assert files_of(config) == before
+    check_quality.run(RunContext("check_quality", config, FIRST))  # without a champion, the next run fits
+    assert changed(before, files_of(config))["value_counts"] == DAYS[:5]
+
+
 # Conservation of rows
 
 
@@ -346,6 +433,9 @@ def test_a_train_day_with_only_a_header_is_left_out(tmp_path: Path, name: str) -
         ("fraction of times", None, _all_rejected),
         ("leave last out", None, _all_rejected),
         ("fraction of times", None, _no_rows),
+        ("fraction of positions", None, _no_rows),
+        ("fraction of positions", None, _all_rejected),
+        ("leave last out", None, _no_rows),
     ],
 )
 def test_a_day_without_good_rows_ends_like_frames(
@@ -360,6 +450,16 @@ def test_a_day_without_good_rows_ends_like_frames(
     with pytest.raises(DataError) as actual:
         build(config, FIRST)
     assert str(actual.value).replace("/lake/", "/frames/") == str(expected.value)
+
+
+def test_a_log_without_train_rows_names_the_split(tmp_path: Path) -> None:
+    """Each user has one positive row, which is a test row."""
+    config = _config(tmp_path, "leave last out")
+    for number, day in enumerate(DAYS):
+        row = ["1", str(number), f"item {number}", "1", "2", "a", str(1772323200 + number * 86400)]
+        _rewrite(tmp_path / f"raw/{day}.csv", lambda _, row=row: [row])
+    with pytest.raises(DataError, match=r"the train split \(split.by=leave_last_out\) of .* holds no row"):
+        build(config, FIRST)
 
 
 def test_a_log_without_keys_is_divided_by_the_fraction_of_times(spark: SparkSession, tmp_path: Path) -> None:
@@ -438,6 +538,33 @@ def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, nam
             assert user not in {row["user_key"] for row in rows_of(features)}
         assert len(rows_of(features)) == len(rows_of(prepared(config, dt))) > 0
         assert read_manifest(features).dropped[ERASED] > 0
+
+
+@pytest.mark.parametrize("name", [HISTORY_CASE, *BY_SPLIT])
+def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(tmp_path: Path, name: str) -> None:
+    """The counts are those of a lake that has read the log without the user's rows from the beginning."""
+    config = _config(tmp_path, name)
+    built = build(config, FIRST)
+    user = "7"
+    lost = {
+        dt: sum(
+            row["user_key"] == user and row["row_id"] % (PER_POSITIVE[name] + 1) == 0
+            for row in rows_of(prepared(config, dt))
+        )
+        for dt in built.features
+    }
+    erase(config, user, FIRST)
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    shutil.copytree(f"{config.lake}/erasures", tmp_path / "fresh/erasures")
+    expected = build(fresh, FIRST)
+    for dt, count in lost.items():
+        actual = DayCounts.from_manifest(read_manifest(Lake(config.lake).quarantine.partition(dt)))
+        assert actual.good == built.counts[dt].good - count
+        for of_manifest in ("rows_in", "good", "bad", "dropped"):
+            assert getattr(actual, of_manifest) == getattr(expected.counts[dt], of_manifest)
+        features = Lake(config.lake).features(built.workflow.version).partition(dt)
+        assert read_manifest(features).dropped == expected.features[dt].dropped
+    assert sum(lost.values()) > 0
 
 
 def with_other_features(config: Config) -> Config:
@@ -543,30 +670,58 @@ def test_without_prepared_rows_and_raw_log_the_error_names_the_day(tmp_path: Pat
         build(with_mode(config, "fit"), FIRST)
 
 
-def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> None:
-    """Their quarantines differ, because other lines do not parse. Each run counts its own."""
-    config = _config(tmp_path, "differences")
+def _texts_in_lake_of(folder: Path, config: Config) -> Config:
+    """Another configuration for the log and the lake of `config`. Its prices are texts."""
     columns = [
         {**column, "type": "string"} if column["name"] == "price" else column
         for column in SHOP["log"]["columns"]
     ]
-    (tmp_path / "texts").mkdir()
-    texts = cases.write_config(
-        tmp_path / "texts",
-        SHOP,
-        {
-            "name": "texts",
-            "lake": config.lake,
-            "data": config.data,
-            "log": {**SHOP["log"], "columns": columns},
-            "features": SHOP["features"][1:],
-            "scopes": {"user": ["who", "city"], "item": ["what", "kind"]},
-        },
-    )
+    (folder / "texts").mkdir()
+    changes = {
+        "name": "texts",
+        "lake": config.lake,
+        "data": config.data,
+        "log": {**SHOP["log"], "columns": columns},
+        "features": SHOP["features"][1:],
+        "scopes": {"user": ["who", "city"], "item": ["what", "kind"]},
+    }
+    return cases.write_config(folder / "texts", SHOP, changes)
+
+
+def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> None:
+    """Their quarantines differ, because other lines do not parse. Each run counts its own."""
+    config = _config(tmp_path, "differences")
+    texts = _texts_in_lake_of(tmp_path, config)
     first = build(config, FIRST)
+    tables = _tables(config, first, FIRST)
     second = build(texts, FIRST)
     again = build(config, FIRST)
     assert again.counts == first.counts
+    assert again.workflow.version == first.workflow.version
+    require_equal(_tables(config, again, FIRST), tables)
     for dt in first.counts:
         rows = rows_of(Lake(config.lake).quarantine.partition(dt))
         assert len(rows) == first.counts[dt].bad > second.counts[dt].bad
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_run_does_not_use_counts_that_another_configuration_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: bool
+) -> None:
+    """Two configurations use one lake at the same time: the second publishes between the first one's passes."""
+    plain = {"users": None, "items": None, "features": [SHOP["features"][2]], "scopes": {"item": ["what"]}}
+    config = cases.write_config(tmp_path, SHOP, CASES["differences"] if prepare else plain)
+    _write(tmp_path / "raw")
+    texts = _texts_in_lake_of(tmp_path, config)
+    report = checked_days.report_quality
+
+    def replaced(*arguments: Any) -> Any:
+        monkeypatch.setattr(checked_days, "report_quality", report)
+        build(texts, FIRST)
+        return report(*arguments)
+
+    monkeypatch.setattr(checked_days, "report_quality", replaced)
+    with pytest.raises(InfrastructureError, match=r"value_counts/dt=.* was replaced while this run used it"):
+        build(config, FIRST)
+    assert not is_published(Lake(config.lake).quality(config.name).partition(FIRST))
+    assert build(config, FIRST).counts

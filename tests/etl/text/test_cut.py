@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from conf.errors import DataError
 from conf.types import SPLITS, SplitConfig
 from etl import build as build_module
 from etl import checked_days
@@ -105,6 +106,54 @@ def test_passes_publish_what_frames_publish(
     assert tables.keys() == expected.keys()
     for name, table in tables.items():
         assert table == expected[name], name
+
+
+HEADER = "label,X,C1\n"
+SMALL: dict[str, Any] = {
+    "log": {
+        "path": "{data}/*.csv",
+        "format": "csv",
+        "columns": [
+            {"name": "label", "type": "int"},
+            {"name": "X", "type": "float"},
+            {"name": "C1", "type": "string"},
+        ],
+        "label": {"column": "label"},
+    },
+    "keys": None,
+    "features": [{"columns": ["X"], "kind": "dense", "ops": ["fill_median"]}],
+    "scopes": {},
+    "split": {"by": "fraction", "train": 0.6},
+}
+
+
+@pytest.mark.parametrize(
+    "lines, share, message",
+    [
+        ("", 1.0, f"the raw log of {RUN_DATE} holds no row: .*a.csv"),
+        ("1,no number,a\n" * 3, 1.0, "the log has no good row"),
+        ("1,no number,a\n" * 3, 0.1, f"3 of 3 rows of {RUN_DATE} do not parse"),
+    ],
+)
+def test_a_log_without_good_rows_ends_like_frames(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    share: float,
+    message: str,
+) -> None:
+    config = cases.write_config(tmp_path, SMALL, {"quality": {"max_bad_share": share}})
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.csv").write_text(HEADER + lines)
+    with pytest.raises(DataError, match=message) as actual:
+        cases.run_build(LocalWorkers(2, _no_session), config, RUN_DATE)
+    frames = config.model_copy(update={"lake": str(tmp_path / "frames")})
+    for module in (build_module, checked_days):
+        monkeypatch.setattr(module, "passes_of", lambda *_: None)
+    with pytest.raises(DataError) as expected:
+        cases.run_build(spark, frames, RUN_DATE)
+    assert str(actual.value).replace("/lake/", "/frames/") == str(expected.value)
 
 
 @given(

@@ -83,6 +83,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         list(read_blocks(split_files([str(path)])[0]))
 
 
+def test_plain_text_with_the_name_of_a_compressed_file_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv.gz"
+    path.write_text("a\tb\n")
+    with pytest.raises(DataError, match=r"cannot be decompressed(.|\n)*as the end of its name says"):
+        list(read_blocks(FileSplit(str(path), 0, None)))
+
+
 def test_a_file_with_a_very_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_splits, "_LONGEST_LINE_BYTES", 100)
     path = tmp_path / "a.tsv"
