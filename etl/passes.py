@@ -113,7 +113,7 @@ def _reason_not_to_prepare(config: Config, on_one_machine: bool) -> str | None:
     except ConfigError as error:
         return error.problem
     if not reads_in_process(config, config.users, config.items):
-        return "only Spark can read the table of users or items: it is on HDFS, or the scanner is missing"
+        return "only Spark can read the table of users or items: the compiled scanner is missing"
     return None
 
 

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.names import scheme_of
 from conf.types import Config, RawTable
 from etl.native.library import is_built
-from etl.raw.files import TEXT_FORMATS, raw_path, require_raw
+from etl.raw.files import TEXT_FORMATS, require_raw
 from etl.raw.number_text import integers
 from etl.raw.rejected_lines import RejectedLine
 from etl.readers.arrow_values import null_values
@@ -44,13 +43,10 @@ class _ReadBlock:
 def reads_in_process(config: Config, *tables: RawTable | None) -> bool:
     """Returns whether this process can read these tables without a Spark session. None is no table.
 
-    A table on HDFS cannot be read, because only Spark's Hadoop client reads HDFS. Without the compiled
-    scanner, no table of text can be read.
+    Without the compiled scanner, no table of text can be read.
     """
     return all(
-        has_reader(table)
-        and scheme_of(raw_path(config, table, "")) != "hdfs"
-        and (table.format not in TEXT_FORMATS or is_built())
+        has_reader(table) and (table.format not in TEXT_FORMATS or is_built())
         for table in tables
         if table is not None
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.errors import ConfigError, DataError
-from conf.names import scheme_of
+from conf.errors import DataError
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from spark.tasks import run_tasks
 from storage import file_io
@@ -37,22 +36,11 @@ def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
     """Returns the zstd files among `paths` if Spark cannot read zstd, otherwise an empty list.
 
     Spark needs Hadoop's native library for zstd, and the pyspark package of PyPI does not contain it.
-
-    Raises:
-        ConfigError: a zstd file is on HDFS, where Python workers cannot read it either.
     """
     zstd_paths = [path for path in paths if compression(path) == "zstd"]
     jvm = spark._jvm
     if not zstd_paths or jvm is None or jvm.org.apache.hadoop.io.compress.ZStandardCodec.isNativeCodeLoaded():
         return []
-    for path in zstd_paths:
-        if scheme_of(path) == "hdfs":
-            raise ConfigError(
-                f"{path} is compressed with zstd; Spark reads zstd only with Hadoop's native library, which "
-                "is missing",
-                "deliver the file as .gz or .bz2, or start Spark with a libhadoop that has zstd (set "
-                "spark.driver.extraLibraryPath)",
-            )
     return zstd_paths
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from conf.dates import days_since_epoch
 from conf.load import config_digest
-from conf.names import scheme_of
 from conf.types import Config, Split
 from etl.fit.fit_inputs import TrainingBlocks
 from etl.native.library import is_built
@@ -24,7 +23,7 @@ from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import TEXT_FORMATS, RawFiles, raw_path
+from etl.raw.files import TEXT_FORMATS, RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.readers.discovery import readable_formats
@@ -73,8 +72,7 @@ class _ScannedSplit:
 def reads_blocks(config: Config) -> bool:
     """Returns whether tasks can read the raw log in blocks of rows, without Spark frames.
 
-    Spark frames are necessary for the engine `sql`, and for logs on HDFS, which only Spark's Hadoop client
-    can read. Without the compiled scanner, text is read as frames.
+    Spark frames are necessary for the engine `sql`. Without the compiled scanner, text is read as frames.
     """
     reason = reason_for_frames(config)
     if reason == _NO_SCANNER:
@@ -91,8 +89,6 @@ def reason_for_frames(config: Config) -> str | None:
         return "`workflow.engine` is `sql`"
     if config.log.format not in readable_formats():
         return f"no reader reads the format `{config.log.format}`"
-    if scheme_of(raw_path(config, config.log, "")) == "hdfs":
-        return "only Spark's Hadoop client reads HDFS"
     if config.log.format in TEXT_FORMATS and not is_built():
         return _NO_SCANNER
     return None

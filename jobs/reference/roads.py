@@ -48,8 +48,6 @@ Spark frames read the log, and a JVM starts, in these cases:
 | case | to avoid it |
 |---|---|
 | `workflow.engine` is `sql` | leave it at `auto` |
-| the log is on HDFS | copy it to a local disk or to an object store |
-| rows need a preparation, and the table of users or items is on HDFS | copy this table |
 | rows need a preparation, and Spark's workers run the tasks | run the job on one machine, as above |
 | an operator of a package changes rows without `apply_table` | [define it](extending.md#a-row-operator) |
 | the compiled scanner is missing, and the files are text | run `make setup` |

@@ -78,8 +78,6 @@ def test_what_is_prepared(name: str, overrides: tuple[str, ...], prepared: tuple
     "name, overrides, one_machine, reason",
     [
         ("generated", ("workflow.engine=sql",), True, "engine"),
-        ("generated", ("log.path=hdfs://node/log/{date}",), True, "HDFS"),
-        ("movielens", ("items.path=hdfs://node/items",), True, "table of users or items"),
         ("movielens", (), False, "Spark's workers"),
     ],
 )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import ConfigError, DataError
+from conf.errors import DataError
 from conf.types import Config
 from etl.raw.files import find_raw
 from etl.raw.parse import common_header
@@ -74,12 +74,6 @@ def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
         quarantined = lakes.read_rows(lake.quarantine.partition(day)).sort_values("row_id")
         assert quarantined["row_id"].tolist() == sorted(bad[day]["row_id"])
         assert {path.rsplit(".tsv", 1)[1] for path in quarantined["source_file"]} == set(kinds)
-
-
-def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"hdfs://nodes/a\.tsv\.zst is compressed with zstd") as caught:
-        number_lines(spark, ["hdfs://nodes/a.tsv", "hdfs://nodes/a.tsv.zst"])
-    assert "deliver the file as .gz or .bz2" in caught.value.remedy
 
 
 def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, NightrankError
 from conf.types import Config, RawTable
-from etl.prepare.attributes import join_attributes, read_attribute_table, reads_in_process
+from etl.prepare.attributes import join_attributes, read_attribute_table
 from etl.readers import text
 from etl.spark.read_log import read_attributes
 from spark.rows import Rows
@@ -181,12 +181,6 @@ def test_what_is_no_id_may_be_any_text(spark: SparkSession, tmp_path: Path) -> N
     write(tmp_path, "a", ["user,age,height,town", "u\x1b,1,1,x"])
     assert len(both(spark, config, table, "user")) == 1
     assert "is not an id" in errors(spark, config, table, "user", "user").problem
-
-
-def test_tables_on_hdfs_are_left_to_spark(tmp_path: Path) -> None:
-    config, table = config_of(tmp_path)
-    assert reads_in_process(config, table, None)
-    assert not reads_in_process(config, table, table.model_copy(update={"path": "hdfs://name/users.csv"}))
 
 
 def joined_by_spark(spark: SparkSession, rows: pa.Table, attributes: pa.Table, key: str) -> list[Any]:
