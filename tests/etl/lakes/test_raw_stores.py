@@ -151,7 +151,8 @@ def on_disk(
     """The format of a log, and the rows of a job that reads it from a disk."""
     folder = tmp_path_factory.mktemp("disk")
     _, config = _write_shop(folder, request.param)
-    return request.param, _built(folder, Lake(config.lake), config.data)
+    _build(folder)
+    return request.param, _rows(Lake(config.lake), config.data)
 
 
 def test_a_build_without_a_jvm_equals_that_of_local_files(
@@ -164,12 +165,15 @@ def test_a_build_without_a_jvm_equals_that_of_local_files(
     (tmp_path / "raw").rename(tmp_path / "moved")
     config = cases.write_config(tmp_path, small_shop.SETTINGS, changes, {"data": root})
     assert not starts_jvm(config)
-    assert _built(tmp_path, Lake(config.lake), config.data) == expected
+    _build(tmp_path)
+    assert _rows(Lake(config.lake), root) == expected
     assert len(expected) == 2 * len(small_shop.DAYS)
+    copied = raw_store.upload(tmp_path / "lake", f"lake-{format_}")
+    assert _rows(Lake(copied), root) == expected  # a copy of a lake can be read
 
 
-def _built(folder: Path, lake: Lake, data: str) -> dict[str, Any]:
-    """The published rows of a job in an environment where no JVM can start. Paths begin at the log's root."""
+def _build(folder: Path) -> None:
+    """Runs a job in an environment where no JVM can start."""
     (folder / "java").mkdir()
     command = [sys.executable, "jobs/build_features.py", "--config", str(folder / "config.yaml")]
     command += ["--run-date", small_shop.RUN_DATE]
@@ -178,16 +182,19 @@ def _built(folder: Path, lake: Lake, data: str) -> dict[str, Any]:
     assert run.returncode == EXIT_OK, run.stderr[-3000:]
     assert json.loads(run.stdout)["rows_in"] > 0
     assert "HTTP" not in run.stderr  # the clients of stores log each request
+
+
+def _rows(lake: Lake, data: str) -> dict[str, Any]:
+    """The rows that the job published. Paths of raw files begin at the root of the log."""
     version = read_dataset(lake, small_shop.RUN_DATE).workflow_version
     rows: dict[str, Any] = {}
     for day in small_shop.DAYS:
         for table in (lake.features(version), lake.quarantine):
             partition = table.partition(day)
-            found = [
-                row
-                for path in data_files(partition, read_manifest(partition))
-                for row in pq.read_table(path, partitioning=None).to_pylist()
-            ]
+            found = []
+            for path in data_files(partition, read_manifest(partition)):
+                files, inner = file_io.filesystem(path)
+                found += pq.read_table(inner, filesystem=files, partitioning=None).to_pylist()
             for row in found:
                 row.update({key: row[key].removeprefix(data) for key in ("source_file",) if key in row})
             rows[f"{table.path.removeprefix(lake.root)} {day}"] = sorted(found, key=lambda row: row["row_id"])
