@@ -88,6 +88,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) benchmark-lists.in -o benchmark-lists.txt
 	@cd requirements && $(UV_COMPILE) --override benchmark-neural-overrides.in benchmark-neural.in -o benchmark-neural.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
+	@cd requirements && $(UV_COMPILE) test-google.in -o test-google.txt
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) test-redis.in -o test-redis.txt

@@ -32,8 +32,9 @@ class RawLogSensor(BaseSensorOperator):
     The plan is the job summary of plan_night.
 
     The sensor runs the job plan_night to look for the log, because only the configuration says where the log
-    is (by a pattern or a manifest, on S3 or HDFS). If the configuration is invalid, the task fails at once.
-    If the Param `when_published` is `skip` and the day's lists are already published, the plan is empty.
+    is (by a pattern or a manifest, on a disk or in a store). If the configuration is invalid, the task fails
+    at once. If the Param `when_published` is `skip` and the lists of the day are already published, the plan
+    is empty.
 
     Args:
         days_before_key: how many days the logical day is before the partition key of the run.

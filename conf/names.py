@@ -17,8 +17,8 @@ _LONGEST_COLUMN = 128
 
 # Schemes that a lake can have: storage.file_io can atomically replace a file on them.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
-# Schemes that raw data can have. Jobs only read from HDFS.
-RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
+# Schemes that raw data can have. Jobs only read it.
+RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs", "gs", "abfss", "abfs", "az")
 
 
 def scheme_of(path: str) -> str:

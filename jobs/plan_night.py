@@ -8,7 +8,7 @@ from jobs.stages.plan_night import run
 DESCRIPTION = (
     "Reports what a scheduler must know before a run: whether the raw log of the day has arrived, which "
     "steps the run has, and whether its lists are published already. Writes nothing, and needs no Spark "
-    "session unless the log is on HDFS."
+    "session."
 )
 
 

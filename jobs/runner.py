@@ -32,9 +32,7 @@ from jobs.sessions import OwnSession
 from jobs.standard_output import separate_output
 from reporting.monitoring.run_observer import Observer
 from spark.error_log import data_error_in, root_cause, without_frames
-from spark.hadoop_files import hdfs
 from spark.profile import DEFAULT_PROFILE, use_profile
-from storage import file_io
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
@@ -121,7 +119,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
-    for noisy in ("py4j", "petastorm", "alembic", "mlflow", "openlineage"):
+    for noisy in ("py4j", "petastorm", "alembic", "mlflow", "openlineage", "azure"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
@@ -148,7 +146,6 @@ def _run(
     failure: BaseException | None = None
     try:
         check_config(config)  # before any work
-        file_io.read_hdfs_through(lambda: hdfs(context.spark))
         total = time.monotonic() - start
         summary = stage(context).completed(name, context.run_date, context.phases, total)
         summary.line()  # raises an error for a value that is not JSON, before the run counts as successful

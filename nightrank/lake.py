@@ -42,7 +42,8 @@ def open_lake(
     """Opens a lake for reading. Nothing is written to it.
 
     Args:
-        lake: its folder, or its URI (`s3://…`, `hdfs://…`), as `lake` in the configuration.
+        lake: its folder, or its URI (`s3://…`), as `lake` in the configuration. A copy of a lake can also be
+            on HDFS, Google Cloud Storage or Azure.
         config: the file of the configuration that its jobs ran with. It is needed only for lists that obey
             its business rules, blend and context (`Model.recommend`).
         name: the name of the models, if the lake has models of several names. The default is the name in

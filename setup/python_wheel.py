@@ -69,6 +69,8 @@ models = ["torch>=2.11", "safetensors>=0.4"]
 pandas = ["pandas>=2.1"]
 polars = ["polars>=1"]
 online = ["redis>=5"]
+hdfs = ["hdfs-native>=0.14"]
+azure = ["azure-storage-blob>=12.20", "azure-identity>=1.16"]
 export = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
 
 [project.scripts]

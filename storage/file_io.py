@@ -2,8 +2,7 @@
 
 On a local file system a file is replaced by a rename, and on an object store by one upload, which becomes
 visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if there is none at its path. HDFS is read through the Hadoop client of a Spark session; the job
-passes a function that opens this client to `read_hdfs_through`.
+file only if there is none at its path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
 """
 
 from __future__ import annotations
@@ -12,55 +11,50 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.names import scheme_of
+from storage.remote.azure import azure_storage
+from storage.remote.google import google_storage
+from storage.remote.hdfs import hdfs
 
 # The errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-_hdfs: Callable[[], fs.FileSystem] | None = None
-
-
-def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
-    """Sets the function that opens hdfs:// in this process. It is called only when an HDFS path is read."""
-    global _hdfs
-    _hdfs = hdfs
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     """Returns the file system of a path or URI, and the path within this file system.
 
-    A plain path is local; if it is relative, it starts at the current directory. For s3:// and s3a://, AWS's
-    environment variables are used (docs/lakes.md). Percent escapes such as %20 are not decoded.
+    A plain path is local; if it is relative, it starts at the current directory. The credentials of other
+    file systems come from the environment (docs/lakes.md). Percent escapes such as %20 are not decoded.
 
     Raises:
-        ConfigError: the scheme of the URI is not supported.
+        ConfigError: the scheme of the URI is not supported, or a package that reads it is missing.
     """
     scheme, inner = scheme_of(path), path.split("://", 1)[-1]
     if scheme in ("", "file"):
         return fs.LocalFileSystem(), os.path.abspath(inner)
+    inner = inner.rstrip("/")
     if scheme in ("s3", "s3a"):
-        return _s3(inner.split("/", 1)[0], *s3_place()), inner.rstrip("/")
-    if scheme == "hdfs" and _hdfs is not None:
-        return _hdfs(), inner.rstrip("/")
-    try:
-        files, inner = fs.FileSystem.from_uri(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(
-            f"{path} cannot be opened here: {error}",
-            "use a local path, file://, s3a://, or hdfs:// for the raw log",
-        ) from error
-    return files, inner
+        return _s3(inner.split("/", 1)[0], *s3_place()), inner
+    if scheme == "hdfs":
+        return hdfs(), inner
+    if scheme == "gs":
+        return google_storage(), inner
+    if scheme in ("abfss", "abfs", "az"):
+        return azure_storage(), inner
+    raise ConfigError(
+        f"{path} cannot be opened here: {scheme}:// is not supported",
+        "use a local path, file:// or s3a://, or for raw data also hdfs://, gs:// or abfss://",
+    )
 
 
 def s3_place() -> tuple[str, str]:

@@ -194,8 +194,8 @@ def dataset_name(path: str) -> tuple[str, str]:
     if not separator or scheme == "file":
         return "file", os.path.abspath(rest if separator else path)
     authority, _, below = rest.partition("/")
-    if scheme in ("s3", "s3a"):
-        return f"s3://{authority}", below
+    if scheme in ("s3", "s3a", "gs"):
+        return f"{scheme.removesuffix('a')}://{authority}", below
     return f"{scheme}://{authority}", f"/{below}"
 
 

@@ -55,7 +55,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 # processes without a fixture has a `pytestmark`.
 MARKED_FIXTURES = {
     "spark": {"spark"},
-    "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store", "valkey"},
+    "servers": {
+        "airflow_environment",
+        "azure",
+        "bucket",
+        "database",
+        "google",
+        "hdfs",
+        "object_store",
+        "raw_store",
+        "valkey",
+    },
     "cluster": {"cluster", "node"},
 }
 SLOW_MARKERS = (*MARKED_FIXTURES, "processes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conf.names import scheme_of
 from conf.raw_types import RawTable
 from conf.types import Config
 from etl.raw.files import require_raw
@@ -23,21 +22,20 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     The tables must exist. Their headers or schemas must have the configured columns, and their first rows
     must have values of the configured types.
 
-    Two kinds of tables are not checked here, but by the stages that read them. A table with files for each
-    day (`{date}` in its path) may arrive during the run. A table on HDFS cannot be checked without a Spark
-    session. `recorder` records the tables as inputs of the run.
+    A table with files for each day (`{date}` in its path) may arrive during the run. So it is not checked
+    here, but by the stage that reads it. `recorder` records the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a
             value cannot be parsed.
     """
     for key, (table, id_column) in _tables(config).items():
-        if _is_static(config, table.path):
+        if _is_static(table.path):
             raw = require_raw(config, table, run_date, key, recorder)
             check_heads(table, raw.paths, key.removesuffix(".path"), id_column)
     rules = config.score.rules
     for attribute in rules.attributes.values() if rules else ():
-        if _is_static(config, attribute.path):
+        if _is_static(attribute.path):
             of_items = attribute_table(attribute, {"lake": config.lake, "data": config.data})
             check_heads(typed_table(of_items)[0], files_of(of_items), SECTION, None)
 
@@ -79,9 +77,9 @@ def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
     return tables | {name: (table, None) for name, table in external_tables(config).items()}
 
 
-def _is_static(config: Config, path: str) -> bool:
-    """Returns whether the table at `path` must exist before the run and can be checked without Spark."""
-    return "{date}" not in path and scheme_of(_resolved(config, path)) != "hdfs"
+def _is_static(path: str) -> bool:
+    """Returns whether the table at `path` must exist before the run."""
+    return "{date}" not in path
 
 
 def _resolved(config: Config, path: str) -> str:

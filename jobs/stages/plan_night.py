@@ -1,6 +1,6 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-Writes nothing, and needs no Spark session unless the log is on HDFS.
+Writes nothing, and needs no Spark session.
 """
 
 from __future__ import annotations

@@ -496,7 +496,6 @@ def test_a_table_that_comes_by_day_may_arrive_later_and_one_that_is_there_passes
         {"candidates": {**SOURCES, "filters": filters}},
         {"candidates": {**SOURCES, "user_attributes": table("{data}/{date}.csv", "user", key="user")}},
         ruled("{data}/{date}/brands.csv"),
-        ruled("hdfs://name:9000/brands.csv"),
         ruled("{data}/brands.csv"),
     ):
         check_tables(load_config(str(write(tmp_path, data=str(tmp_path / "data"), **sections))), RUN_DATE)

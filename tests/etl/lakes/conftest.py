@@ -1,4 +1,4 @@
-"""S3 and HDFS servers for the tests of lakes. They start once, and the shared session can reach them."""
+"""Servers of stores for the tests of lakes. They start once. The shared session can reach the S3 server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from setup import jars
-from spark import hadoop_files
-from storage import file_io
-from tests.etl.lakes import servers
+from tests.etl.lakes import servers, stores
+from tests.etl.lakes.stores import RawStore
 
 BUCKET = "nights"
 
@@ -60,16 +59,51 @@ def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The root of an HDFS that the shared session can read: hdfs://127.0.0.1:port."""
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The root of an HDFS: hdfs://127.0.0.1:port."""
     jar_paths = servers.jar_paths(jars.hdfs_server())
     try:
         with servers.hdfs(tmp_path_factory.mktemp("hdfs"), jar_paths) as root:
-            file_io.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
             yield root
-            file_io.read_hdfs_through(None)
     except servers.Unavailable as error:
         servers.missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawStore]:
+    """A bucket of Google Cloud Storage."""
+    try:
+        with (
+            servers.google(tmp_path_factory.mktemp("google"), BUCKET) as endpoint,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+            yield stores.GoogleStore(f"gs://{BUCKET}")
+    except servers.Unavailable as error:
+        servers.missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawStore]:
+    """A container of Azure Blob Storage."""
+    try:
+        with (
+            servers.azurite(tmp_path_factory.mktemp("azure")) as connection,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+            store = stores.AzureStore(f"abfss://{BUCKET}@devstoreaccount1.dfs.core.windows.net")
+            store.create()
+            yield store
+    except servers.Unavailable as error:
+        servers.missing(str(error))
+
+
+@pytest.fixture(params=["hdfs", "google", "azure"])
+def raw_store(request: pytest.FixtureRequest) -> RawStore:
+    """Each store that raw logs can be on, but lakes cannot."""
+    store = request.getfixturevalue(request.param)
+    return stores.HdfsStore(store) if request.param == "hdfs" else store
 
 
 def _open_s3a(spark: SparkSession, jar_paths: Sequence[Path], settings: dict[str, str]) -> None:

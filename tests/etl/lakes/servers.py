@@ -1,9 +1,11 @@
-"""S3 and HDFS servers on loopback. Each is a process that implements the real protocol."""
+"""Servers of S3, HDFS, Google Cloud Storage and Azure on loopback. Each is a process with the real protocol."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -17,11 +19,13 @@ import pytest
 
 from local_airflow.home import free_port
 from setup import jars, java_home
-from setup.console import SetupError
+from setup.console import SetupError, cache_folder, locked, run
 from setup.locked_environment import locked_environment
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/test-s3.txt"
+GOOGLE_LOCK = ROOT / "requirements/test-google.txt"
+AZURITE = ROOT / "requirements/azurite"
 READERS_LOCK = ROOT / "requirements/test-readers.txt"
 _PATIENCE_S = 60
 
@@ -76,15 +80,7 @@ def s3(folder: Path) -> Iterator[str]:
     port = free_port()
     command = [str(s3_environment()), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     endpoint = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(endpoint, timeout=1):
-                return True
-        except OSError:
-            return False
-
-    with process(command, folder / "s3.log", answers):
+    with process(command, folder / "s3.log", lambda: _answers(endpoint)):
         yield endpoint
 
 
@@ -136,6 +132,71 @@ def hdfs(folder: Path, class_path: Sequence[Path]) -> Iterator[str]:
         command, folder / "hdfs.log", lambda: details.exists() and details.read_text().endswith("}")
     ):
         yield f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
+
+
+@contextmanager
+def google(folder: Path, bucket: str) -> Iterator[str]:
+    """The endpoint of a server of Google Cloud Storage with one bucket.
+
+    Raises:
+        Unavailable: the environment of the server cannot be created.
+    """
+    port = free_port()
+    python = interpreter("google-server", GOOGLE_LOCK, "import gcp_storage_emulator")
+    command = [str(python), "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}"]
+    command += ["--in-memory", f"--default-bucket={bucket}"]
+    endpoint = f"http://127.0.0.1:{port}"
+    with process(command, folder / "google.log", lambda: _answers(f"{endpoint}/storage/v1/b/{bucket}")):
+        yield endpoint
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[str]:
+    """The connection string of a server of Azure Blob Storage without containers.
+
+    Raises:
+        Unavailable: the server cannot be installed.
+    """
+    port = free_port()
+    program = _azurite_program()
+    command = ["node", str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command += ["--location", str(folder / "azurite"), "--skipApiVersionCheck", "--disableTelemetry"]
+    log = folder / "azurite.log"
+    with process(command, log, lambda: b"successfully listens" in log.read_bytes()):
+        # The account and the key are the same in every Azurite.
+        yield (
+            "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;"
+            "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;"
+            f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+
+
+def _azurite_program() -> Path:
+    """The program of Azurite in the cache folder. The first call installs it from its lock with npm."""
+    folder = cache_folder() / "azurite"
+    lock = (AZURITE / "package-lock.json").read_bytes()
+    stamp = folder / "locked.sha256"
+    with locked(folder.with_suffix(".lock")):
+        if not stamp.is_file() or stamp.read_text() != hashlib.sha256(lock).hexdigest():
+            if shutil.which("npm") is None:
+                raise Unavailable("there is no npm")
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(AZURITE, folder)
+            options = ["--ignore-scripts", "--omit=dev", "--omit=optional", "--no-audit", "--no-fund"]
+            try:
+                run(["npm", "ci", "--silent", *options], cwd=folder)
+            except SetupError as error:
+                raise Unavailable(f"Azurite cannot be installed: {error}") from error
+            stamp.write_text(hashlib.sha256(lock).hexdigest())
+    return folder / "node_modules/azurite/dist/src/blob/main.js"
 
 
 @contextmanager

@@ -189,6 +189,8 @@ def test_lineage_enters_no_digest(lake: Lake) -> None:
         ("file:///lake/raw", ("file", "/lake/raw")),
         ("s3a://bucket/lake/raw", ("s3://bucket", "lake/raw")),
         ("hdfs://name:8020/logs/x", ("hdfs://name:8020", "/logs/x")),
+        ("gs://bucket/logs/x", ("gs://bucket", "logs/x")),
+        ("abfss://c@a.dfs.core.windows.net/logs/x", ("abfss://c@a.dfs.core.windows.net", "/logs/x")),
     ],
 )
 def test_datasets_are_named_as_openlineage_names_paths(path: str, name: tuple[str, str]) -> None:
