@@ -39,6 +39,7 @@ FOR_JOBS = {
     "scipy",
     "psutil",
     "deltalake",
+    "fastavro",
     "cloudpickle",
 }
 
