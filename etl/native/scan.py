@@ -1,4 +1,4 @@
-"""Converts a block of lines to dictionary arrays, one per field, with the scanner etl/native/scan.cpp."""
+"""Converts a block of lines to dictionary arrays, one per field, with the scanners scan.cpp and json.cpp."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from etl.native.library import Handle, library, string_addresses
 # The scanner's positions in a block are 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
 _REASONS = {1: "field_count", 2: "not_utf8"}
+
+# Whether a name of `scan_json` is that of a column, and of an object whose fields are columns.
+_IS_COLUMN, _IS_OBJECT = 1, 2
 
 # A function: texts of n lines → one array of n values per field, and n reasons why a line cannot be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
@@ -69,16 +72,12 @@ def scan(
         InfrastructureError: the compiled library is missing, or memory ran out.
         ValueError: the block is too large.
     """
-    text = pa.py_buffer(block)
-    if text.size > MAX_BLOCK_BYTES:
-        raise ValueError(f"a block of {text.size} bytes is larger than the maximum of {MAX_BLOCK_BYTES}")
+    text = _buffer(block)
     indices = (ctypes.c_int32 * len(fields))(*fields)
     address = library().nightrank_scan(
         text.address, text.size, ord(separator), int(quoted), width, indices, len(fields)
     )
-    if not address:
-        raise _no_memory(text.size)
-    scanned = Handle(address, "free")
+    scanned = _handle(address, text)
     (lines, rows, broken, with_quotes), addresses = scanned.describe("rows")
     unsplit: Mapping[int, str] = {}
     if with_quotes:
@@ -123,11 +122,117 @@ def _set_values(
         field_values = values[field].filter(valid).fill_null("")
         if not len(field_values):
             continue
-        offsets, data = string_addresses(field_values)
-        address = scanned.address
-        if not library().nightrank_give(address, index, len(rows), rows.ctypes.data, offsets, data):
-            raise _no_memory(text.size)
+        _give(scanned, text, index, rows, field_values)
     return dict(zip(ranges[~is_valid, 0].tolist(), reasons.drop_null().to_pylist(), strict=True))
+
+
+@dataclass(frozen=True)
+class ScannedJson:
+    """The result of scanning one block of n JSON lines.
+
+    Attributes:
+        columns: for each name, a dictionary array of n texts of JSON values. A text is null if the line lacks
+            the field, or its value is null. A string may have no quotes around it (json.cpp).
+        counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
+        is_object: (n,) bool: which lines are JSON objects.
+        broken: maps the index of each line that `read_lines` rejected to the reason.
+    """
+
+    columns: Sequence[pa.DictionaryArray]
+    counts: Sequence[np.ndarray]
+    is_object: np.ndarray
+    broken: Mapping[int, str]
+
+
+# A function: a block of m lines → which of them are objects, (m,) bool; for each name, m texts of JSON values
+# or null; and the reason of each line that is rejected.
+ReadJson = Callable[[bytes], tuple[np.ndarray, Sequence[pa.Array], Mapping[int, str]]]
+
+
+def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJson) -> ScannedJson:
+    """Scans a block of JSON lines. Every line ends with LF, except that the last line may have no LF.
+
+    Args:
+        block: bytes of the lines, less than 2 GiB.
+        names: different names of fields. `a.b` is the field b of the object a.
+        read_lines: reads the lines that the compiled scanner leaves to it.
+
+    Raises:
+        InfrastructureError: the compiled library is missing, or memory ran out.
+        ValueError: the block is too large.
+    """
+    text = _buffer(block)
+    kinds = {name: _IS_COLUMN for name in names if "." not in name}
+    for name in names:
+        if "." in name:
+            outer = name.split(".")[0]
+            kinds[outer] = kinds.get(outer, 0) | _IS_OBJECT
+    known = pa.array([*kinds], pa.string())
+    offsets, data = string_addresses(known)
+    flags = (ctypes.c_uint8 * len(kinds))(*kinds.values())
+    address = library().nightrank_scan_json(text.address, text.size, len(kinds), offsets, data, flags)
+    scanned = _handle(address, text)
+    (lines, _, _, others), addresses = scanned.describe("rows")
+    # The columns of the scan, in its order. A path has none, so its values are those of `read_lines`.
+    of_scan = {name: index for index, name in enumerate(n for n, kind in kinds.items() if kind & _IS_COLUMN)}
+    is_object = np.ones(lines, bool)
+    broken: dict[int, str] = {}
+    of_paths = {name: pa.nulls(lines, pa.string()) for name in names if name not in of_scan}
+    if others:
+        ranges = scanned.numbers(addresses[3], 3 * others, np.int64).reshape(others, 3)
+        whole = memoryview(text)
+        left = b"".join(bytes(whole[start:end]) + b"\n" for _, start, end in ranges.tolist())
+        are_objects, values, reasons = read_lines(left)
+        rows = np.ascontiguousarray(ranges[:, 0])
+        is_object[rows] = are_objects
+        broken = {int(rows[line]): reason for line, reason in reasons.items()}
+        for name, of_name in zip(names, values, strict=True):
+            if name not in of_scan:
+                of_paths[name] = _placed(of_name, rows, lines)
+                continue
+            valid = of_name.is_valid().to_numpy(zero_copy_only=False)
+            if valid.any():
+                given = of_name.drop_null()
+                _give(scanned, text, of_scan[name], np.ascontiguousarray(rows[valid]), given)
+    columns, counts = [], []
+    for name in names:
+        if name in of_scan:
+            column, of_values = _column(scanned, of_scan[name], lines)
+        else:
+            column = of_paths[name].dictionary_encode()
+            codes = column.indices.drop_null().to_numpy(zero_copy_only=False)
+            of_values = np.bincount(codes, minlength=len(column.dictionary))
+        columns.append(column)
+        counts.append(of_values)
+    return ScannedJson(columns, counts, is_object, broken)
+
+
+def _placed(values: pa.Array, rows: np.ndarray, count: int) -> pa.Array:
+    """Returns `count` values: value i at `rows[i]`, and null at all other places."""
+    index = np.full(count, -1, np.int64)
+    index[rows] = np.arange(len(rows))
+    return values.take(pa.array(index, mask=index < 0))
+
+
+def _buffer(block: bytes | memoryview) -> pa.Buffer:
+    text = pa.py_buffer(block)
+    if text.size > MAX_BLOCK_BYTES:
+        raise ValueError(f"a block of {text.size} bytes is larger than the maximum of {MAX_BLOCK_BYTES}")
+    return text
+
+
+def _handle(address: int | None, text: pa.Buffer) -> Handle:
+    if not address:
+        raise _no_memory(text.size)
+    return Handle(address, "free")
+
+
+def _give(scanned: Handle, text: pa.Buffer, index: int, rows: np.ndarray, values: pa.StringArray) -> None:
+    """Stores the values of some rows in a column of a scanned block."""
+    offsets, data = string_addresses(values)
+    address = scanned.address
+    if not library().nightrank_give(address, index, len(rows), rows.ctypes.data, offsets, data):
+        raise _no_memory(text.size)
 
 
 def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
