@@ -207,6 +207,45 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
     return ScannedJson(columns, counts, is_object, broken)
 
 
+def merge_dictionaries(chunks: Sequence[pa.DictionaryArray]) -> tuple[pa.DictionaryArray, np.ndarray]:
+    """Concatenates dictionary arrays of strings, and counts their values.
+
+    Args:
+        chunks: arrays with int32 indices and dictionaries of strings.
+
+    Returns:
+        An array with one dictionary, and the number of rows with each of its values, int64. An empty string
+        is null.
+
+    Raises:
+        InfrastructureError: the compiled library is missing, or memory ran out.
+        ValueError: an index is not one of the dictionary.
+    """
+    distinct = [chunk.dictionary.fill_null("") for chunk in chunks]
+    values, rows = sum(map(len, distinct)), sum(map(len, chunks))
+    size = sum(part.nbytes for part in distinct)
+    merged = Handle(library().nightrank_merged(values, size, rows), "free")
+    for chunk, of_chunk in zip(chunks, distinct, strict=True):
+        offsets, data = string_addresses(of_chunk)
+        indices = chunk.indices
+        valid, codes = indices.buffers()
+        added = library().nightrank_merge(
+            merged.address,
+            len(of_chunk),
+            offsets,
+            data,
+            len(indices),
+            codes.address + 4 * indices.offset if codes is not None else None,
+            valid.address if valid is not None else None,
+            indices.offset,
+        )
+        if added == 0:
+            raise _no_memory(size)
+        if added != 1:
+            raise ValueError("a code of a dictionary array has no value in its dictionary")
+    return _column(merged, 0, rows)
+
+
 def _placed(values: pa.Array, rows: np.ndarray, count: int) -> pa.Array:
     """Returns `count` values: value i at `rows[i]`, and null at all other places."""
     index = np.full(count, -1, np.int64)
@@ -243,7 +282,10 @@ def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray,
         pa.int32(), rows, [validity, scanned.buffer(codes, 4 * rows)], null_count=nulls
     )
     distinct = scanned.strings(values, offsets, data, size)
-    return pa.DictionaryArray.from_arrays(indices, distinct), scanned.numbers(counts, values, np.int64)
+    column = pa.DictionaryArray.from_arrays(
+        indices, distinct, safe=False
+    )  # the codes are those of the values
+    return column, scanned.numbers(counts, values, np.int64)
 
 
 def _no_memory(size: int) -> InfrastructureError:
