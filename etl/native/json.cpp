@@ -3,7 +3,7 @@
 // One scan reads a block of whole lines that end with LF. Each line is a row. The value of a column is the text of the JSON value
 // in the field of this name, such as `5`; it is null if the line lacks the field, or the value is null. A string has no quotes
 // around it, so that a short one fits into a slot of the hash table, except if it could be taken for another value (`needs_quotes`).
-// Of several fields of one name, the first counts.
+// A column may be a field of an object in a field. Of several fields of one name, the first counts.
 //
 // The scanner accepts only lines whose texts are those that DuckDB would write: an object whose keys and strings have no escapes,
 // and whose numbers have their shortest form. All other lines, also those that are no JSON, are returned in `other_lines`, and
@@ -42,7 +42,24 @@ constexpr uint32_t kNull = UINT32_MAX;  // in place of the length of a value
 // What a key of an object is for.
 struct Target {
     int32_t column = kIgnored;
-    bool has_inner = false;  // whether columns are fields of the object in this field
+    int32_t inner = kIgnored;  // the object in this field, if columns are fields of it
+};
+
+// The keys of an object that are looked for.
+struct Object {
+    std::unordered_map<std::string_view, Target> targets;
+    std::vector<std::pair<std::string_view, Target>> order;  // the keys of the last line
+    int64_t line = -1;  // the last line that has the object
+
+    // The target of the key at a place of a line. Most lines have the keys of the line before, in the same order.
+    Target target_of(std::string_view key, size_t place) {
+        if (place < order.size() && order[place].first == key) return order[place].second;
+        const auto found = targets.find(key);
+        const Target target = found == targets.end() ? Target{} : found->second;
+        if (place >= order.size()) order.resize(place + 1);
+        order[place] = {key, target};
+        return target;
+    }
 };
 
 inline bool is_blank(uint8_t byte) { return byte == ' ' || byte == '\t'; }
@@ -78,17 +95,19 @@ bool has_shortest_digits(const uint8_t* text, const uint8_t* text_end) {
 
 class JsonScan : public Scanned {
 public:
-    // `kinds[i]` is 1 if name i is that of a column, 2 if columns are fields of its object, and 3 for both.
-    JsonScan(int32_t count, const int32_t* offsets, const uint8_t* names, const uint8_t* kinds) : keys_(kBatchRows) {
+    // Key i is in the line's object if `parents[i]` is -1, and else in the object in the field of the key parents[i], which is
+    // before it. `is_column[i]` says whether it is that of a column.
+    JsonScan(int32_t count, const int32_t* offsets, const uint8_t* names, const int32_t* parents, const uint8_t* is_column)
+        : objects_(count + 1), keys_(kBatchRows) {
         const char* text = reinterpret_cast<const char*>(names);
+        const auto key_of = [&](int32_t i) { return std::string_view(text + offsets[i], offsets[i + 1] - offsets[i]); };
         for (int32_t i = 0; i < count; ++i) {
-            Target target;
-            target.has_inner = (kinds[i] & 2) != 0;
-            if (kinds[i] & 1) {
+            Target& target = objects_[parents[i] + 1].targets[key_of(i)];
+            if (is_column[i]) {
                 target.column = static_cast<int32_t>(columns.size());
                 columns.emplace_back(target.column);
             }
-            targets_[std::string_view(text + offsets[i], offsets[i + 1] - offsets[i])] = target;
+            if (parents[i] >= 0) objects_[parents[parents[i]] + 1].targets[key_of(parents[i])].inner = parents[i] + 1;
         }
         width_ = static_cast<int64_t>(columns.size());
         starts_.resize(kBatchRows * width_);
@@ -120,23 +139,37 @@ public:
 private:
     // Reads the object that is the line from p on.
     bool object(const uint8_t* p) {
-        if (p == line_end_ || *p++ != '{') return false;
+        if (p == line_end_ || *p != '{') return false;
+        return fields(p, objects_[0]) && blanks(p) == line_end_;
+    }
+
+    // Passes an object, and notes the values of its columns.
+    bool fields(const uint8_t*& p, Object& of_object) {
+        ++p;
         uint32_t* starts = starts_.data() + batch_ * width_;
         uint32_t* lengths = lengths_.data() + batch_ * width_;
         p = blanks(p);
         size_t place = 0;
-        if (p < line_end_ && *p == '}') return blanks(p + 1) == line_end_;
+        if (p < line_end_ && *p == '}') return ++p, true;
         while (true) {
             const uint8_t* key = p;
             if (!string(p)) return false;
-            const Target target = target_of(std::string_view(reinterpret_cast<const char*>(key + 1), p - key - 2), place++);
+            const Target target = of_object.target_of(std::string_view(reinterpret_cast<const char*>(key + 1), p - key - 2), place++);
             p = blanks(p);
             if (p == line_end_ || *p++ != ':') return false;
             p = blanks(p);
             const uint8_t* start = p;
-            if (p == line_end_ || (target.has_inner && (*p == '{' || *p == '['))) return false;
+            if (p == line_end_) return false;
             bool shortest = true;
-            if (!value(p, shortest, 0)) return false;
+            if (target.inner != kIgnored) {
+                Object& inner = objects_[target.inner];
+                const bool is_first = inner.line != lines;  // a second field of this name does not count
+                inner.line = lines;
+                if (*p == '[' || (*p == '{' && (!is_first || target.column != kIgnored))) return false;
+                if (*p == '{' ? !fields(p, inner) : !value(p, shortest, 0)) return false;
+            } else if (!value(p, shortest, 0)) {
+                return false;
+            }
             if (target.column != kIgnored) {
                 if (!shortest) return false;
                 if (lengths[target.column] == 0) {
@@ -153,20 +186,10 @@ private:
             }
             p = blanks(p);
             if (p == line_end_) return false;
-            if (*p == '}') return blanks(p + 1) == line_end_;
+            if (*p == '}') return ++p, true;
             if (*p++ != ',') return false;
             p = blanks(p);
         }
-    }
-
-    // The target of the key at a place of a line. Most lines have the keys of the line before, in the same order.
-    Target target_of(std::string_view key, size_t place) {
-        if (place < order_.size() && order_[place].first == key) return order_[place].second;
-        const auto found = targets_.find(key);
-        const Target target = found == targets_.end() ? Target{} : found->second;
-        if (place >= order_.size()) order_.resize(place + 1);
-        order_[place] = {key, target};
-        return target;
     }
 
     const uint8_t* blanks(const uint8_t* p) const {
@@ -301,8 +324,7 @@ private:
         batch_ = 0;
     }
 
-    std::unordered_map<std::string_view, Target> targets_;
-    std::vector<std::pair<std::string_view, Target>> order_;
+    std::vector<Object> objects_;  // the line's object, and that in the field of each key
     std::vector<uint32_t> starts_, lengths_;
     std::vector<Values::Key> keys_;
     const uint8_t *block_ = nullptr, *end_ = nullptr, *line_end_ = nullptr;
@@ -312,13 +334,13 @@ private:
 
 }  // namespace
 
-// A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Name i of `count` has the
-// bytes [offsets[i], offsets[i + 1]) of `names`, and `kinds[i]` says what it is (JsonScan). Returns null if memory runs out.
+// A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Key i of `count` has the
+// bytes [offsets[i], offsets[i + 1]) of `names`; JsonScan describes `parents` and `is_column`. Returns null if memory runs out.
 EXPORT Scanned* nightrank_scan_json(const uint8_t* block, int64_t length, int32_t count, const int32_t* offsets,
-                                    const uint8_t* names, const uint8_t* kinds) {
+                                    const uint8_t* names, const int32_t* parents, const uint8_t* is_column) {
     JsonScan* scan = nullptr;
     try {
-        scan = new JsonScan(count, offsets, names, kinds);
+        scan = new JsonScan(count, offsets, names, parents, is_column);
         scan->run(block, length);
         return scan;
     } catch (const std::exception&) {

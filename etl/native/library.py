@@ -24,7 +24,7 @@ VERSION = 4  # version of the interface; must be equal to the number in native/s
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "scan": (_pointer, (_pointer, _long, _byte, _byte, _number, _pointer, _number)),
-    "scan_json": (_pointer, (_pointer, _long, _number, _pointer, _pointer, _pointer)),
+    "scan_json": (_pointer, (_pointer, _long, _number, _pointer, _pointer, _pointer, _pointer)),
     "merged": (_pointer, (_long, _long, _long)),
     "merge": (_byte, (_pointer, _long, _pointer, _pointer, _long, _pointer, _pointer, _long)),
     "give": (_byte, (_pointer, _number, _long, _pointer, _pointer, _pointer)),

@@ -16,9 +16,6 @@ from etl.native.library import Handle, library, string_addresses
 MAX_BLOCK_BYTES = 2**31 - 1
 _REASONS = {1: "field_count", 2: "not_utf8"}
 
-# Whether a name of `scan_json` is that of a column, and of an object whose fields are columns.
-_IS_COLUMN, _IS_OBJECT = 1, 2
-
 # A function: texts of n lines → one array of n values per field, and n reasons why a line cannot be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
@@ -162,22 +159,26 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
         ValueError: the block is too large.
     """
     text = _buffer(block)
-    kinds = {name: _IS_COLUMN for name in names if "." not in name}
+    # The keys that the scanner looks for, by path: those of columns, and of the objects around them.
+    paths: dict[tuple[str, ...], bool] = {}
     for name in names:
-        if "." in name:
-            outer = name.split(".")[0]
-            kinds[outer] = kinds.get(outer, 0) | _IS_OBJECT
-    known = pa.array([*kinds], pa.string())
-    offsets, data = string_addresses(known)
-    flags = (ctypes.c_uint8 * len(kinds))(*kinds.values())
-    address = library().nightrank_scan_json(text.address, text.size, len(kinds), offsets, data, flags)
+        path = tuple(name.split("."))
+        for end in range(1, len(path)):
+            paths.setdefault(path[:end], False)
+        paths[path] = True
+    places = {path: index for index, path in enumerate(paths)}
+    offsets, data = string_addresses(pa.array([path[-1] for path in paths], pa.string()))
+    parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
+    is_column = (ctypes.c_uint8 * len(paths))(*paths.values())
+    address = library().nightrank_scan_json(
+        text.address, text.size, len(paths), offsets, data, parents, is_column
+    )
     scanned = _handle(address, text)
     (lines, _, _, others), addresses = scanned.describe("rows")
-    # The columns of the scan, in its order. A path has none, so its values are those of `read_lines`.
-    of_scan = {name: index for index, name in enumerate(n for n, kind in kinds.items() if kind & _IS_COLUMN)}
+    columns_of_scan = [path for path, wanted in paths.items() if wanted]
+    of_names = [columns_of_scan.index(tuple(name.split("."))) for name in names]
     is_object = np.ones(lines, bool)
     broken: dict[int, str] = {}
-    of_paths = {name: pa.nulls(lines, pa.string()) for name in names if name not in of_scan}
     if others:
         ranges = scanned.numbers(addresses[3], 3 * others, np.int64).reshape(others, 3)
         whole = memoryview(text)
@@ -186,24 +187,12 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
         rows = np.ascontiguousarray(ranges[:, 0])
         is_object[rows] = are_objects
         broken = {int(rows[line]): reason for line, reason in reasons.items()}
-        for name, of_name in zip(names, values, strict=True):
-            if name not in of_scan:
-                of_paths[name] = _placed(of_name, rows, lines)
-                continue
+        for index, of_name in zip(of_names, values, strict=True):
             valid = of_name.is_valid().to_numpy(zero_copy_only=False)
             if valid.any():
-                given = of_name.drop_null()
-                _give(scanned, text, of_scan[name], np.ascontiguousarray(rows[valid]), given)
-    columns, counts = [], []
-    for name in names:
-        if name in of_scan:
-            column, of_values = _column(scanned, of_scan[name], lines)
-        else:
-            column = of_paths[name].dictionary_encode()
-            codes = column.indices.drop_null().to_numpy(zero_copy_only=False)
-            of_values = np.bincount(codes, minlength=len(column.dictionary))
-        columns.append(column)
-        counts.append(of_values)
+                _give(scanned, text, index, np.ascontiguousarray(rows[valid]), of_name.drop_null())
+    found = [_column(scanned, index, lines) for index in of_names]
+    columns, counts = [column for column, _ in found], [of_values for _, of_values in found]
     return ScannedJson(columns, counts, is_object, broken)
 
 
@@ -244,13 +233,6 @@ def merge_dictionaries(chunks: Sequence[pa.DictionaryArray]) -> tuple[pa.Diction
         if added != 1:
             raise ValueError("a code of a dictionary array has no value in its dictionary")
     return _column(merged, 0, rows)
-
-
-def _placed(values: pa.Array, rows: np.ndarray, count: int) -> pa.Array:
-    """Returns `count` values: value i at `rows[i]`, and null at all other places."""
-    index = np.full(count, -1, np.int64)
-    index[rows] = np.arange(len(rows))
-    return values.take(pa.array(index, mask=index < 0))
 
 
 def _buffer(block: bytes | memoryview) -> pa.Buffer:

@@ -265,6 +265,17 @@ UNUSUAL = [
     b'{"a": 5, "b": 6}',
     b'{"a": [5]}',
     b'{"a": {"b": {"b": 1}}}',
+    b'{"a": {"b": 5}, "a": {"b": 6}}',
+    b'{"a": 5, "a": {"b": 6}}',
+    b'{"a": {"c": 5}, "a": {"b": 6}}',
+    b'{"a": {"b": 5, "b": 6}}',
+    b'{"a": {"c": [{"b": 1}], "b": 7}, "n": 1}',
+    b'{"a": { "b" : 5 } , "n": 1}',
+    b'{"a": {"b": 1.50, "d": 2}}',
+    b'{"a": {"b": 5,}}',
+    b'{"a": {"b": 5}',
+    b'{"b": 5, "a": {}}',
+    b'{"a.b": 5}',
     b'{"other": {"x": [1, {"y": "z"}], "n": 7}, "n": 1}',
     b'{"other": {"x": [1, {"y": "z"]}, "n": 7}, "n": 1}',
     b'{"other": ' + b"[" * 40 + b"]" * 40 + b', "n": 1}',
@@ -305,6 +316,29 @@ def test_the_scanner_reads_all_unusual_lines_together(monkeypatch: pytest.Monkey
     _assert_equal(parse(text, table), _by_duckdb(text, table, monkeypatch))
 
 
+def test_deep_paths_and_columns_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [
+        {"name": "c", "source": "a.b.c", "type": "int"},
+        {"name": "d", "source": "a.b.d.e", "type": "string"},
+        {"name": "a", "type": "string"},
+        {"name": "again", "source": "a.b.c", "type": "string"},
+        {"name": "x", "source": "a.x", "type": "int", "optional": True},
+    ]
+    table = a_table(columns)
+    lines = [
+        b'{"a":{"b":{"c":1,"d":{"e":"f"}}}}',
+        b'{"a":{"x":3,"b":{"c":2}}}',
+        b'{"a":"text"}',
+        b'{"a":{"b":[1]}}',
+        b'{"a":[{"b":1}]}',
+        b'{"a":{"b":{"d":{"e":[]}}}}',
+        b'{"c":1}',
+    ]
+    for of_table in (table, a_table([column for column in columns if column["name"] != "a"])):
+        text = b"\n".join(lines * 3)
+        _assert_equal(parse(text, of_table), _by_duckdb(text, of_table, monkeypatch))
+
+
 def _mutated(line: bytes, place: int, byte: int) -> bytes:
     place %= len(line)
     return line[:place] + bytes([byte]) + line[place + 1 :]
@@ -341,9 +375,12 @@ def test_a_plain_line_needs_no_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("DuckDB reads a plain line")
 
     monkeypatch.setattr("etl.readers.jsonl._tokens", refuse)
-    table = a_table([COLUMNS[0], COLUMNS[1], COLUMNS[2]])
-    block = parse('{"n": 1, "x":0.25,"s":"ü"}\n'.encode() * 3 + a_line(s="a", other={"b": [1]}), table)
-    assert rows_of(block) == [{"n": 1, "x": 0.25, "s": "ü"}] * 3 + [{"n": None, "x": None, "s": "a"}]
+    table = a_table([COLUMNS[0], COLUMNS[1], COLUMNS[2], COLUMNS[-1]])
+    plain = '{"n": 1, "x":0.25,"s":"ü", "a": {"c": [1], "b": 7}}\n'.encode()
+    block = parse(plain * 3 + a_line(s="a", other={"b": [1]}), table)
+    assert rows_of(block) == [{"n": 1, "x": 0.25, "s": "ü", "inner": 7}] * 3 + [
+        {"n": None, "x": None, "s": "a", "inner": None}
+    ]
     assert block.counts["s"].tolist() == [3, 1]
 
 
