@@ -4,7 +4,7 @@
 //   * a row for each line that splits into `width` fields: its line number, and a code for each wanted column;
 //   * a dictionary for each wanted column: its distinct non-empty values in order of first appearance. An empty field is
 //     null;
-//   * the lines that are not rows, with a reason, and the lines with quotes, which the caller splits (`quoted_lines`).
+//   * the lines that are not rows, with a reason, and the lines with quotes, which the caller splits (`other_lines`).
 //
 // Why not a general CSV reader: a block of a log has few distinct values, so looking up codes directly is faster than encoding
 // columns of strings. Fields are found 64 bytes at a time, by bit masks of structural characters (simdjson, arXiv:1902.08318
@@ -16,17 +16,20 @@
 #include <exception>
 #include <vector>
 
-#include "values.h"
+#include "columns.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
+using nightrank::Column;
+using nightrank::is_utf8;
+using nightrank::kBatchRows;
+using nightrank::Scanned;
 using nightrank::Values;
 
 namespace {
 
-constexpr int64_t kBatchRows = 256;
 constexpr uint8_t kFieldCount = 1, kNotUtf8 = 2;
 
 // A bit mask of the delimiters among 64 bytes, and whether a byte has its high bit set.
@@ -57,76 +60,7 @@ inline Masks masks_of(const uint8_t* p, uint8_t a, uint8_t b, uint8_t c) {
     return masks;
 }
 
-// Whether the bytes are valid UTF-8: Unicode 15, table 3-7.
-bool is_utf8(const uint8_t* p, const uint8_t* end) {
-    while (p < end) {
-        const uint8_t lead = *p++;
-        if (lead < 0x80) continue;
-        int more;
-        uint8_t low = 0x80, top = 0xBF;
-        if (lead >= 0xC2 && lead <= 0xDF) {
-            more = 1;
-        } else if (lead >= 0xE0 && lead <= 0xEF) {
-            more = 2;
-            if (lead == 0xE0) low = 0xA0;
-            if (lead == 0xED) top = 0x9F;
-        } else if (lead >= 0xF0 && lead <= 0xF4) {
-            more = 3;
-            if (lead == 0xF0) low = 0x90;
-            if (lead == 0xF4) top = 0x8F;
-        } else {
-            return false;
-        }
-        for (; more > 0; --more, low = 0x80, top = 0xBF) {
-            if (p == end || *p < low || *p > top) return false;
-            ++p;
-        }
-    }
-    return true;
-}
-
-// The distinct values of one column, and the code of each row.
-class Column {
-public:
-    explicit Column(int32_t field) : field(field) {}
-
-    void reserve(int64_t rows) {
-        codes.reserve(rows);
-        valid.reserve((rows >> 3) + 1);
-    }
-
-    // Appends one row per key. An empty key is null.
-    void push(const Values::Key* keys, int64_t count) {
-        const int64_t first = static_cast<int64_t>(codes.size());
-        codes.resize(first + count);
-        valid.resize((first + count + 7) >> 3, 0xFF);
-        int32_t* code = codes.data() + first;
-        for (int64_t i = 0; i < count; ++i) {
-            if (keys[i].length == 0) {
-                ++nulls;
-                valid[(first + i) >> 3] &= static_cast<uint8_t>(~(1u << ((first + i) & 7)));
-            } else {
-                code[i] = values.code_of(keys[i]);
-            }
-        }
-    }
-
-    // Sets the value of a row that was appended as null. An empty key leaves it null.
-    void replace(int64_t row, const Values::Key& key) {
-        if (key.length == 0) return;
-        codes[row] = values.code_of(key);
-        valid[row >> 3] |= static_cast<uint8_t>(1u << (row & 7));
-        --nulls;
-    }
-
-    const int32_t field;
-    Values values;
-    std::vector<int32_t> codes;
-    std::vector<uint8_t> valid;  // one bit per row, least significant first
-    int64_t nulls = 0;
-};
-
-class Scan {
+class Scan : public Scanned {
 public:
     Scan(uint8_t separator, bool quoted, int32_t width, const int32_t* fields, int32_t count)
         : separator_(separator), quoted_(quoted), width_(width), ends_(kBatchRows * width), starts_(kBatchRows), keys_(kBatchRows) {
@@ -167,22 +101,6 @@ public:
         flush();
     }
 
-    std::vector<Column> columns;
-    std::vector<int64_t> row_lines;  // line of each row
-    std::vector<int64_t> broken;  // lines that are not rows
-    std::vector<uint8_t> reasons;  // the reason for each broken line
-    // Row, start and end of each line with quotes. Its values are null until set_values sets them.
-    std::vector<int64_t> quoted_lines;
-    int64_t lines = 0;
-
-    void set_values(int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets, const uint8_t* data) {
-        const uint8_t* end = data + offsets[count];
-        for (int64_t i = 0; i < count; ++i) {
-            const uint32_t length = static_cast<uint32_t>(offsets[i + 1] - offsets[i]);
-            columns[column].replace(rows[i], Values::key_of(data + offsets[i], length, end));
-        }
-    }
-
 private:
     void end_line(int64_t end) {
         const int64_t start = line_start_, line = lines++;
@@ -194,7 +112,7 @@ private:
         if (high_ && !is_utf8(block_ + start, block_ + end)) return reject(line, kNotUtf8);
         uint32_t* ends = ends_.data() + batch_ * width_;
         if (quoted) {
-            quoted_lines.insert(quoted_lines.end(), {static_cast<int64_t>(row_lines.size()), start, end});
+            other_lines.insert(other_lines.end(), {static_cast<int64_t>(row_lines.size()), start, end});
             for (int32_t field = 0; field < width_; ++field) ends[field] = static_cast<uint32_t>(start + field);
         } else if (fields != width_) {
             return reject(line, kFieldCount);
@@ -243,12 +161,12 @@ private:
 }  // namespace
 
 // Increase it with every change of the interface. etl/native/library.py loads only its own version.
-EXPORT int32_t nightrank_version() { return 3; }
+EXPORT int32_t nightrank_version() { return 4; }
 
 // A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Returns null if memory
 // runs out.
-EXPORT Scan* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separator, uint8_t quoted, int32_t width,
-                            const int32_t* fields, int32_t count) {
+EXPORT Scanned* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separator, uint8_t quoted, int32_t width,
+                               const int32_t* fields, int32_t count) {
     Scan* scan = nullptr;
     try {
         scan = new Scan(separator, quoted != 0, width, fields, count);
@@ -262,7 +180,7 @@ EXPORT Scan* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separa
 
 // Sets the values of one column for n rows with quotes: value i has the bytes [offsets[i], offsets[i + 1]) of `data`. Returns
 // false if memory runs out.
-EXPORT uint8_t nightrank_give(Scan* scan, int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets,
+EXPORT uint8_t nightrank_give(Scanned* scan, int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets,
                               const uint8_t* data) {
     try {
         scan->set_values(column, count, rows, offsets, data);
@@ -273,19 +191,19 @@ EXPORT uint8_t nightrank_give(Scan* scan, int32_t column, int64_t count, const i
 }
 
 // Sizes and addresses of the rows and of the other lines, valid until the scan is freed or values are set.
-EXPORT void nightrank_rows(const Scan* scan, int64_t* sizes, const void** addresses) {
+EXPORT void nightrank_rows(const Scanned* scan, int64_t* sizes, const void** addresses) {
     sizes[0] = scan->lines;
     sizes[1] = static_cast<int64_t>(scan->row_lines.size());
     sizes[2] = static_cast<int64_t>(scan->broken.size());
-    sizes[3] = static_cast<int64_t>(scan->quoted_lines.size()) / 3;
+    sizes[3] = static_cast<int64_t>(scan->other_lines.size()) / 3;
     addresses[0] = scan->row_lines.data();
     addresses[1] = scan->broken.data();
     addresses[2] = scan->reasons.data();
-    addresses[3] = scan->quoted_lines.data();
+    addresses[3] = scan->other_lines.data();
 }
 
 // Sizes and addresses of one column, valid as those of nightrank_rows.
-EXPORT void nightrank_column(const Scan* scan, int32_t column, int64_t* sizes, const void** addresses) {
+EXPORT void nightrank_column(const Scanned* scan, int32_t column, int64_t* sizes, const void** addresses) {
     const Column& selected = scan->columns[column];
     sizes[0] = static_cast<int64_t>(selected.values.counts.size());
     sizes[1] = static_cast<int64_t>(selected.values.bytes.size());
@@ -297,4 +215,4 @@ EXPORT void nightrank_column(const Scan* scan, int32_t column, int64_t* sizes, c
     addresses[4] = selected.values.counts.data();
 }
 
-EXPORT void nightrank_free(Scan* scan) { delete scan; }
+EXPORT void nightrank_free(Scanned* scan) { delete scan; }

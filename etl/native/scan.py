@@ -1,4 +1,4 @@
-"""Converts a block of lines to dictionary arrays, one per field, with the scanner etl/native/scan.cpp."""
+"""Converts a block of lines to dictionary arrays, one per field, with the scanners scan.cpp and json.cpp."""
 
 from __future__ import annotations
 
@@ -69,16 +69,12 @@ def scan(
         InfrastructureError: the compiled library is missing, or memory ran out.
         ValueError: the block is too large.
     """
-    text = pa.py_buffer(block)
-    if text.size > MAX_BLOCK_BYTES:
-        raise ValueError(f"a block of {text.size} bytes is larger than the maximum of {MAX_BLOCK_BYTES}")
+    text = _buffer(block)
     indices = (ctypes.c_int32 * len(fields))(*fields)
     address = library().nightrank_scan(
         text.address, text.size, ord(separator), int(quoted), width, indices, len(fields)
     )
-    if not address:
-        raise _no_memory(text.size)
-    scanned = Handle(address, "free")
+    scanned = _handle(address, text)
     (lines, rows, broken, with_quotes), addresses = scanned.describe("rows")
     unsplit: Mapping[int, str] = {}
     if with_quotes:
@@ -123,11 +119,141 @@ def _set_values(
         field_values = values[field].filter(valid).fill_null("")
         if not len(field_values):
             continue
-        offsets, data = string_addresses(field_values)
-        address = scanned.address
-        if not library().nightrank_give(address, index, len(rows), rows.ctypes.data, offsets, data):
-            raise _no_memory(text.size)
+        _give(scanned, text, index, rows, field_values)
     return dict(zip(ranges[~is_valid, 0].tolist(), reasons.drop_null().to_pylist(), strict=True))
+
+
+@dataclass(frozen=True)
+class ScannedJson:
+    """The result of scanning one block of n JSON lines.
+
+    Attributes:
+        columns: for each name, a dictionary array of n texts of JSON values. A text is null if the line lacks
+            the field, or its value is null. A string may have no quotes around it (json.cpp).
+        counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
+        is_object: (n,) bool: which lines are JSON objects.
+        broken: maps the index of each line that `read_lines` rejected to the reason.
+    """
+
+    columns: Sequence[pa.DictionaryArray]
+    counts: Sequence[np.ndarray]
+    is_object: np.ndarray
+    broken: Mapping[int, str]
+
+
+# A function: a block of m lines → which of them are objects, (m,) bool; for each name, m texts of JSON values
+# or null; and the reason of each line that is rejected.
+ReadJson = Callable[[bytes], tuple[np.ndarray, Sequence[pa.Array], Mapping[int, str]]]
+
+
+def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJson) -> ScannedJson:
+    """Scans a block of JSON lines. Every line ends with LF, except that the last line may have no LF.
+
+    Args:
+        block: bytes of the lines, less than 2 GiB.
+        names: different names of fields. `a.b` is the field b of the object a.
+        read_lines: reads the lines that the compiled scanner leaves to it.
+
+    Raises:
+        InfrastructureError: the compiled library is missing, or memory ran out.
+        ValueError: the block is too large.
+    """
+    text = _buffer(block)
+    # The keys that the scanner looks for, by path: those of columns, and of the objects around them.
+    paths: dict[tuple[str, ...], bool] = {}
+    for name in names:
+        path = tuple(name.split("."))
+        for end in range(1, len(path)):
+            paths.setdefault(path[:end], False)
+        paths[path] = True
+    places = {path: index for index, path in enumerate(paths)}
+    offsets, data = string_addresses(pa.array([path[-1] for path in paths], pa.string()))
+    parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
+    is_column = (ctypes.c_uint8 * len(paths))(*paths.values())
+    address = library().nightrank_scan_json(
+        text.address, text.size, len(paths), offsets, data, parents, is_column
+    )
+    scanned = _handle(address, text)
+    (lines, _, _, others), addresses = scanned.describe("rows")
+    columns_of_scan = [path for path, wanted in paths.items() if wanted]
+    of_names = [columns_of_scan.index(tuple(name.split("."))) for name in names]
+    is_object = np.ones(lines, bool)
+    broken: dict[int, str] = {}
+    if others:
+        ranges = scanned.numbers(addresses[3], 3 * others, np.int64).reshape(others, 3)
+        whole = memoryview(text)
+        left = b"".join(bytes(whole[start:end]) + b"\n" for _, start, end in ranges.tolist())
+        are_objects, values, reasons = read_lines(left)
+        rows = np.ascontiguousarray(ranges[:, 0])
+        is_object[rows] = are_objects
+        broken = {int(rows[line]): reason for line, reason in reasons.items()}
+        for index, of_name in zip(of_names, values, strict=True):
+            valid = of_name.is_valid().to_numpy(zero_copy_only=False)
+            if valid.any():
+                _give(scanned, text, index, np.ascontiguousarray(rows[valid]), of_name.drop_null())
+    found = [_column(scanned, index, lines) for index in of_names]
+    columns, counts = [column for column, _ in found], [of_values for _, of_values in found]
+    return ScannedJson(columns, counts, is_object, broken)
+
+
+def merge_dictionaries(chunks: Sequence[pa.DictionaryArray]) -> tuple[pa.DictionaryArray, np.ndarray]:
+    """Concatenates dictionary arrays of strings, and counts their values.
+
+    Args:
+        chunks: arrays with int32 indices and dictionaries of strings.
+
+    Returns:
+        An array with one dictionary, and the number of rows with each of its values, int64. An empty string
+        is null.
+
+    Raises:
+        InfrastructureError: the compiled library is missing, or memory ran out.
+        ValueError: an index is not one of the dictionary.
+    """
+    distinct = [chunk.dictionary.fill_null("") for chunk in chunks]
+    values, rows = sum(map(len, distinct)), sum(map(len, chunks))
+    size = sum(part.nbytes for part in distinct)
+    merged = Handle(library().nightrank_merged(values, size, rows), "free")
+    for chunk, of_chunk in zip(chunks, distinct, strict=True):
+        offsets, data = string_addresses(of_chunk)
+        indices = chunk.indices
+        valid, codes = indices.buffers()
+        added = library().nightrank_merge(
+            merged.address,
+            len(of_chunk),
+            offsets,
+            data,
+            len(indices),
+            codes.address + 4 * indices.offset if codes is not None else None,
+            valid.address if valid is not None else None,
+            indices.offset,
+        )
+        if added == 0:
+            raise _no_memory(size)
+        if added != 1:
+            raise ValueError("a code of a dictionary array has no value in its dictionary")
+    return _column(merged, 0, rows)
+
+
+def _buffer(block: bytes | memoryview) -> pa.Buffer:
+    text = pa.py_buffer(block)
+    if text.size > MAX_BLOCK_BYTES:
+        raise ValueError(f"a block of {text.size} bytes is larger than the maximum of {MAX_BLOCK_BYTES}")
+    return text
+
+
+def _handle(address: int | None, text: pa.Buffer) -> Handle:
+    if not address:
+        raise _no_memory(text.size)
+    return Handle(address, "free")
+
+
+def _give(scanned: Handle, text: pa.Buffer, index: int, rows: np.ndarray, values: pa.StringArray) -> None:
+    """Stores the values of some rows in a column of a scanned block."""
+    offsets, data = string_addresses(values)
+    address = scanned.address
+    if not library().nightrank_give(address, index, len(rows), rows.ctypes.data, offsets, data):
+        raise _no_memory(text.size)
 
 
 def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
@@ -138,7 +264,10 @@ def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray,
         pa.int32(), rows, [validity, scanned.buffer(codes, 4 * rows)], null_count=nulls
     )
     distinct = scanned.strings(values, offsets, data, size)
-    return pa.DictionaryArray.from_arrays(indices, distinct), scanned.numbers(counts, values, np.int64)
+    column = pa.DictionaryArray.from_arrays(
+        indices, distinct, safe=False
+    )  # the codes are those of the values
+    return column, scanned.numbers(counts, values, np.int64)
 
 
 def _no_memory(size: int) -> InfrastructureError:

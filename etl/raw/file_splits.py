@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from storage import file_io
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
+_PIECE_BYTES = 1 << 19  # decompressed at a time; small, so that it is copied within the cache
 _READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end after its split
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
@@ -32,12 +34,14 @@ class FileSplit:
     Attributes:
         end: end of the byte range; None for a compressed file, which is a single split.
         bytes: number of bytes of the split; for a compressed file, its compressed size.
+        threads: how many threads of a task read a compressed file.
     """
 
     path: str
     start: int
     end: int | None
     bytes: int = field(default=0, compare=False)
+    threads: int = field(default=1, compare=False)
 
 
 def compression(path: str) -> str | None:
@@ -63,6 +67,15 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
     return splits
 
 
+def share_threads(splits: Sequence[FileSplit], threads: int) -> list[FileSplit]:
+    """Returns file splits that use all threads of this machine also if they are fewer than the threads.
+
+    The result differs in the number of threads that read a compressed file, which is one split.
+    """
+    of_each = max(1, threads // max(1, len(splits)))
+    return [replace(one, threads=of_each) if one.end is None else one for one in splits]
+
+
 def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
     """Yields the lines of a file split, as blocks of complete lines.
 
@@ -81,19 +94,19 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
         marked = index == 0 and file_split.start == 0 and data.startswith(_BYTE_ORDER_MARK)
         start = len(_BYTE_ORDER_MARK) if marked else 0
         if data.find(b"\r", start, stop) >= 0:
-            yield data[start:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        elif (start, stop) == (0, len(data)):
+            yield bytes(data[start:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+        elif isinstance(data, bytes) and (start, stop) == (0, len(data)):
             yield data
         elif start < stop:
             yield memoryview(data)[start:stop]  # data[start:stop] would copy
 
 
-def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes | bytearray, int]]:
     """Yields the bytes of each block, and the number of bytes at its start that form complete lines."""
     files, inner = file_io.filesystem(file_split.path)
     if file_split.end is None:
         with files.open_input_stream(inner, compression=None) as raw:
-            stream = pa.CompressedInputStream(raw, compression(file_split.path))
+            stream = _decompressed(raw, compression(file_split.path))
             yield from _compressed_blocks(stream, block_bytes, file_split)
         return
     with files.open_input_file(inner) as source:
@@ -169,33 +182,80 @@ def _last_lines(
     yield data, stop + 1
 
 
-def _compressed_blocks(
-    stream: pa.NativeFile, block_bytes: int, file_split: FileSplit
-) -> Iterator[tuple[bytes, int]]:
-    """Yields blocks of all lines of a compressed file."""
-    carry = b""
-    while True:
+class _Stream(Protocol):
+    """The decompressed bytes of a file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns at most `size` bytes; none at the end."""
+
+
+class _Gzip:
+    """The decompressed bytes of a gzip file of one or more members. ISA-L takes a third of zlib's time."""
+
+    def __init__(self, raw: pa.NativeFile) -> None:
+        from isal import igzip, isal_zlib  # no process needs it but those that read such files
+
+        self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
+        self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance
+
+    def read(self, size: int, /) -> bytes:
+        """Returns at most `size` bytes; none at the end.
+
+        Raises:
+            OSError: the file is damaged or incomplete.
+        """
         try:
-            read = stream.read(block_bytes)
+            return bytes(self._file.read(size))
+        except (EOFError, self._damaged) as error:
+            raise OSError(str(error)) from error
+
+
+def _decompressed(raw: pa.NativeFile, codec: str | None) -> _Stream:
+    stream: _Stream = _Gzip(raw) if codec == "gzip" else pa.CompressedInputStream(raw, codec)
+    return stream
+
+
+def _compressed_blocks(
+    stream: _Stream, block_bytes: int, file_split: FileSplit
+) -> Iterator[tuple[bytearray, int]]:
+    """Yields blocks of all lines of a compressed file."""
+    carry = memoryview(b"")
+    while True:
+        data = bytearray(len(carry) + block_bytes)
+        data[: len(carry)] = carry
+        size = len(carry) + _fill(stream, memoryview(data)[len(carry) :], file_split)
+        if size < len(data):
+            del data[size:]
+            if data:
+                yield data, size
+            return
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            yield data, whole
+        carry = memoryview(data)[whole:]
+        _require_short(carry, file_split)
+
+
+def _fill(stream: _Stream, buffer: memoryview, file_split: FileSplit) -> int:
+    """Reads until the buffer is full or the stream ends, and returns the number of bytes."""
+    size = 0
+    while size < len(buffer):
+        try:
+            read = stream.read(min(len(buffer) - size, _PIECE_BYTES))
         except OSError as error:
             raise DataError(
                 f"{file_split.path} cannot be decompressed: {error}",
                 NOT_COMPRESSED,
             ) from error
         if not read:
-            if carry:
-                yield carry, len(carry)
-            return
-        data = carry + read
-        whole = data.rfind(b"\n") + 1
-        if whole:
-            yield data, whole
-        carry = data[whole:]
-        _require_short(carry, file_split)
+            break
+        buffer[size : size + len(read)] = read
+        size += len(read)
+    return size
 
 
-def _require_short(line: bytes, file_split: FileSplit) -> None:
-    if len(line) > _LONGEST_LINE_BYTES and b"\r" not in line:
+def _require_short(line: bytes | memoryview, file_split: FileSplit) -> None:
+    if len(line) > _LONGEST_LINE_BYTES and b"\r" not in bytes(line):
         raise DataError(
             f"{file_split.path} has a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
             "deliver a text file with one row per line; this file probably has another format",

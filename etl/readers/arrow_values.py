@@ -205,7 +205,8 @@ def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
             values = chunks[0]
         elif pa.types.is_dictionary(values.type):
             indices = pa.concat_arrays([chunk.indices for chunk in chunks])
-            values = pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
+            # The indices are those of the chunks, so they need no check.
+            values = pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary, safe=False)
         else:
             values = pa.concat_arrays(chunks)
     return values.storage if isinstance(values, pa.ExtensionArray) else values

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +45,32 @@ class RawBlock:
     malformed: Mapping[int, str]
     texts: Callable[[Sequence[int]], list[str]]
     exact_time: pa.Array | None = field(default=None)
+
+
+_Text = TypeVar("_Text")
+
+
+def parse_in_threads(
+    texts: Iterator[_Text], parse: Callable[[_Text], RawBlock], threads: int
+) -> Iterator[RawBlock]:
+    """Yields the parsed blocks of some texts, in order.
+
+    Args:
+        texts: the texts of blocks. This thread reads them, which includes to decompress them.
+        parse: parses one text. Most of its time is spent in compiled code, which threads run in parallel.
+        threads: number of threads, with this one. It is also how many texts are in memory at a time.
+    """
+    if threads <= 1:
+        yield from map(parse, texts)
+        return
+    with ThreadPoolExecutor(threads - 1) as pool:
+        pending: deque[Future[RawBlock]] = deque()
+        for text in texts:
+            pending.append(pool.submit(parse, text))
+            if len(pending) >= threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @dataclass(frozen=True)

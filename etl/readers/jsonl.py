@@ -1,6 +1,7 @@
 """Reads JSON lines (`jsonl`): each line is a JSON object.
 
-DuckDB finds the values, and each distinct value is converted once:
+The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads the others, such as
+lines with escapes, and all lines if the library is missing. Each distinct value is converted once:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. `optional` has no effect on a single line.
@@ -26,10 +27,12 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
+from etl.native.library import is_built
+from etl.native.scan import ScannedJson, scan_json
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import typed_column
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.text import rows_with, texts_of_lines
+from etl.readers.base import RawBlock, TableReader, parse_in_threads
+from etl.readers.text import rows_with, texts_of_lines, without_null_values
 
 if TYPE_CHECKING:
     import duckdb
@@ -93,26 +96,33 @@ class JsonLinesReader(TableReader):
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
-        for block in read_blocks(file_split):
-            yield self.parse(block, wanted)
+        yield from parse_in_threads(
+            read_blocks(file_split), partial(self.parse, wanted=wanted), file_split.threads
+        )
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str]) -> RawBlock:
         """Parses a block of whole lines, which end with LF. The last line may lack the LF."""
-        lines, broken = _lines_of(block)
-        is_object, tokens = _tokens(lines, [column.source_name for column in self.table.columns])
-        broken = {**dict.fromkeys(np.flatnonzero(~is_object).tolist(), BROKEN), **broken}
-        rows = np.arange(len(lines))
+        names = [*dict.fromkeys(column.source_name for column in self.table.columns)]
+        scanned = _scan(block, names)
+        is_object, lines = scanned.is_object, len(scanned.is_object)
+        broken = {**dict.fromkeys(np.flatnonzero(~is_object).tolist(), BROKEN), **scanned.broken}
+        rows = np.arange(lines)
         if broken:
             is_object[list(broken)] = False
             rows = np.flatnonzero(is_object)
-            tokens = [of_column.take(pa.array(rows)) for of_column in tokens]
         malformed: dict[int, str] = {}
         columns: dict[str, pa.Array] = {}
-        for column, of_column in zip(self.table.columns, tokens, strict=True):
+        counts: dict[str, np.ndarray] = {}
+        for column in self.table.columns:
+            place = names.index(column.source_name)
+            encoded = scanned.columns[place]
+            if broken:  # their values are null
+                encoded = pa.DictionaryArray.from_arrays(
+                    encoded.indices.take(pa.array(rows)), encoded.dictionary
+                )
             if column.type == "string" and column.name not in wanted:  # only objects and arrays do not fit
-                _reject(malformed, _first_bytes(of_column), column)
+                _reject(malformed, encoded, column)
                 continue
-            encoded = of_column.dictionary_encode()
             values, reasons = typed_tokens(encoded.dictionary, column, self.table)
             bad = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
             if len(bad):
@@ -120,18 +130,65 @@ class JsonLinesReader(TableReader):
                 of_rows = reasons.take(encoded.indices.take(pa.array(at))).to_pylist()
                 for row, reason in zip(at.tolist(), of_rows, strict=True):
                     malformed.setdefault(row, reason)
-            typed = values.take(encoded.indices)
-            columns[column.name] = typed if column.type in LIST_TYPES else typed.dictionary_encode()
+            if column.type in LIST_TYPES:
+                columns[column.name] = values.take(encoded.indices)
+                continue
+            if column.type == "string" and not (_first_bytes(encoded.dictionary) == _QUOTE).any():
+                columns[column.name] = without_null_values(encoded.indices, values)  # each text is there once
+            else:
+                columns[column.name] = _distinct(encoded.indices, values)
+            if len(columns[column.name].dictionary) == len(values):
+                counts[column.name] = scanned.counts[place]
         return RawBlock(
-            len(block), len(lines), rows, columns, {}, broken, malformed, partial(texts_of_lines, block)
+            len(block), lines, rows, columns, counts, broken, malformed, partial(texts_of_lines, block)
         )
+
+
+def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
+    """Returns the texts of the JSON values of some fields in the lines of a block."""
+
+    def read_lines(text: bytes | memoryview) -> tuple[np.ndarray, list[pa.Array], dict[int, str]]:
+        lines, broken = _lines_of(text)
+        is_object, tokens = _tokens(lines, names)
+        if broken:
+            is_object[list(broken)] = False
+        if not is_object.all():  # DuckDB finds values in some texts that are no objects
+            kept, null = pa.array(is_object), pa.scalar(None, pa.string())
+            tokens = [pc.if_else(kept, of_column, null) for of_column in tokens]
+        return is_object, tokens, broken
+
+    if is_built():
+        return scan_json(block, names, read_lines)
+    is_object, tokens, broken = read_lines(block)
+    columns = [of_column.dictionary_encode() for of_column in tokens]
+    counts = [
+        np.bincount(
+            encoded.indices.drop_null().to_numpy(zero_copy_only=False), minlength=len(encoded.dictionary)
+        )
+        for encoded in columns
+    ]
+    return ScannedJson(columns, counts, is_object, broken)
+
+
+def _distinct(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
+    """Returns a dictionary array whose dictionary has each value once, and no null.
+
+    Args:
+        indices: (n,) int32: the index among `values` of each row, or null.
+        values: the typed values. Different texts may have the same value.
+    """
+    encoded = values.dictionary_encode()
+    if len(encoded.dictionary) == len(values):
+        return pa.DictionaryArray.from_arrays(indices, values)
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(indices), encoded.dictionary)
 
 
 def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.Array, pa.Array]:
     """Converts n texts of JSON values to the type of a column.
 
     Args:
-        tokens: (n,) strings: texts of JSON values, or null.
+        tokens: (n,) strings: texts of JSON values, or null. A string may have no quotes around it, if
+            its text is not that of another JSON value.
         column: the column.
         table: its texts for null, and its time zone.
 
@@ -196,9 +253,12 @@ def _typed_lists(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     return typed, pc.if_else(pa.array(wrong), f"{kind}:{column.name}", pa.scalar(None, pa.string()))
 
 
-def _reject(malformed: dict[int, str], first: np.ndarray, column: Column) -> None:
-    for row in np.flatnonzero((first == _OBJECT) | (first == _ARRAY)).tolist():
-        malformed.setdefault(row, f"{BROKEN}:{column.name}")
+def _reject(malformed: dict[int, str], encoded: pa.DictionaryArray, column: Column) -> None:
+    first = _first_bytes(encoded.dictionary)
+    nested = np.flatnonzero((first == _OBJECT) | (first == _ARRAY))
+    if len(nested):
+        for row in rows_with(encoded, nested).tolist():
+            malformed.setdefault(row, f"{BROKEN}:{column.name}")
 
 
 def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:

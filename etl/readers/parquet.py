@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
+from etl.native.library import is_built
+from etl.native.scan import merge_dictionaries
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.raw.parquet_columns import has_column, leaves_of, read_footer, require_columns, stored_columns
 from etl.raw.parquet_footers import parquet_metadata
@@ -41,6 +43,7 @@ _PLAIN_TYPES = ("int", "float", "string")
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
+_TEXTS = pa.dictionary(pa.int32(), pa.string())
 _WRAP_US = 2**64 // 1000
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -178,13 +181,14 @@ class ParquetReader(TableReader):
             offset: the index of the first row of the block in the split.
         """
         columns: dict[str, pa.Array] = {}
+        counts: dict[str, np.ndarray] = {}
         malformed: dict[int, str] = {}
         exact_time = None
         for column, stored in needed.values():
             if not stored.is_stored:
                 columns[column.name] = null_values(column, len(rows))
                 continue
-            values = _stored_values(rows, column, stored)
+            values, of_values = _counted(_stored_values(rows, column, stored))
             unit = self._unit(column)
             if unit is not None and pa.types.is_timestamp(values.type):
                 exact_time = instants(values, "us")
@@ -193,6 +197,8 @@ class ParquetReader(TableReader):
                 if column.name in returned:
                     converted = convert(values, column, unit, time_zone)
                     columns[column.name] = converted.values
+                    if of_values is not None and len(converted.values.dictionary) == len(of_values):
+                        counts[column.name] = of_values
                     bad = converted.malformed
                 else:
                     bad = malformed_rows(values, column, time_zone)
@@ -205,7 +211,7 @@ class ParquetReader(TableReader):
             lines=len(rows),
             row_lines=np.arange(len(rows), dtype=np.int64),
             columns=columns,
-            counts={},
+            counts=counts,
             broken={},
             malformed=malformed,
             texts=partial(self._texts, file, file_split, offset, rows),
@@ -320,6 +326,13 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     is_late = pc.and_(pc.greater(microseconds, _WRAP_US // 2), pc.less_equal(microseconds, _WRAP_US))
     corrected = pc.if_else(is_late, pc.subtract(microseconds, _WRAP_US), microseconds)
     return pa.chunked_array([corrected.cast(values.type)])
+
+
+def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:
+    """Merges the dictionaries of texts of several row groups, and counts the texts. Others are unchanged."""
+    if values.num_chunks < 2 or values.type != _TEXTS or not is_built():
+        return values, None
+    return merge_dictionaries(values.chunks)
 
 
 def _columns_of(

@@ -18,7 +18,7 @@ from etl.native.scan import scan
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
-from etl.readers.base import RawBlock, TableReader
+from etl.readers.base import RawBlock, TableReader, parse_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
 
@@ -69,10 +69,13 @@ class TextReader(TableReader):
         """Yields the rows of the lines that begin in the range of bytes."""
         positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
         reader = replace(self, positions=positions, width=width)
-        is_first = file_split.start == 0  # the first line of a csv file is its header
-        for block in read_blocks(file_split):
-            yield reader.parse(block, wanted, header=is_first and self.table.format == "csv")
-            is_first = False
+        has_header = file_split.start == 0 and self.table.format == "csv"  # its first line
+
+        def parse(numbered: tuple[int, bytes | memoryview]) -> RawBlock:
+            index, block = numbered
+            return reader.parse(block, wanted, header=has_header and index == 0)
+
+        yield from parse_in_threads(enumerate(read_blocks(file_split)), parse, file_split.threads)
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str], header: bool) -> RawBlock:
         """Parses a block of whole lines.

@@ -125,7 +125,7 @@ class FramePasses(PreparedPasses):
         """Returns the good rows that the scan pass has stored, with their row_ids."""
         spark = self._workers.spark
         types = pa.schema([(TASK, pa.int32()), (LINE, pa.int64()), *self._stored_types().items()])
-        files = [summary.file for _, summary in day.split_summaries() if summary.file]
+        files = [summary.stored for _, summary in day.split_summaries() if summary.stored]
         schema = spark_types(types)
         rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
         starts = spark.createDataFrame(

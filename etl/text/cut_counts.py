@@ -1,7 +1,8 @@
 """Divides the rows of a log into splits by their position, and counts the values of each split.
 
-The scan pass has counted the good rows of each file split, so it is known in which file splits train and
-validation end. Only these file splits are read once more, to count the values on both sides of the cut.
+The scan pass has counted the good rows of each block, so it is known in which blocks train and validation
+end. Only these blocks are read once more, to count the values on both sides of the cut. The scan pass has
+saved them, so they are parsed again only if their file is lost.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import pyarrow as pa
 
@@ -19,6 +21,7 @@ from etl.raw.file_splits import FileSplit
 from etl.split.time_split import last_ranks
 from etl.text.file_layout import FileLayout
 from etl.text.parse_block import ParsedBlock, read_split
+from etl.text.parsed_splits import SavedBlock, load
 from etl.text.row_source import columns_to_parse
 from etl.text.scan_pass import ValueCounter
 from etl.text.spilled_rows import used_values
@@ -29,12 +32,12 @@ from storage.feature_spec import LABEL
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of one file split that are in one split.
+    """The rows of one block that are in one split.
 
     Attributes:
         split: the split.
-        first, end: index among the good rows of the file split of the first of these rows, and of the row
-            after the last one.
+        first, end: index among the good rows of the block of the first of these rows, and of the row after
+            the last one.
     """
 
     split: Split
@@ -44,7 +47,7 @@ class SplitRows:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The value counts of the rows of one file split that are in one split.
+    """The value counts of the rows of one block that are in one split.
 
     Attributes:
         split: the split.
@@ -62,10 +65,10 @@ class CountedRows:
 
 
 def rows_of_splits(good: Sequence[int], config: SplitConfig) -> list[list[SplitRows]]:
-    """Returns, for each file split, its rows in each split, in order. Splits without rows are left out.
+    """Returns, for each block, its rows in each split, in order. Splits without rows are left out.
 
     Args:
-        good: the number of good rows of each file split, in the order of the log.
+        good: the number of good rows of each block, in the order of the log.
         config: the shares of train and validation. At least one row must be good.
     """
     total = sum(good)
@@ -86,16 +89,22 @@ def rows_of_splits(good: Sequence[int], config: SplitConfig) -> list[list[SplitR
 
 @dataclass(frozen=True)
 class CutTask:
-    """A file split whose rows are in several splits.
+    """A block whose rows are in several splits.
 
     Attributes:
-        file_split: the file split to read.
+        file_split: the file split of the block.
+        index: index of the block in the file split.
+        first_line: index in the file split of the first line of the block.
+        saved: name under which the scan pass saved the block; empty if it did not.
         parts: its rows in each split.
         counts_file: path of the files to write; each has other digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
     """
 
     file_split: FileSplit
+    index: int
+    first_line: int
+    saved: str
     parts: tuple[SplitRows, ...]
     counts_file: str
     buckets: int
@@ -111,35 +120,32 @@ def count_parts(
 
 def _count_task(tasks: tuple[CutTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int) -> str:
     task = tasks[index]
-    counters = [{name: ValueCounter() for name in (LABEL_CELLS, *counted)} for _ in task.parts]
-    lines = [[-1, -1] for _ in task.parts]
-    before, lines_before = 0, 0
-    for block in read_split(task.file_split, layout, columns_to_parse(layout, counted)):
-        rows = len(block.row_lines)
-        for part, of_part, place in zip(task.parts, counters, lines, strict=True):
-            first, end = max(part.first - before, 0), min(part.end - before, rows)
-            if first < end:
-                _add(of_part, block, first, end)
-                if place[0] < 0:
-                    place[0] = lines_before + int(block.row_lines[first])
-                place[1] = lines_before + int(block.row_lines[end - 1]) + 1
-        before += rows
-        lines_before += block.lines
+    block = _block(task, layout, counted)
     results = []
-    for part, of_part, (first_line, end_line) in zip(task.parts, counters, lines, strict=True):
+    for part in task.parts:
+        counters = {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
+        _add(counters, block, part.first, part.end)
         file, values = write_counts(
-            task.counts_file, {name: counter.result() for name, counter in of_part.items()}, task.buckets
+            task.counts_file, {name: counter.result() for name, counter in counters.items()}, task.buckets
         )
         results.append(
             {
                 "split": part.split,
-                "first_line": first_line,
-                "end_line": end_line,
+                "first_line": task.first_line + int(block.row_lines[part.first]),
+                "end_line": task.first_line + int(block.row_lines[part.end - 1]) + 1,
                 "values": values,
                 "file": file,
             }
         )
     return json.dumps(results)
+
+
+def _block(task: CutTask, layout: FileLayout, counted: tuple[str, ...]) -> ParsedBlock:
+    needed = columns_to_parse(layout, counted)
+    saved = load(SavedBlock(task.saved, shared=True), {LABEL, *counted}) if task.saved else None
+    if saved is not None:
+        return saved
+    return next(islice(read_split(task.file_split, layout, needed), task.index, None))
 
 
 def _add(counters: Mapping[str, ValueCounter], block: ParsedBlock, first: int, end: int) -> None:

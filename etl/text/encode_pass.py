@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.text import parsed_splits
 from etl.text.parse_block import ParsedBlock, unify
+from etl.text.parsed_splits import SavedBlock, load_all
 from etl.text.row_source import RowSource
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
@@ -53,7 +53,8 @@ class EncodeTask:
             name (storage.publish.own_path).
         dt: the day of the rows, as an ISO date.
         split: the split of the rows, if one partition of the log contains several splits; otherwise None.
-        scratch: name under which the scan pass saved the parsed split; None if it did not save it.
+        saved: the blocks that have these rows, in order, as the scan pass saved them; empty if it did not.
+        saved_line: index in the file split of the first line of the first saved block.
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
 
@@ -62,7 +63,8 @@ class EncodeTask:
     features_file: str
     dt: str
     split: str | None = None
-    scratch: str | None = None
+    saved: tuple[SavedBlock, ...] = ()
+    saved_line: int = 0
     lines: tuple[int, int] | None = None
 
 
@@ -149,12 +151,11 @@ def _parsed_blocks(
 ) -> Iterator[tuple[int, ParsedBlock]]:
     """Yields (row_id of the block's first line, parsed block) for each block of a file split.
 
-    If the scan pass saved the parsed split, the saved split is loaded as one block. Otherwise the split is
-    parsed again.
+    If the scan pass saved the blocks of the rows, they are loaded. Otherwise the split is parsed again.
     """
-    saved = parsed_splits.load(task.scratch, {*names}) if task.scratch else None
-    blocks = [saved] if saved is not None else source.blocks(task.file_split, names)
-    lines = 0
+    saved = load_all(task.saved, {*names})
+    blocks = saved if saved is not None else source.blocks(task.file_split, names)
+    lines = task.saved_line if saved is not None else 0
     for parsed in blocks:
         yield task.first_row + lines, rows_in(parsed, task.lines, lines)
         lines += parsed.lines

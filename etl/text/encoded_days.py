@@ -9,6 +9,7 @@ from conf.types import Config, Split
 from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import FileSplit
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
+from etl.text.parsed_splits import SavedBlock
 from etl.text.publish_value_counts import file_name
 from etl.text.row_source import RowSource
 from etl.workflow.fitted_workflow import FittedWorkflow
@@ -25,7 +26,8 @@ class EncodePart:
     file_split: FileSplit
     first_row: int = 0
     split: Split | None = None
-    scratch: str | None = None
+    saved: tuple[SavedBlock, ...] = ()
+    saved_line: int = 0
     lines: tuple[int, int] | None = None
 
 
@@ -77,7 +79,16 @@ def encode_days(
         for number, part in enumerate(day.parts):
             path = partition.file(labelled_file(attempts[dt], part.split, f"part-{number:05d}.parquet"))
             tasks.append(
-                EncodeTask(part.file_split, part.first_row, path, dt, part.split, part.scratch, part.lines)
+                EncodeTask(
+                    file_split=part.file_split,
+                    first_row=part.first_row,
+                    features_file=path,
+                    dt=dt,
+                    split=part.split,
+                    saved=part.saved,
+                    saved_line=part.saved_line,
+                    lines=part.lines,
+                )
             )
         tasks_of_day[dt] = range(start, len(tasks))
     encoding = Encoding(source, workflow.chains, workflow.spec, workflow.local, config.output.row_group_rows)

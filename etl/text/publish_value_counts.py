@@ -31,8 +31,8 @@ def publish_counts(
         day: the day to publish.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
         inputs: the inputs for the partition's manifest.
-        parts: for each file split of the day, the counts of its rows in each split; None if all rows of the
-            day are in one split.
+        parts: for each file split of the day, the counts of its rows in each split, in order; None if all
+            rows of the day are in one split.
 
     Raises:
         DataError: the day has no line.
@@ -49,9 +49,9 @@ def publish_counts(
     facts: dict[str, Any] = {"slices": slices}
     if parts is None:
         files: dict[str, str | None] = dict.fromkeys(
-            f"{attempt}/{file_name(summary.file)}" for _, summary in splits
+            f"{attempt}/{file_name(block.file)}" for _, summary in splits for block in summary.blocks
         )
-        facts["values"] = _sum_by_name([summary.values for _, summary in splits])
+        facts["values"] = _sum_by_name([block.values for _, summary in splits for block in summary.blocks])
         rows = sum(facts["values"].values())
     else:
         counted = [part for of_split in parts for part in of_split]
@@ -61,9 +61,7 @@ def publish_counts(
             for split in SPLITS
             if any(part.split == split for part in counted)
         }
-        facts["parts"] = [
-            [[part.split, part.first_line, part.end_line] for part in of_split] for of_split in parts
-        ]
+        facts["parts"] = [_lines_of_splits(of_split) for of_split in parts]
         rows = sum(sum(values.values()) for values in facts["values"].values())
     publish_files(
         partition,
@@ -73,6 +71,15 @@ def publish_counts(
         facts=facts,
         grace_hours=config.output.grace_hours,
     )
+
+
+def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
+    """Returns each split that has rows of a file split, with their first line and the line after the last."""
+    lines: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        first, _ = lines.get(part.split, (part.first_line, 0))
+        lines[part.split] = first, part.end_line
+    return [(split, first, end) for split, (first, end) in lines.items()]
 
 
 def file_name(path: str) -> str:

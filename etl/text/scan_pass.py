@@ -1,6 +1,6 @@
 """The scan pass parses every line of the given days once, counts values, and returns rejected lines.
 
-Each task reads one file split. The task writes the value counts of the split as Parquet. It returns the
+Each task reads one file split. The task writes the value counts of each block as Parquet. It returns the
 rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
 """
 
@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +46,11 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the file to write, with the split's value counts. Each attempt at the task adds
-            different digits to the file name.
+        counts_file: path of the files to write, with the value counts of a block each. Each file gets
+            different digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
-        scratch: name under which to save the parsed split; None to save nothing.
+        scratch: name under which to save the parsed blocks of the split, each with its index after a dot;
+            None to save nothing.
         day: the bounds of the day of the split (etl.raw.misdated); None if times are not compared with it.
         spill: how to store the good rows for their preparation, in place of counting their values; None to
             count the values.
@@ -64,6 +65,27 @@ class ScanTask:
 
 
 @dataclass(frozen=True)
+class CountedBlock:
+    """One block of a scanned file split, whose values were counted.
+
+    Attributes:
+        lines: number of lines.
+        good: number of lines that are valid rows.
+        bytes: size of the block's text.
+        values: maps each counted column to the number of its distinct values.
+        file: path of the file with the value counts of the block.
+        saved: name under which the parsed block is saved on the worker's disk; empty if it is not saved.
+    """
+
+    lines: int
+    good: int
+    bytes: int
+    values: Mapping[str, int]
+    file: str
+    saved: str = ""
+
+
+@dataclass(frozen=True)
 class SplitSummary:
     """Counts of one scanned file split.
 
@@ -71,18 +93,18 @@ class SplitSummary:
         lines: number of lines.
         good: number of lines that are valid rows.
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
-        values: maps each counted column to the number of its distinct values.
-        file: path of the file with the value counts of the split. If its rows were stored instead: path of
-            the file with the rows; empty if it has none, or if they are on the local disk.
+        blocks: the blocks of the split, in order, of which there is at least one. Empty if the rows were
+            stored in place of counting their values.
+        stored: path of the file with the stored rows; empty if it has none, or if they are on the local disk.
         misdated: number of good lines whose event_time is outside of the day, and their first and last time.
     """
 
     lines: int
     good: int
     dropped: Mapping[str, int]
-    values: Mapping[str, int]
-    file: str
+    blocks: Sequence[CountedBlock] = ()
     misdated: Misdated = NO_ROWS
+    stored: str = ""
 
 
 SCAN_SCHEMA = pa.schema(
@@ -134,7 +156,8 @@ def collect_summaries(scanned: pa.Table | DataFrame) -> dict[int, SplitSummary]:
 
 
 def _summary(values: dict[str, Any]) -> SplitSummary:
-    return SplitSummary(**{**values, MISDATED: Misdated(**values[MISDATED])})
+    blocks = tuple(CountedBlock(**block) for block in values["blocks"])
+    return SplitSummary(**{**values, "blocks": blocks, MISDATED: Misdated(**values[MISDATED])})
 
 
 def release(scanned: pa.Table | DataFrame) -> None:
@@ -148,38 +171,29 @@ def scan_file_split(
 ) -> Iterator[pa.RecordBatch]:
     """Scans one file split in a worker. Yields batches of rejected lines, then a batch with the summary."""
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
-    counters = {} if task.spill else {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
+    blocks: list[CountedBlock] = []
     needed = columns_to_parse(layout, counted)
-    only_block: ParsedBlock | None = None
     left_out = frozenset((ERASED, *(row_filter.reason for row_filter in layout.filters)))
     with _writer(task.spill, index) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):
             yield from _rejected_lines(index, lines, parsed, left_out)
             if spilled is not None:
                 spilled.add(parsed, lines)
-            elif task.scratch:  # only a split of one block is saved
-                only_block = parsed if not lines else None
+            else:
+                blocks.append(_counted(task, len(blocks), parsed, counted))
             lines += parsed.lines
             good += len(parsed.row_lines)
             dropped.update(reason for _, reason in parsed.rejected)
             if task.day is not None:
                 times = parsed.columns[EVENT_TIME].to_numpy(zero_copy_only=False)
                 misdated += count_misdated(times, task.day)
-            labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode() if counters else None
-            for name, counter in counters.items():
-                if name == LABEL_CELLS:
-                    counter.add(labels)
-                else:
-                    counter.add(parsed.columns[name], parsed.counts.get(name))
-    if task.scratch and only_block is not None:
-        parsed_splits.save(task.scratch, only_block)
-    file, values = "", dict[str, int]()
-    if isinstance(spilled, RowsFileWriter):
-        file = spilled.path
-    if not task.spill:
-        value_counts = {name: counter.result() for name, counter in counters.items()}
-        file, values = write_counts(task.counts_file, value_counts, task.buckets)
-    counts = {"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file}
+    if not blocks and task.spill is None:
+        nothing = {name: ValueCounter().result() for name in (LABEL_CELLS, *counted)}
+        file, values = write_counts(task.counts_file, nothing, task.buckets)
+        blocks.append(CountedBlock(0, 0, 0, values, file))
+    stored = spilled.path if isinstance(spilled, RowsFileWriter) else ""
+    counts: dict[str, Any] = {"lines": lines, "good": good, "dropped": dropped, "stored": stored}
+    counts["blocks"] = [asdict(block) for block in blocks]
     summary = json.dumps({**counts, MISDATED: misdated.to_facts()})
     row = (index, summary, None, None, None)
     yield pa.RecordBatch.from_arrays(
@@ -190,6 +204,22 @@ def scan_file_split(
 
 def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter:
     return SpillWriter(spill) if isinstance(spill, Spill) else RowsFileWriter(spill, index)
+
+
+def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
+    """Counts the values of a block, and saves the block if the task says so. Returns what it wrote."""
+    name = f"{task.scratch}.{index}" if task.scratch else ""
+    saved = name if name and parsed_splits.save(name, parsed) else ""
+    value_counts = {}
+    for column in (LABEL_CELLS, *counted):
+        counter = ValueCounter()
+        if column == LABEL_CELLS:
+            counter.add(parsed.columns[LABEL].cast(pa.float64()).dictionary_encode())
+        else:
+            counter.add(parsed.columns[column], parsed.counts.get(column))
+        value_counts[column] = counter.result()
+    file, values = write_counts(task.counts_file, value_counts, task.buckets)
+    return CountedBlock(parsed.lines, len(parsed.row_lines), parsed.bytes, values, file, saved)
 
 
 def _rejected_lines(

@@ -24,7 +24,7 @@ from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.new_values import Values
 from etl.quality.profile import Piece
-from etl.raw.file_splits import FileSplit
+from etl.raw.file_splits import FileSplit, share_threads
 from etl.raw.files import RawFiles
 from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
@@ -32,10 +32,12 @@ from etl.split.time_split import CUT, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
 from etl.text.file_layout import FileLayout, layout_of_days
+from etl.text.parsed_splits import SavedBlock
 from etl.text.publish_quarantine import publish_quarantine
 from etl.text.publish_value_counts import publish_counts
 from etl.text.row_source import LogRows
-from etl.text.scan_pass import ScanTask, collect_summaries, release, scan_splits
+from etl.text.saved_runs import saved_runs
+from etl.text.scan_pass import CountedBlock, ScanTask, collect_summaries, release, scan_splits
 from etl.text.scanned_day import ScannedDay
 from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
@@ -43,6 +45,7 @@ from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
+from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.manifest import (
     Manifest,
@@ -103,9 +106,7 @@ class TextPasses:
         self._workers, self._config, self._lake = workers, config, lake
         self._plan: Plan = plan(config)
         self._splits: dict[str, list[_ScannedSplit]] = {}
-        self._scratch: dict[
-            FileSplit, str
-        ] = {}  # maps each split that this run has scanned to the name of its saved block
+        self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}  # of each split that this run has scanned
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.
@@ -220,15 +221,22 @@ class TextPasses:
         )
 
     def _encode_parts(self, dt: str) -> list[EncodePart]:
-        """Returns the parts of a scanned day, in the order of its lines."""
+        """Returns the parts of a scanned day, in the order of its lines.
+
+        A file split whose blocks this machine has saved is several parts, so that several tasks encode it.
+        """
         parts, first_row = [], 0
+        divided = isinstance(self._workers, LocalWorkers)
         for scanned in self._splits[dt]:
-            scratch = self._scratch.get(scanned.file_split)
-            if scanned.parts is None:
-                parts.append(EncodePart(scanned.file_split, first_row, scratch=scratch))
-            for split, first, end in scanned.parts or ():
-                parts.append(EncodePart(scanned.file_split, first_row, split, scratch, (first, end)))
-                scratch = None  # its file is deleted when it has been read
+            runs = saved_runs(self._scratch.get(scanned.file_split, ()), scanned.lines, divided)
+            for run in runs:
+                of_run: list[tuple[Split | None, int, int]] = [*run.within(scanned.parts or ())]
+                if scanned.parts is None:
+                    of_run = [(None, run.first, run.end)]
+                saved = tuple(SavedBlock(name, shared=len(of_run) > 1) for name in run.names)
+                for split, first, end in of_run:
+                    part = EncodePart(scanned.file_split, first_row, split, saved, run.first, (first, end))
+                    parts.append(part)
             first_row += scanned.lines
         return parts
 
@@ -255,7 +263,10 @@ class TextPasses:
         splits_of_day: dict[str, dict[int, FileSplit]] = {}
         attempts: dict[str, str] = {}
         layout = self._layout(days)
-        split_of = _by_path(layout.reader.splits())
+        splits = layout.reader.splits()
+        if isinstance(self._workers, LocalWorkers):
+            splits = share_threads(splits, self._workers.parallelism)
+        split_of = _by_path(splits)
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
             attempts[raw.dt] = new_attempt(partition)
@@ -264,12 +275,12 @@ class TextPasses:
             buckets = buckets_for(sum(file_split.bytes for file_split in file_splits), BUCKET_BYTES)
             for index, file_split in enumerate(file_splits):
                 path = partition.file(f"{attempts[raw.dt]}/part-{index:05d}.parquet")
-                scratch = self._scratch[file_split] = f"{run_id}-{len(tasks)}"
                 bounds = bounds_of_day(self._config, raw.dt)
-                tasks.append(ScanTask(file_split, path, buckets, scratch, bounds))
+                tasks.append(ScanTask(file_split, path, buckets, f"{run_id}-{len(tasks)}", bounds))
         scanned = scan_splits(self._workers, tasks, layout, self._counted_columns())
         try:
             summaries = collect_summaries(scanned)
+            self._scratch |= {tasks[index].file_split: one.blocks for index, one in summaries.items()}
             scanned_days = [ScannedDay(raw, splits_of_day[raw.dt], summaries) for raw in days]
             for day in scanned_days:
                 partition = self._lake.quarantine.partition(day.raw.dt)
@@ -287,7 +298,7 @@ class TextPasses:
     def _count_splits(
         self, day: ScannedDay, tasks: Sequence[ScanTask], layout: FileLayout
     ) -> list[list[CountedRows]]:
-        """Returns, for each file split of a day, the value counts of its rows in each split.
+        """Returns, for each file split of a day, the value counts of its blocks in each split.
 
         Raises:
             DataError: the day has no good row, or too many rows cannot be parsed.
@@ -297,22 +308,37 @@ class TextPasses:
         check_day(self._config, day.raw, counts, quarantine, warn=False)
         if not counts.good:
             raise no_good_row() if counts.rows_in else no_row(day.raw.dt, day.raw.paths[0])
-        summaries = [summary for _, summary in day.split_summaries()]
-        divided = rows_of_splits([summary.good for summary in summaries], self._config.split)
+        places = [
+            (task, index, block)
+            for task in day.splits
+            for index, block in enumerate(day.summaries[task].blocks)
+        ]
+        divided = rows_of_splits([block.good for _, _, block in places], self._config.split)
+        first_lines = [
+            sum(earlier.lines for earlier in day.summaries[task].blocks[:index]) for task, index, _ in places
+        ]
         cut = {
-            index: CutTask(
-                tasks[index].file_split, tuple(parts), tasks[index].counts_file, tasks[index].buckets
+            place: CutTask(
+                file_split=tasks[task].file_split,
+                index=index,
+                first_line=first_lines[place],
+                saved=block.saved,
+                parts=tuple(divided[place]),
+                counts_file=tasks[task].counts_file,
+                buckets=tasks[task].buckets,
             )
-            for index, parts in zip(day.splits, divided, strict=True)
-            if len(parts) > 1
+            for place, (task, index, block) in enumerate(places)
+            if len(divided[place]) > 1
         }
         counted = count_parts(self._workers, list(cut.values()), layout, self._counted_columns())
         of_cut = dict(zip(cut, counted, strict=True))
-        return [
-            of_cut.get(index)
-            or [CountedRows(part.split, 0, summary.lines, summary.values, summary.file) for part in parts]
-            for index, parts, summary in zip(day.splits, divided, summaries, strict=True)
-        ]
+        parts: dict[int, list[CountedRows]] = {task: [] for task in day.splits}
+        for place, (task, _, block) in enumerate(places):
+            first, end = first_lines[place], first_lines[place] + block.lines
+            parts[task] += of_cut.get(place) or [
+                CountedRows(part.split, first, end, block.values, block.file) for part in divided[place]
+            ]
+        return list(parts.values())
 
     @property
     def _is_cut(self) -> bool:

@@ -204,6 +204,186 @@ def test_random_objects_agree_with_python(objects: list[dict[str, Any]]) -> None
             assert row["x"] == pytest.approx(one["x"], rel=1e-15)
 
 
+# Lines that differ from plain ones in one thing, which the compiled scanner must leave to DuckDB or read as DuckDB does.
+UNUSUAL = [
+    b"{}",
+    b"{ }",
+    b' {"n": 1}',
+    b'{"n": 1} ',
+    b'{"n": 1} x',
+    b'{"n": 1,}',
+    b'{"n": 1, "n": 2}',
+    b'{"n": null, "n": 2}',
+    b'{"n": [1], "n": 2}',
+    b'{"n": 1 "s": "a"}',
+    b'{"n": 01}',
+    b'{"n": -0}',
+    b'{"n": -0.0, "x": -0.0}',
+    b'{"n": 1.0, "x": 1.0, "s": 1.0}',
+    b'{"n": 1e3, "x": 1E3, "s": 1e3}',
+    b'{"n": 1., "x": 1}',
+    b'{"n": +1}',
+    b'{"x": 0.001, "s": 0.001}',
+    b'{"x": 1.50, "s": 1.50}',
+    b'{"x": 0.0000001, "s": 0.0000001}',
+    b'{"x": 123456789012345.6, "s": 123456789012345.6}',
+    b'{"x": 0.30000000000000004, "s": 0.30000000000000004}',
+    b'{"x": 0.3000000000000000444, "s": 0.3000000000000000444}',
+    b'{"x": 12.345678901234567, "s": 12.345678901234567}',
+    b'{"x": 12.3456789012345678, "s": 12.3456789012345678}',
+    b'{"x": 100000.00000000001, "s": -100000.00000000001}',
+    b'{"n": 999999999999999999, "s": 999999999999999999}',
+    b'{"n": 9223372036854775808, "s": 99999999999999999999}',
+    b'{"n": NaN}',
+    b'{"x": Infinity}',
+    b'{"n": tru}',
+    b'{"n": truex}',
+    b'{"n": true, "s": true}',
+    b'{"n": "true", "s": "true"}',
+    b'{"s": "null", "n": "null"}',
+    b'{"s": "false", "x": false}',
+    b'{"s": "[1]", "ns": "[1]", "ss": "[a]"}',
+    b'{"s": "{", "ns": "{}"}',
+    b'{"s": "", "ns": ""}',
+    b'{"s": "5", "n": "5"}',
+    b'{"s": "nan", "n": "n", "x": "nan"}',
+    b'{"s": "a\\u0062"}',
+    b'{"\\u0073": "a"}',
+    b'{"s": "\x01"}',
+    b'{"s": "\x7f/"}',
+    b'{"s": "a}',
+    b'{"s": "a long text of more than sixteen bytes", "n": 1}',
+    b'{"s": "a long text of m\x01re than sixteen bytes", "n": 1}',
+    '{"s": "ein längerer Text über 16 Bytes, nicht 😀"}'.encode(),
+    '{"ñ": 1, "s": "ü"}'.encode(),
+    b'{"ns": [1,2], "ss": ["a","b"]}',
+    b'{"ns": [1, 2], "ss": [ "a" ,"b"]}',
+    b'{"ns": [1.50,"2",null,true], "ss": [1.50,"2",null,true]}',
+    b'{"ns": [], "ss": [""]}',
+    b'{"ns": [1,], "ss": [[1]]}',
+    b'{"a": {"b": 5}, "s": {"b": 1}}',
+    b'{"a": 5, "b": 6}',
+    b'{"a": [5]}',
+    b'{"a": {"b": {"b": 1}}}',
+    b'{"a": {"b": 5}, "a": {"b": 6}}',
+    b'{"a": 5, "a": {"b": 6}}',
+    b'{"a": {"c": 5}, "a": {"b": 6}}',
+    b'{"a": {"b": 5, "b": 6}}',
+    b'{"a": {"c": [{"b": 1}], "b": 7}, "n": 1}',
+    b'{"a": { "b" : 5 } , "n": 1}',
+    b'{"a": {"b": 1.50, "d": 2}}',
+    b'{"a": {"b": 5,}}',
+    b'{"a": {"b": 5}',
+    b'{"b": 5, "a": {}}',
+    b'{"a.b": 5}',
+    b'{"other": {"x": [1, {"y": "z"}], "n": 7}, "n": 1}',
+    b'{"other": {"x": [1, {"y": "z"]}, "n": 7}, "n": 1}',
+    b'{"other": ' + b"[" * 40 + b"]" * 40 + b', "n": 1}',
+    b'{"n": 1}\t',
+    b"",
+    b"[1]",
+    b'{"s": "\xff"}',
+]
+
+
+def _by_duckdb(text: bytes, table: RawTable, monkeypatch: pytest.MonkeyPatch) -> RawBlock:
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.readers.jsonl.is_built", lambda: False)
+        return parse(text, table)
+
+
+def _assert_equal(block: RawBlock, expected: RawBlock) -> None:
+    assert (block.lines, block.row_lines.tolist()) == (expected.lines, expected.row_lines.tolist())
+    assert (dict(block.broken), dict(block.malformed)) == (dict(expected.broken), dict(expected.malformed))
+    assert [repr(row) for row in rows_of(block)] == [repr(row) for row in rows_of(expected)]
+    for name, counts in block.counts.items():
+        values = block.columns[name].dictionary
+        codes = block.columns[name].indices.drop_null().to_numpy(zero_copy_only=False)
+        assert counts.tolist() == np.bincount(codes, minlength=len(values)).tolist(), name
+        assert len(values.unique()) == len(values), name
+
+
+@pytest.mark.parametrize("line", UNUSUAL)
+def test_the_scanner_reads_unusual_lines_as_duckdb(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table()
+    text = a_line(n=1, s="a", x=0.5) + line + b"\n" + a_line(n=2, s="5", ns=[3])
+    _assert_equal(parse(text, table), _by_duckdb(text, table, monkeypatch))
+
+
+def test_the_scanner_reads_all_unusual_lines_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table()
+    text = b"\n".join(UNUSUAL * 20)
+    _assert_equal(parse(text, table), _by_duckdb(text, table, monkeypatch))
+
+
+def test_deep_paths_and_columns_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [
+        {"name": "c", "source": "a.b.c", "type": "int"},
+        {"name": "d", "source": "a.b.d.e", "type": "string"},
+        {"name": "a", "type": "string"},
+        {"name": "again", "source": "a.b.c", "type": "string"},
+        {"name": "x", "source": "a.x", "type": "int", "optional": True},
+    ]
+    table = a_table(columns)
+    lines = [
+        b'{"a":{"b":{"c":1,"d":{"e":"f"}}}}',
+        b'{"a":{"x":3,"b":{"c":2}}}',
+        b'{"a":"text"}',
+        b'{"a":{"b":[1]}}',
+        b'{"a":[{"b":1}]}',
+        b'{"a":{"b":{"d":{"e":[]}}}}',
+        b'{"c":1}',
+    ]
+    for of_table in (table, a_table([column for column in columns if column["name"] != "a"])):
+        text = b"\n".join(lines * 3)
+        _assert_equal(parse(text, of_table), _by_duckdb(text, of_table, monkeypatch))
+
+
+def _mutated(line: bytes, place: int, byte: int) -> bytes:
+    place %= len(line)
+    return line[:place] + bytes([byte]) + line[place + 1 :]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from(["n", "x", "s", "ns", "ss", "a", "other"]), VALUES, max_size=5),
+            st.booleans(),
+            st.none() | st.tuples(st.integers(0, 200), st.sampled_from(b'0e.-+,:"\\[]{} atn\x00\xc3')),
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_the_scanner_reads_damaged_lines_as_duckdb(
+    lines: list[tuple[dict[str, Any], bool, tuple[int, int] | None]],
+) -> None:
+    """Random objects, written with blanks or without, of which a byte may be replaced."""
+    texts = []
+    for values, compact, change in lines:
+        separators = (",", ":") if compact else (", ", ": ")
+        line = json.dumps(values, separators=separators, ensure_ascii=not compact).encode(errors="replace")
+        texts.append(_mutated(line, *change) if change else line)
+    text = b"\n".join(texts)
+    with pytest.MonkeyPatch.context() as patch:
+        _assert_equal(parse(text), _by_duckdb(text, a_table(), patch))
+
+
+def test_a_plain_line_needs_no_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("DuckDB reads a plain line")
+
+    monkeypatch.setattr("etl.readers.jsonl._tokens", refuse)
+    table = a_table([COLUMNS[0], COLUMNS[1], COLUMNS[2], COLUMNS[-1]])
+    plain = '{"n": 1, "x":0.25,"s":"ü", "a": {"c": [1], "b": 7}}\n'.encode()
+    block = parse(plain * 3 + a_line(s="a", other={"b": [1]}), table)
+    assert rows_of(block) == [{"n": 1, "x": 0.25, "s": "ü", "inner": 7}] * 3 + [
+        {"n": None, "x": None, "s": "a", "inner": None}
+    ]
+    assert block.counts["s"].tolist() == [3, 1]
+
+
 def write(path: Path, writer: str, frame: pd.DataFrame) -> None:
     if writer == "pandas":
         frame.to_json(path, orient="records", lines=True)

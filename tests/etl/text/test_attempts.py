@@ -38,7 +38,7 @@ def _encode(task: encode_pass.EncodeTask, encoding: encode_pass.Encoding) -> lis
 
 def _scan(task: scan_pass.ScanTask, layout: Any) -> list[str]:
     *_, last = scan_pass.scan_file_split(0, task, layout, ["I1", "C1"])
-    return [json.loads(last.column(1)[0].as_py())["file"]]
+    return [block["file"] for block in json.loads(last.column(1)[0].as_py())["blocks"]]
 
 
 def _complete(request: CountRequest, entries: pa.Table, folders: vocabularies.VocabularyFolders) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from etl.text import parsed_splits
 from etl.text.parse_block import ParsedBlock
+from etl.text.parsed_splits import SavedBlock
 
 
 @pytest.fixture
@@ -25,6 +26,9 @@ def report_free(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int) 
     monkeypatch.setattr("etl.text.parsed_splits.shutil.disk_usage", lambda _: usage)
 
 
+ONE = SavedBlock("one")
+
+
 def _block() -> ParsedBlock:
     columns = {
         "C1": pa.array(["a", None, "é", "a"]).dictionary_encode(),
@@ -37,19 +41,39 @@ def _block() -> ParsedBlock:
 def test_a_saved_block_is_loaded_once(folder: Path) -> None:
     block = _block()
     parsed_splits.save("one", block)
-    loaded = parsed_splits.load("one", {"C1", "label"})
+    loaded = parsed_splits.load(ONE, {"C1", "label"})
     assert loaded is not None
-    assert (loaded.lines, loaded.row_lines.tolist()) == (5, [0, 1, 3, 4])
+    assert (loaded.bytes, loaded.lines, loaded.row_lines.tolist()) == (77, 5, [0, 1, 3, 4])
     assert {name: column.to_pylist() for name, column in loaded.columns.items()} == {
         name: column.to_pylist() for name, column in block.columns.items()
     }
-    assert parsed_splits.load("one", {"C1"}) is None
+    assert parsed_splits.load(ONE, {"C1"}) is None
     assert not list(folder.iterdir())
+
+
+def test_a_shared_block_is_loaded_by_each_task(folder: Path) -> None:
+    assert parsed_splits.save("one", _block())
+    shared = SavedBlock("one", shared=True)
+    for _ in range(2):
+        loaded = parsed_splits.load(shared, {"C1"})
+        assert loaded is not None
+        assert loaded.columns["C1"].to_pylist() == ["a", None, "é", "a"]
+
+
+def test_blocks_are_loaded_together_or_not_at_all(folder: Path) -> None:
+    for name in ("one", "two"):
+        assert parsed_splits.save(name, _block())
+    together = [SavedBlock("one", shared=True), SavedBlock("two", shared=True)]
+    loaded = parsed_splits.load_all(together, {"C1"})
+    assert loaded is not None
+    assert [block.lines for block in loaded] == [5, 5]
+    assert parsed_splits.load_all([*together, SavedBlock("three")], {"C1"}) is None
+    assert parsed_splits.load_all([], {"C1"}) is None
 
 
 def test_a_block_that_lacks_a_column_is_not_loaded(folder: Path) -> None:
     parsed_splits.save("one", _block())
-    assert parsed_splits.load("one", {"C1", "C2"}) is None
+    assert parsed_splits.load(ONE, {"C1", "C2"}) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
@@ -57,7 +81,7 @@ def test_an_incomplete_file_is_not_loaded(folder: Path, share: float) -> None:
     parsed_splits.save("one", _block())
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert parsed_splits.load("one", {"C1"}) is None
+    assert parsed_splits.load(ONE, {"C1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -67,17 +91,17 @@ def test_nothing_is_saved_on_a_nearly_full_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int, saves: bool
 ) -> None:
     report_free(monkeypatch, free_gib, total_gib)
-    parsed_splits.save("one", _block())
-    assert (parsed_splits.load("one", {"C1"}) is not None) == saves
+    assert parsed_splits.save("one", _block()) == saves
+    assert (parsed_splits.load(ONE, {"C1"}) is not None) == saves
 
 
 def test_a_fifth_of_a_small_disk_suffices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_free(monkeypatch, 2, 8)
     parsed_splits.save("one", _block())
-    assert parsed_splits.load("one", {"C1"}) is not None
+    assert parsed_splits.load(ONE, {"C1"}) is not None
 
 
 def test_nothing_is_saved_without_a_local_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     parsed_splits.save("one", _block())
-    assert parsed_splits.load("one", {"C1"}) is None
+    assert parsed_splits.load(ONE, {"C1"}) is None

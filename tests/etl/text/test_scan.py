@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.native.scan import Scanned, scan
+from etl.native.scan import Scanned, merge_dictionaries, scan
 from etl.raw.text_values import split_fields
 from tests.etl.raw_oracle import csv_fields
 
@@ -147,3 +147,30 @@ def test_lines_with_quotes_are_split_by_the_rule_of_csv(lines: list[str]) -> Non
     reasons = {int(scanned.row_lines[row]): reason for row, reason in scanned.unsplit.items()}
     assert {**scanned.broken, **reasons} == bad
     assert all(decoded[row] == (None, None) for row in unsplit)
+
+
+TEXTS = st.lists(
+    st.none() | st.sampled_from(["", "a", "b", "ü", "a value of many bytes", "a value of other bytes"])
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(0, 3))
+def test_dictionaries_are_merged_and_their_values_counted(
+    parts: list[list[str | None]], skipped: int
+) -> None:
+    chunks = [pa.array(part, pa.string()).dictionary_encode()[skipped:] for part in parts]
+    merged, counts = merge_dictionaries(chunks)
+    expected = [value or None for part in parts for value in part[skipped:]]
+    assert merged.to_pylist() == expected
+    values = merged.dictionary.to_pylist()
+    assert len(set(values)) == len(values)
+    assert dict(zip(values, counts.tolist(), strict=True)) == {
+        value: expected.count(value) for value in values
+    }
+
+
+def test_codes_beyond_the_dictionary_are_refused() -> None:
+    broken = pa.DictionaryArray.from_arrays(pa.array([5], pa.int32()), pa.array(["a"]), safe=False)
+    with pytest.raises(ValueError, match="no value"):
+        merge_dictionaries([broken])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from etl.latest import latest_rows
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.spark.frame_passes import FramePasses
 from etl.text import two_passes
+from etl.text.scan_pass import CountedBlock
 from etl.value_counts import merge_tasks
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
@@ -127,10 +129,10 @@ def test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publis
 
 
 class _RemoteScratch(dict[Any, Any]):
-    """Names of parsed file splits that are all on another machine's disk."""
+    """Saved blocks of parsed file splits that are all on another machine's disk."""
 
-    def get(self, *_: Any) -> str:
-        return "elsewhere"
+    def get(self, *of_split: Any) -> list[CountedBlock]:
+        return [replace(block, saved="elsewhere") for block in super().get(*of_split)]
 
 
 def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
