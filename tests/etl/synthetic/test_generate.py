@@ -22,6 +22,7 @@ from etl.synthetic.clicks.layout import hex_tokens, value_name
 from etl.synthetic.files import write_file
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
 from jobs.stages.generate_clicks import run as generate_clicks
+from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
@@ -36,7 +37,7 @@ def _config(lake: Path, *overrides: str, name: str = "generated") -> Config:
 
 
 def _generate(spark: SparkSession, config: Config, dates: list[str]) -> None:
-    generate_days(spark, Lake(config.lake), generate_settings(config), dates)
+    generate_days(SparkWorkers(spark), Lake(config.lake), generate_settings(config), dates)
 
 
 def _files(config: Config, dt: str) -> list[Path]:
