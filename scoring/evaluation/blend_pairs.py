@@ -10,9 +10,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
@@ -32,6 +33,7 @@ from scoring.inputs.requests import ITEM_INDEX, POSITIVES, ListRequest
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import measure_candidates
+from spark.arrow_frames import collected, frame_of
 from spark.rows import (
     Rows,
     count,
@@ -80,7 +82,7 @@ def measured_pairs(
     numbered = publish_items(context, dataset, model, tables)
     partition = context.lake.blend_items(dataset.workflow_version).partition(context.run_date)
     items = read_rows(context, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
-    features = persist(rows_before_test(context, dataset, model.spec, "user", before="validation"))
+    features = persist(_features_before(context, dataset, model, "user"))
     store = vector_store(context, dataset, numbered, tables.retriever, purpose="before_validation")
     try:
         candidates = _candidates(context, dataset, tables, items, users, features, numbered, store)
@@ -108,6 +110,16 @@ def measured_pairs(
     return pairs_of_rows(measured, len(config.sources))
 
 
+def _features_before(
+    context: RunContext, dataset: Dataset, model: ModelInfo, side: Literal["user", "item"]
+) -> Rows:
+    """Returns the features of users or items from before the validation rows, as the stage keeps its rows."""
+    rows = rows_before_test(context, dataset, model.spec, side, before="validation")
+    if not context.in_process:
+        return frame_of(context.spark, rows)
+    return rows if isinstance(rows, pa.Table) else collected(rows)
+
+
 def _features(model: ModelInfo) -> str:
     """Returns the features of users as columns of a query."""
     names = [feature.name for feature in model.spec.scoped("user")]
@@ -128,7 +140,7 @@ def publish_items(
     Workers read the items from these files.
     """
     lake, config = context.lake, context.config.candidates
-    items, seen = rows_before_test(context, dataset, model.spec, "item", before="validation"), None
+    items, seen = _features_before(context, dataset, model, "item"), None
     if config.active_days is not None:
         rows = candidate_rows(context, dataset, list(BEFORE))
         seen = within(rows, config.active_days, last_day(context, dataset))

@@ -33,7 +33,7 @@ from scoring.candidates.places import places_by_source
 from scoring.evaluation.blend_pairs import measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
-from spark.arrow_frames import frame_of
+from spark.arrow_frames import collected, frame_of
 from storage.manifest import Manifest, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
@@ -271,6 +271,19 @@ def test_without_clicks_or_pairs_lists_are_empty(tmp_path: Path) -> None:
     every = log.set_column(2, "label", pa.array(np.ones(len(log), np.float32)))
     with pytest.raises(DataError, match=r"24 items have clicks, but max_items is 5"):
         ease_items(Ease(source="ease", max_items=5), free, every, items_of(), store)
+
+
+def test_a_frame_is_collected_with_its_nulls_and_lists(spark: SparkSession) -> None:
+    frame = spark.createDataFrame(
+        [("a", 1, [1, 2]), (None, None, None)], "user_key string, n int, ids array<int>"
+    )
+    expected = [
+        {"user_key": "a", "n": 1, "ids": [1, 2]},
+        {"user_key": None, "n": None, "ids": None},
+    ]
+    assert collected(frame.coalesce(1)).to_pylist() == expected
+    empty = collected(frame.where("n = 2"))
+    assert (len(empty), empty.column_names) == (0, ["user_key", "n", "ids"])
 
 
 def test_segments_are_equal_where_values_are(spark: SparkSession) -> None:
