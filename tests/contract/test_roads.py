@@ -12,10 +12,13 @@ from conf.types import Config
 from etl import passes
 from etl.passes import PreparedPasses, TextPasses, passes_of, road_of
 from etl.text import two_passes
-from jobs.reference.roads import DATASETS, roads_page, starts_jvm
+from jobs.reference.roads import DATASETS, roads_page, run_starts_jvm, starts_jvm
 from spark.local_workers import LocalWorkers
 from storage.paths import Lake
 
+JDBC = (
+    "{kind: jdbc, name: shop, url: 'jdbc:postgresql://h/d', table: lists, user: {env: U}, password: {env: P}}"
+)
 SHIPPED = sorted(DATASETS.glob("*.yaml"))
 
 
@@ -36,6 +39,7 @@ def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_pa
     config = load_config(str(path))
     assert road_of(config, on_one_machine=True).reason is None
     assert not starts_jvm(config)
+    assert not run_starts_jvm(config)
     chosen = passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, Lake(str(tmp_path / "lake")))
     assert isinstance(chosen, TextPasses | PreparedPasses)
     assert f"| `{path.name}` |" in roads_page()
@@ -113,3 +117,20 @@ def test_an_operator_with_only_a_form_for_frames_is_the_reason(monkeypatch: pyte
     road = road_of(config, on_one_machine=True)
     assert road.kind == "frames"
     assert "difference_lag changes rows only in Spark" in (road.reason or "")
+
+
+@pytest.mark.parametrize(
+    "overrides, starts",
+    [
+        (
+            ("candidates.sources=[{source: ease}, {source: als}, {source: item_knn}]", "score.blend=auto"),
+            False,
+        ),
+        (("deliver.sinks=[{kind: json_lines, name: files, path: /srv/lists}]",), False),
+        ((f"deliver.sinks=[{JDBC}]",), True),
+        (("train.num_ranks=2",), True),
+        (("workflow.engine=sql",), True),
+    ],
+)
+def test_what_starts_a_jvm_in_a_run(overrides: tuple[str, ...], starts: bool) -> None:
+    assert run_starts_jvm(shipped("generated", *overrides)) == starts
