@@ -24,7 +24,7 @@ from storage.paths import Lake
 from tests.etl.prepare import test_shop_exports
 from tests.processes import ROOT, environment
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FIRST, RUN_DATE, NEXT_DATE = "2026-01-01", "2026-01-05", "2026-01-06"
 # Stages whose names are not those of jobs of each night.
