@@ -154,11 +154,11 @@ class Ease(Strict):
 class Als(Strict):
     """The source `als`: a matrix factorization of the clicks by alternating least squares.
 
-    Spark MLlib computes the factors for implicit feedback (Y. Hu, Y. Koren, C. Volinsky, ICDM 2008).
+    The factors are those of Spark MLlib for implicit feedback (Y. Hu, Y. Koren, C. Volinsky, ICDM 2008).
     """
 
     source: Literal["als"] = Field(
-        description="Items that a matrix factorization (implicit ALS of Spark MLlib) finds."
+        description="Items that a matrix factorization (implicit ALS, as in Spark MLlib) finds."
     )
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(

@@ -35,6 +35,12 @@ def table_of(rows: DataFrame) -> pa.Table:
     return pa.Table.from_pandas(rows.toPandas(), arrow_schema(rows), preserve_index=False)
 
 
+def collected(rows: DataFrame) -> pa.Table:
+    """Returns the rows of a small Spark frame as an Arrow table: any types, with or without nulls."""
+    batches: list[pa.RecordBatch] = rows._collect_as_arrow()
+    return pa.Table.from_batches(batches, None if batches else arrow_schema(rows))
+
+
 def arrow_schema(rows: DataFrame) -> pa.Schema:
     """Returns the Arrow types of the columns of a frame."""
     from pyspark.sql.pandas.types import to_arrow_schema

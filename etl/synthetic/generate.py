@@ -1,17 +1,19 @@
-"""Generates days of raw clicks with one Spark task per file, and publishes them with their manifests."""
+"""Generates days of raw clicks with one task per file, and publishes them with their manifests."""
 
 from __future__ import annotations
 
+import logging
+import pickle
+from base64 import b64decode, b64encode
 from datetime import date, timedelta
-
-from pyspark.sql import SparkSession
+from functools import partial
 
 from conf.errors import ConfigError
 from conf.types import Config, Generate
 from etl.synthetic.clicks.summary import total
 from etl.synthetic.files import PREFIX, WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
-from etl.synthetic.progress import task_progress
+from spark.workers import Workers
 from storage import file_io
 from storage.manifest import (
     FileEntry,
@@ -22,7 +24,11 @@ from storage.manifest import (
 )
 from storage.paths import Lake, Partition
 
+log = logging.getLogger("nightrank.generate")
+
 _NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
+# Tasks of a worker between two log messages.
+_ROUNDS = 4
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
@@ -55,23 +61,31 @@ def generate_settings(config: Config) -> Generate:
     return generate
 
 
-def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
+def generate_days(workers: Workers, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
     """Writes and publishes `raw/dt=…` for each date, and returns the manifests in the order of `dates`.
 
-    The content of a file does not depend on the executor that runs its task. If a day was generated before,
+    The content of a file does not depend on the process that runs its task. If a day was generated before,
     its old files are deleted when the new ones are published.
     """
     tasks = [(dt, file) for dt in dates for file in range(config.files_per_day)]
-
-    def write(task: tuple[str, int]) -> tuple[str, WrittenFile]:
-        dt, file = task
-        return dt, write_file(config, lake.raw.partition(dt), file)
-
-    with task_progress(spark, len(tasks), "files"):
-        written = spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+    written: list[tuple[str, WrittenFile]] = []
+    together = _ROUNDS * workers.parallelism
+    for first in range(0, len(tasks), together):
+        of_call = tasks[first : first + together]
+        texts = workers.collect(len(of_call), partial(_write, config, lake.root, of_call))
+        files = [pickle.loads(b64decode(text)) for text in texts]
+        written += [(dt, file) for (dt, _), file in zip(of_call, files, strict=True)]
+        log.info("%d of %d files", len(written), len(tasks))
     return [
         _publish(lake.raw.partition(dt), config, [file for day, file in written if day == dt]) for dt in dates
     ]
+
+
+def _write(config: Generate, root: str, tasks: list[tuple[str, int]], index: int) -> str:
+    """Writes the file of a task in the lake with this root, and returns the pickled WrittenFile as base64."""
+    dt, file = tasks[index]
+    written = write_file(config, Lake(root).raw.partition(dt), file)
+    return b64encode(pickle.dumps(written)).decode()
 
 
 def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:

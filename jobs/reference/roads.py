@@ -1,4 +1,4 @@
-"""Makes docs/roads.md: how build_features reads the log of each configuration in conf/datasets."""
+"""Makes docs/roads.md: how build_features reads the logs of conf/datasets, and which jobs start a JVM."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from conf.load import load_config
 from conf.types import Config
 from etl.passes import Road, road_of
+from scoring.candidates.candidate_tables import frames_needed
+from scoring.delivery.sinks import read_settings
+from training.launch.slots import cores_of_driver
 
 DATASETS = Path(__file__).resolve().parents[2] / "conf" / "datasets"
 
@@ -15,7 +18,8 @@ _PAGE = """<!-- Made from conf/datasets and etl/passes.py by `make docs`; change
 # How logs are read
 
 This page is for people who write a configuration and want to know what `build_features` does with the rows of
-their log, and whether it starts Spark. [Decision 0102](decisions/0102-one-road.md) has the reasons.
+their log, and whether this job or another one of a run starts Spark.
+[Decision 0102](decisions/0102-one-road.md) has the reasons.
 
 A log enters by the reader of its format, as typed blocks of rows. Then it takes one of two ways:
 
@@ -31,10 +35,12 @@ all rows of a user. Filters of `prepare` need none, and neither does a split by 
 
 ## The shipped configurations
 
-The program that writes this table asks `road_of` in `etl/passes.py`, which also decides in a job.
+The program that writes this table asks the functions that also decide in a job: `road_of` in `etl/passes.py`
+for the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of
+a run* are those that `nightly --retrain` starts on one machine.
 
-| configuration | format | split | prepared | on one machine | on a cluster |
-|---|---|---|---|---|---|
+| configuration | format | split | prepared | on one machine | on a cluster | candidates | all jobs of a run |
+|---|---|---|---|---|---|---|---|
 """
 
 _AFTER = """
@@ -54,7 +60,44 @@ operators, which the RAPIDS Accelerator knows, and writes the table `prepared`. 
 An operator of a package that changes rows needs a form for each of the two ways
 ([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files
 are read by the compiled scanner, which `make setup` builds.
+
+## When another job starts a JVM
+
+On one machine, the other jobs need no Spark either, whatever the model and the sources of candidates are.
+They compute in their own process, in its threads, and in worker processes. A JVM starts in these cases:
+
+| job | case | to avoid it |
+|---|---|---|
 """
+
+_END = """
+`check_lists`, `report`, `export_model`, `prune`, `champion` and `show` start none. Spark and this process
+publish the same candidates, up to rounding of the scores.
+"""
+
+_ROWS = "100 bytes for each row or list entry are more than half of the memory that is left"
+_ON_CLUSTER = "Spark's workers run the tasks, as above"
+_JOBS = (
+    ("all jobs that read rows", "`workflow.engine` is not `auto`", "leave it at `auto`"),
+    ("all jobs that read rows", _ON_CLUSTER, "start the job with Python on one machine"),
+    (
+        "`train_model`, `train_retriever`, `refit_model`, `compare_models`",
+        "more than one rank: an elastic training, several GPUs, or `train.num_ranks` above 1",
+        "leave `train.num_ranks` at `auto`",
+    ),
+    ("all jobs from `evaluate_model` to `measure_recommendations`", _ROWS, "score fewer users or days"),
+    ("`build_candidates`, `learn_blend`", "a source of candidates of a package", "use our sources"),
+    (
+        "`build_candidates`, `learn_blend`",
+        "a filter compares a float with a value of another type",
+        "declare the same type in both tables",
+    ),
+    (
+        "`deliver_recommendations`, `erase_user`",
+        "a sink of the kind `jdbc`, or of a package without `IN_PROCESS`",
+        "[use another sink](delivery.md)",
+    ),
+)
 
 
 def roads_page() -> str:
@@ -65,13 +108,41 @@ def roads_page() -> str:
         here, cluster = (road_of(config, on_one_machine=one) for one in (True, False))
         prepared = ", ".join(here.prepared) or "nothing"
         ways = f"{_way(here)}; {'a JVM starts' if starts_jvm(config) else 'no JVM'} | {_way(cluster)}"
-        rows.append(f"| `{path.name}` | {config.log.format} | {_split(config)} | {prepared} | {ways} |\n")
-    return _PAGE + "".join(rows) + _AFTER
+        of_run = "a JVM starts" if run_starts_jvm(config) else "no JVM"
+        cells = [
+            f"`{path.name}`",
+            config.log.format,
+            _split(config),
+            prepared,
+            ways,
+            _sources(config),
+            of_run,
+        ]
+        rows.append(f"| {' | '.join(cells)} |\n")
+    jobs = "".join(f"| {' | '.join(case)} |\n" for case in _JOBS)
+    return _PAGE + "".join(rows) + _AFTER + jobs + _END
 
 
 def starts_jvm(config: Config) -> bool:
     """Returns whether build_features starts a JVM on one machine (spark.choose_workers.choose_workers)."""
     return config.workflow.engine != "auto"
+
+
+def run_starts_jvm(config: Config) -> bool:
+    """Returns whether a job of a run with retraining needs a JVM on one machine without GPUs."""
+    if starts_jvm(config) or cores_of_driver(config.train) is None:
+        return True
+    sinks = read_settings(config.deliver)
+    in_process = all(getattr(module, "IN_PROCESS", False) for module, _ in sinks)
+    return not in_process or (config.keys is not None and frames_needed(config))
+
+
+def _sources(config: Config) -> str:
+    if config.keys is None:
+        return "none: `score_rows` scores rows"
+    sources = [source.name for source in config.candidates.sources]
+    blended = " with a blend" if config.score.blend == "auto" else ""
+    return f"{', '.join(f'`{name}`' for name in sources)}{blended}"
 
 
 def _way(road: Road) -> str:

@@ -18,7 +18,7 @@ from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.places import places_by_source
 from scoring.candidates.retrieved import retrieve
-from scoring.candidates.vector_tables import delete_checkpoints, vector_store
+from scoring.candidates.vector_tables import release, vector_store
 from scoring.inputs.feature_rows import count_rows
 from scoring.inputs.requests import ITEM_INDEX, SOURCES
 from spark.choose_workers import stay_in_process
@@ -27,7 +27,7 @@ from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
-from storage.publish import Rules, rows_of
+from storage.publish import Rules
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext, require
 
@@ -47,13 +47,13 @@ def run(context: RunContext) -> JobSummary:
         try:
             candidates = publish_candidates(context, dataset, items, tables, store)
         finally:
-            delete_checkpoints(store)
+            release(store)
     partition = context.lake.candidates(dataset.workflow_version).partition(context.run_date)
     places = {}
     if not any(isinstance(source, AllItems) for source in context.config.candidates.sources):
         with context.phase("places"):
-            frame = rows_of(context.spark, partition, candidates, columns=[SOURCES])
-            places = {"places_by_source": places_by_source(frame, candidates.facts["sources"])}
+            listed = read_rows(context, partition, candidates, columns=[SOURCES])
+            places = {"places_by_source": places_by_source(listed, candidates.facts["sources"])}
     return JobSummary(
         output=partition.path,
         rows_in=tables.users.rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
@@ -11,9 +12,9 @@ def run(context: RunContext) -> JobSummary:
     """Writes and publishes the log from the run date on, and reports the best possible AUC of each day."""
     generate = generate_settings(context.config)
     dates = generated_dates(generate, context.run_date)
-    spark = context.spark
+    workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     with context.phase("generate"):
-        manifests = generate_days(spark, context.lake, generate, dates)
+        manifests = generate_days(workers, context.lake, generate, dates)
     return JobSummary(
         output=context.lake.raw.path,
         rows_out=sum(manifest.rows for manifest in manifests),

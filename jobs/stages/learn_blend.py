@@ -8,11 +8,13 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
-from scoring.candidates.candidate_tables import read_candidate_tables
+from scoring.candidates.candidate_tables import frames_needed, read_candidate_tables
 from scoring.evaluation.blend_fit import MODEL, learn
 from scoring.evaluation.blend_pairs import measured_pairs
+from scoring.inputs.feature_rows import count_rows
 from scoring.inputs.requests import BlendRequest, require_listable
 from scoring.model.champion import champion_and_dataset
+from spark.choose_workers import stay_in_process
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext, require
 from training.registry.blends import BLENDS, BlendKey, BlendRecord, blend_of, record_blend
@@ -37,6 +39,8 @@ def run(context: RunContext) -> JobSummary:
     # A refit was trained on the validation clicks, so the weights are learned from the champion's logits.
     model, dataset = champion_and_dataset(context)
     require_listable(model.spec)
+    if not frames_needed(config):
+        stay_in_process(context, count_rows(lake, dataset))
     with context.phase("tables"):
         tables = read_candidate_tables(context, dataset.workflow_version)
     inputs = {**tables.inputs(context, dataset), "score": config_digest(config, "score")}

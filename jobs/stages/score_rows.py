@@ -10,6 +10,7 @@ from scoring.model.champion import serving_model_and_dataset
 from scoring.rows.file_splits import divide_rows, row_groups
 from scoring.spark.int8_change import change_of_rows, sample_of
 from scoring.spark.score_frames import score_split
+from spark.choose_workers import cores_without_jvm, stay_in_process
 from storage.feature_spec import ROW_ID
 from storage.job_summary import JobSummary
 from storage.publish import Rules, new_attempt, publish_files
@@ -17,12 +18,18 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Scores every feature row of the split `score.rows_split`. Spark workers read and write the files."""
+    """Scores every feature row of the split `score.rows_split`.
+
+    Threads of this process, or Spark's workers, read and write the files.
+    """
     split = context.config.score.rows_split
     model, dataset = serving_model_and_dataset(context, scored=split)
     groups = row_groups(context.lake, dataset, split)
     partition, request = context.lake.scores.partition(context.run_date), model.request(context.config.score)
-    spark = context.spark
+    rows = sum(group.rows for group in groups)
+    stay_in_process(context, rows)
+    spark = None if context.in_process else context.spark
+    slots = spark.sparkContext.defaultParallelism if spark is not None else cores_without_jvm() or 1
     facts: dict[str, Any] = {
         "split": split,
         "model_version": model.version,
@@ -33,9 +40,7 @@ def run(context: RunContext) -> JobSummary:
         with context.phase("int8"):
             facts["int8"] = change_of_rows(spark, sample_of(groups), request)
     with context.phase("score"):
-        tasks = divide_rows(
-            groups, spark.sparkContext.defaultParallelism, context.config.output.row_group_rows
-        )
+        tasks = divide_rows(groups, slots, context.config.output.row_group_rows)
         attempt = new_attempt(partition)
         files = score_split(spark, tasks, request, partition.file(attempt))
     with context.phase("publish"):
@@ -47,7 +52,7 @@ def run(context: RunContext) -> JobSummary:
                 "dataset": dataset.digest,
                 "config": config_digest(context.config, "score"),
             },
-            expected_rows=sum(group.rows for group in groups),
+            expected_rows=rows,
             facts=facts,
             rules=Rules(not_null=[ROW_ID, FEATURES_DT], ranges={PROBABILITY: (0.0, 1.0 + 2**-20)}),
             grace_hours=context.config.output.grace_hours,

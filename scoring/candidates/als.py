@@ -1,9 +1,10 @@
 """The source `als`: proposes items by a matrix factorization of the clicks.
 
 Spark MLlib computes a vector for each user and each item by alternating least squares for implicit feedback
-(Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). The rating
-of a user and an item is the number of clicks or, if rows have weights, the sum of their weights. A user's
-score of an item is the dot product of their vectors.
+(Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). For tables,
+als_vectors.py computes the same vectors in this process, except for rounding errors. The rating of a user and
+an item is the number of clicks or, if rows have weights, the sum of their weights. A user's score of an item
+is the dot product of their vectors.
 
 The initial vectors depend on the seed and on the numbers of users and items, and the order of additions
 depends on the order of the ratings. So users are numbered in the order of their keys, and MLlib gets the
@@ -14,16 +15,24 @@ errors of float64. `item_vectors.rounded` removes most of these differences.
 
 from __future__ import annotations
 
-from pyspark.ml.recommendation import ALS
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.lazy_pyspark import F, Window
 from conf.types import Als
 from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
-from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists
+from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists, with_exclusions
 from scoring.inputs.requests import ITEM_INDEX, VECTOR
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from spark.choose_workers import cores_without_jvm
+from spark.rows import Rows, count, persist, query
+from storage.feature_spec import USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _USER_NUMBER, _CLICKS = "user_number", "clicks"
 # Number of blocks of users, and of items. MLlib computes the vectors of one block in one task. A fixed number
@@ -32,9 +41,7 @@ _BLOCKS = 10
 _CHECKPOINT_ITERATIONS = 2
 
 
-def als_items(
-    config: Als, exclusions: Exclusions, rows: DataFrame, items: DataFrame, store: VectorStore
-) -> DataFrame:
+def als_items(config: Als, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
@@ -45,45 +52,80 @@ def als_items(
     Args:
         config: the settings of the source, such as n.
         exclusions: the excluded items of each user.
-        rows: a frame with the columns user_key, item_key and label.
-        items: a frame with the columns item_index and item_key, one row per item.
+        rows: rows with the columns user_key, item_key and label.
+        items: rows with the columns item_index and item_key, one row per item.
         store: publishes the item vectors.
     """
     fitted = als_vectors(config, rows, items, store.checkpoints)
     if fitted is None:
         return no_lists(exclusions.users)
     users, item_vectors = fitted
-    files = store.publish(config.name, item_vectors, item_vectors.count(), config.rank)
-    return lists_from_vectors(exclusions.users.join(users, USER_KEY), VECTOR, files, config.n, store)
+    files = store.publish(config.name, item_vectors, count(item_vectors), config.rank)
+    of_users = with_exclusions(exclusions.users, users, VECTOR)
+    return lists_from_vectors(of_users, VECTOR, files, config.n, store)
 
 
-def als_vectors(
-    config: Als, rows: DataFrame, items: DataFrame, checkpoints: str
-) -> tuple[DataFrame, DataFrame] | None:
+def als_vectors(config: Als, rows: Rows, items: Rows, checkpoints: str) -> tuple[Rows, Rows] | None:
     """Computes the vectors of the users and items that have clicks.
 
     Args:
         config, rows, items: as in `als_items`.
-        checkpoints: folder for vectors of single iterations. The result needs it as long as it is used.
+        checkpoints: folder for vectors of single iterations of Spark. A frame needs it as long as it is used.
 
     Returns:
-        Two frames: user_key and vector (array<float>), and item_index and vector. None if there are no
-        clicks.
+        Rows of users, with user_key and vector (array<float>), and rows of items, with item_index and vector.
+        None if there are no clicks.
     """
-    clicks = (
-        rows.where(F.col(LABEL) == 1)
-        .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
-        .groupBy(USER_KEY, ITEM_INDEX)
-        .agg(weight_of_clicks(rows).cast("float").alias(_CLICKS))
-        .persist()
+    text = f"""
+        SELECT user_key, item_index, CAST({weight_of_clicks(rows)} AS FLOAT) AS {_CLICKS}
+        FROM {{rows}} JOIN {{items}} USING (item_key)
+        WHERE label = 1
+        GROUP BY user_key, item_index
+    """
+    clicks = persist(query(text, rows=rows, items=items))
+    if isinstance(clicks, pa.Table):
+        return _vectors_of_table(config, clicks) if len(clicks) else None
+    return _vectors_of_frame(config, clicks, checkpoints)
+
+
+def _vectors_of_table(config: Als, clicks: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Does the work of `als_vectors` in this process."""
+    import torch
+
+    from scoring.candidates.als_vectors import fit_vectors
+
+    keys = clicks.column(USER_KEY).combine_chunks()
+    users = keys.unique()
+    users = users.take(pc.sort_indices(users))
+    items, item = np.unique(clicks.column(ITEM_INDEX).to_numpy(), return_inverse=True)
+    user = pc.index_in(keys, value_set=users).to_numpy().astype(np.int64)
+    of_caller = torch.get_num_threads()
+    torch.set_num_threads(cores_without_jvm() or 1)
+    try:
+        fitted = fit_vectors(user, item.astype(np.int64), clicks.column(_CLICKS).to_numpy(), config, _BLOCKS)
+    finally:
+        torch.set_num_threads(of_caller)
+    lists = [
+        pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), config.rank).cast(pa.list_(pa.float32()))
+        for vectors in fitted
+    ]
+    return (
+        pa.Table.from_arrays([users, lists[0]], [USER_KEY, VECTOR]),
+        pa.Table.from_arrays([pa.array(items.astype(np.int32)), lists[1]], [ITEM_INDEX, VECTOR]),
     )
+
+
+def _vectors_of_frame(config: Als, clicks: DataFrame, checkpoints: str) -> tuple[DataFrame, DataFrame] | None:
+    """Does the work of `als_vectors` in Spark. `clicks` has user_key, item_index and clicks (float)."""
+    from pyspark.ml.recommendation import ALS
+
     in_order = F.row_number().over(Window.orderBy(F.asc(USER_KEY)))
     numbered = clicks.select(USER_KEY).distinct().select(USER_KEY, in_order.alias(_USER_NUMBER)).persist()
     if numbered.isEmpty():
         return None
     ratings = clicks.join(numbered, USER_KEY).select(_USER_NUMBER, ITEM_INDEX, _CLICKS)
     # Without checkpoints, a task describes all iterations before it, and its description overflows the stack.
-    rows.sparkSession.sparkContext.setCheckpointDir(checkpoints)
+    clicks.sparkSession.sparkContext.setCheckpointDir(checkpoints)
     als = ALS(
         rank=config.rank,
         maxIter=config.iterations,

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from pyspark.sql import DataFrame
-
 from conf.package_source_types import PackageSource
 from conf.source_types import ItemKnn
 from conf.types import AllItems, Als, Candidates, Covisitation, Ease, Popular, Retrieval
@@ -33,13 +31,13 @@ class SourceTables:
 
     Attributes:
         exclusions: the items that no source may propose for a user.
-        items: a frame with the columns item_index and item_key, one row per item.
+        items: rows with the columns item_index and item_key, one row per item.
         rows: the feature rows of the configured splits. The columns are user_key, item_key, label and
             features_dt, and also event_time if the log has it, and weight if rows have weights.
         run_date: the last day whose clicks a source counts.
-        segments: maps the name of each segment that a source uses to a frame with the columns user_key and
+        segments: maps the name of each segment that a source uses to rows with the columns user_key and
             segment.
-        retrieved: a frame with the columns user_key, candidates and scores from the source `retrieval`; None
+        retrieved: rows with the columns user_key, candidates and scores from the source `retrieval`; None
             if this source is not configured.
         store: publishes what the sources `covisitation`, `item_knn`, `ease` and `als` computed for each item.
             It may be None if none of them is configured.
@@ -49,8 +47,8 @@ class SourceTables:
     items: Rows
     rows: ReadableRows
     run_date: str
-    segments: Mapping[str, DataFrame] = field(default_factory=dict)
-    retrieved: DataFrame | None = None
+    segments: Mapping[str, Rows] = field(default_factory=dict)
+    retrieved: Rows | None = None
     store: VectorStore | None = None
 
 
@@ -71,8 +69,8 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
 
 def _candidates_of(
     source: Popular | Covisitation | ItemKnn | Ease | Als | Retrieval | PackageSource, tables: SourceTables
-) -> DataFrame:
-    """Returns the candidates of one source: a frame with the columns user_key, candidates and scores.
+) -> Rows:
+    """Returns the candidates of one source: rows with the columns user_key, candidates and scores.
 
     `scores` is an array<float> as long as `candidates`. Within a user's list, it does not increase.
     """
@@ -104,8 +102,8 @@ def _rows_of(
 
 
 def _stored_candidates_of(
-    source: Covisitation | ItemKnn | Ease | Als, tables: SourceTables, rows: DataFrame
-) -> DataFrame:
+    source: Covisitation | ItemKnn | Ease | Als, tables: SourceTables, rows: Rows
+) -> Rows:
     """Returns the candidates of a source that publishes what it computes for each item."""
     if tables.store is None:
         raise ValueError(f"internal error, please report: the source `{source.name}` has no store")

@@ -10,12 +10,12 @@ from typing import assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
+from conf.lazy_pyspark import F
 from conf.load import config_digest
-from conf.types import AllItems, Config, NotAllowed, OutOfStock, Popular, RawTable, Split
+from conf.package_source_types import PackageSource
+from conf.types import Config, NotAllowed, OutOfStock, Popular, RawTable, Split
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
 from etl.spark.attribute_frames import read_attributes
@@ -45,7 +45,7 @@ class CandidateTables:
         filters: the filters by a user attribute.
         out_of_stock: rows with the item_key of each item that is out of stock; None if no such table is
             configured.
-        segments: maps the name of each segment that a source uses to a frame with the columns user_key and
+        segments: maps the name of each segment that a source uses to rows with the columns user_key and
             segment.
         attributes: rows with user_key and all columns of the table `user_attributes`, one row per user;
             None if this table is not configured.
@@ -55,7 +55,7 @@ class CandidateTables:
     users: Manifest
     filters: list[AttributeFilter]
     out_of_stock: Rows | None
-    segments: dict[str, DataFrame]
+    segments: dict[str, Rows]
     attributes: Rows | None
     retriever: ModelInfo | None
 
@@ -77,11 +77,11 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    Arrow tables in this process suffice if all items are candidates. Spark and Arrow write different texts
-    for the same float, so a filter that compares a float with another type as texts needs frames.
+    Only frames can be returned by sources of other packages. Spark and Arrow write different texts for the
+    same float, so a filter that compares a float with another type as texts needs frames.
     """
     candidates = config.candidates
-    return not all(isinstance(source, AllItems) for source in candidates.sources) or any(
+    return any(isinstance(source, PackageSource) for source in candidates.sources) or any(
         isinstance(table, NotAllowed) and _compares_floats(config, table) for table in candidates.filters
     )
 
@@ -205,19 +205,17 @@ def table_digests(context: RunContext) -> dict[str, str]:
     }
 
 
-def _segments(
-    context: RunContext, version: str, users: Manifest, attributes: DataFrame | None
-) -> dict[str, DataFrame]:
+def _segments(context: RunContext, version: str, users: Manifest, attributes: Rows | None) -> dict[str, Rows]:
     """Reads the segments that sources use, from the table `user_attributes` or the table `users`.
 
-    The result maps the name of each segment to a frame with the columns user_key and segment.
+    The result maps the name of each segment to rows with the columns user_key and segment.
     """
     sources = context.config.candidates.sources
     names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
     features = [feature.name for feature in spec_features]
-    known = list(attributes.columns) if names and attributes is not None else []  # of a frame
-    segments: dict[str, DataFrame] = {}
+    known = column_names(attributes) if attributes is not None else []
+    segments: dict[str, Rows] = {}
     for name in names:
         if attributes is not None and name in known:
             rows = attributes
@@ -229,8 +227,30 @@ def _segments(
                 f"nor a column of {USER_ATTRIBUTES} {known}",
                 "set `segment` to one of these names",
             )
-        segments[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
+        segments[name] = segment_of(rows, name)
     return segments
+
+
+def segment_of(rows: Rows, name: str) -> Rows:
+    """Returns the segments of users: user_key and segment, a text that is equal for equal values.
+
+    Args:
+        rows: rows with user_key and the column `name`, whose values are the segments.
+        name: the name of the column.
+    """
+    if not isinstance(rows, pa.Table):
+        return rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
+    values = plain_array(rows[name])
+    if pa.types.is_list(values.type):
+        texts = pa.array([None if value is None else str(value) for value in values.to_pylist()], pa.string())
+    else:
+        texts = values.dictionary_encode().indices.cast(pa.string())
+    return pa.Table.from_arrays([rows[USER_KEY].combine_chunks(), texts], [USER_KEY, SEGMENT])
+
+
+def column_names(rows: Rows) -> list[str]:
+    """Returns the names of the columns."""
+    return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
 def _retriever(context: RunContext, version: str) -> ModelInfo | None:

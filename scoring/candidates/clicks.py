@@ -6,10 +6,9 @@ from datetime import date, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
+from conf.lazy_pyspark import F
 from scoring.inputs.requests import FEATURES_DT
 from spark.rows import ReadableRows, Rows, query, whole
 from spark.stored_rows import StoredRows
@@ -60,13 +59,13 @@ def has_weights(rows: Rows) -> bool:
     return WEIGHT in (rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
-def weight_of_clicks(rows: DataFrame) -> Column:
-    """Returns the aggregate that counts clicks: their number or, if rows have weights, their summed weight.
+def weight_of_clicks(rows: Rows) -> str:
+    """Returns the SQL aggregate that counts clicks. If rows have weights, it adds the weights of the clicks.
 
     A sum of float32 weights in float64 is exact, so it does not depend on the order of the rows, as long as
     it is less than 2²⁹ times the smallest weight.
     """
-    return F.sum(F.col(WEIGHT).cast("double")) if has_weights(rows) else F.count(F.lit(1))
+    return f"sum(CAST({WEIGHT} AS DOUBLE))" if has_weights(rows) else "count(1)"
 
 
 def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
@@ -106,9 +105,10 @@ def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.T
     return rows.filter(pc.and_(pc.greater_equal(day, first.isoformat()), pc.less_equal(day, run_date)))
 
 
-def recency(rows: DataFrame) -> Column:
-    """Returns the column that orders rows by time.
+def recency(rows: Rows) -> str:
+    """Returns the name of the column that orders rows by time.
 
     This column is event_time. If the log has no event_time, it is the date of the partition.
     """
-    return F.col(EVENT_TIME if EVENT_TIME in rows.columns else FEATURES_DT)
+    names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
+    return EVENT_TIME if EVENT_TIME in names else FEATURES_DT

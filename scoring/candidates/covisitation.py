@@ -7,41 +7,40 @@ others. There is no shrinkage. Weights are stored as integers in units of 2⁻²
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
 from conf.types import Covisitation
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.similar_items import latest_items, lists_of_similar_items
-from scoring.inputs.requests import ITEM_INDEX
-from storage.feature_spec import USER_KEY
+from spark.rows import Rows, query
 
 WEIGHT_UNITS = 1 << 24
 
 
 def covisited_items(
-    config: Covisitation, exclusions: Exclusions, rows: DataFrame, items: DataFrame, store: VectorStore
-) -> DataFrame:
+    config: Covisitation, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore
+) -> Rows:
     """Returns the lists of the source; see `lists_of_similar_items`.
 
     Args:
         config: the settings of the source, such as n.
         exclusions: the excluded items of each user.
-        rows: a frame with the columns user_key, item_key, label and the column that recency() returns.
-        items: a frame with the columns item_index and item_key, one row per item.
+        rows: rows with the columns user_key, item_key, label and the column that recency() names.
+        items: rows with the columns item_index and item_key, one row per item.
         store: publishes the neighbours.
     """
     history = with_weights(latest_items(rows, items, config.clicks_per_user))
     return lists_of_similar_items(config, history, exclusions, store)
 
 
-def with_weights(history: DataFrame) -> DataFrame:
+def with_weights(history: Rows) -> Rows:
     """Adds the column weight (int64), floor(WEIGHT_UNITS / number of the user's items).
 
     Args:
-        history: a frame with one row (user_key, item_index) for each user and each of the user's items.
+        history: one row (user_key, item_index) for each user and each of the user's items.
     """
-    by_user = Window.partitionBy(USER_KEY)
-    weight = F.floor(F.lit(WEIGHT_UNITS) / F.count(F.lit(1)).over(by_user)).cast("long")
-    return history.select(USER_KEY, ITEM_INDEX, weight.alias("weight"))
+    number = "count(1) OVER (PARTITION BY user_key)"
+    text = f"""
+        SELECT user_key, item_index, CAST(floor({WEIGHT_UNITS} / {number}) AS BIGINT) AS weight
+        FROM {{history}}
+    """
+    return query(text, history=history)

@@ -1,8 +1,9 @@
 """The source `ease`: proposes items that an item-to-item linear model predicts from the user's clicked items.
 
 ease_weights.py has the model and its source. Spark counts, for each pair of items, the users who clicked both
-(the Gram matrix). One task inverts this matrix and returns the weights B, which are published as a table. A
-user's score of item j is the sum of B_ij over all items i that the user clicked.
+(the Gram matrix); item_pairs.py counts them for a table. One task, or this process, inverts this matrix and
+returns the weights B, which are published as a table. A user's score of item j is the sum of B_ij over all
+items i that the user clicked.
 
 Counts are integers, and weights are rounded such that scores are exact. Therefore the same log gives the same
 lists, however Spark partitions the rows.
@@ -11,36 +12,43 @@ lists, however Spark partitions the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from conf.errors import DataError
+from conf.lazy_pyspark import F
 from conf.types import Ease
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.filters import Exclusions
-from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists
+from scoring.candidates.lists_in_spark import (
+    VectorStore,
+    histories,
+    lists_from_vectors,
+    no_lists,
+    with_exclusions,
+)
 from scoring.inputs.requests import HISTORY, ITEM_INDEX, VECTOR, DeviceKind
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
+from spark.arrow_frames import spark_types
+from spark.choose_workers import cores_without_jvm
+from spark.rows import Rows, count, persist, query, records
 from spark.tasks import map_batches
 from storage.feature_spec import USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 OTHER, USERS = "other", "users"
 
 Batches = Iterable[pa.RecordBatch]
 
-_WEIGHTS = T.StructType(
-    [T.StructField(ITEM_INDEX, T.IntegerType()), T.StructField(VECTOR, T.ArrayType(T.FloatType()))]
-)
+_WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
 
-def ease_items(
-    config: Ease, exclusions: Exclusions, rows: DataFrame, items: DataFrame, store: VectorStore
-) -> DataFrame:
+def ease_items(config: Ease, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
@@ -51,27 +59,41 @@ def ease_items(
     Args:
         config: the settings of the source, such as n.
         exclusions: the excluded items of each user.
-        rows: a frame with the columns user_key, item_key and label.
-        items: a frame with the columns item_index and item_key, one row per item.
+        rows: rows with the columns user_key, item_key and label.
+        items: rows with the columns item_index and item_key, one row per item.
         store: publishes the weights.
 
     Raises:
         DataError: more than `max_items` items have clicks, or `l2` is too small.
         InfrastructureError: the worker that computes the weights has too little memory.
     """
-    clicked = clicked_items(rows, items).persist()
+    clicked = persist(clicked_items(rows, items))
     indices = _items_with_clicks(clicked, config.max_items)
     if not len(indices):
         return no_lists(exclusions.users)
-    weights = map_batches(
-        item_pairs(clicked).repartition(1),
-        _weights_of(indices, config.l2, store.device),
-        _WEIGHTS,
-        SCORING_IMPORTS,
-    )
+    weights = _weights(clicked, indices, config.l2, store.device)
     files = store.publish(config.name, weights, len(indices), len(indices))
-    history = clicked.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias(HISTORY))
-    return lists_from_vectors(exclusions.users.join(history, USER_KEY), HISTORY, files, config.n, store)
+    users = with_exclusions(exclusions.users, histories(clicked), HISTORY)
+    return lists_from_vectors(users, HISTORY, files, config.n, store)
+
+
+def _weights(clicked: Rows, items: np.ndarray, l2: float, device: DeviceKind) -> Rows:
+    """Returns the weights: item_index, and vector with the weights of all items, one row per item."""
+    if not isinstance(clicked, pa.Table):
+        weights_of = _weights_of(items, l2, device)
+        pairs = item_pairs(clicked).repartition(1)
+        return map_batches(pairs, weights_of, spark_types(_WEIGHTS), SCORING_IMPORTS)
+    import torch
+
+    from scoring.candidates.ease_weights import weight_batches
+    from scoring.candidates.item_pairs import pair_batches
+
+    of_caller, cores = torch.get_num_threads(), cores_without_jvm() or 1
+    try:
+        batches = weight_batches(pair_batches(clicked), items, l2, device, None, cores)
+        return pa.Table.from_batches(batches, _WEIGHTS)
+    finally:
+        torch.set_num_threads(of_caller)
 
 
 def item_pairs(clicked: DataFrame) -> DataFrame:
@@ -88,14 +110,14 @@ def item_pairs(clicked: DataFrame) -> DataFrame:
     return pairs.groupBy(ITEM_INDEX, OTHER).agg(F.count(F.lit(1)).alias(USERS))
 
 
-def _items_with_clicks(clicked: DataFrame, most: int) -> np.ndarray:
+def _items_with_clicks(clicked: Rows, most: int) -> np.ndarray:
     """Returns the indices of the items with clicks, (M,) int32, ascending.
 
     Raises:
         DataError: there are more than `most` items.
     """
-    distinct = clicked.select(ITEM_INDEX).distinct()
-    number = distinct.count()
+    distinct = query("SELECT DISTINCT item_index FROM {clicked}", clicked=clicked)
+    number = count(distinct)
     if number > most:
         raise DataError(
             f"source ease: {number} items have clicks, but max_items is {most}; the weights of {number} "
@@ -104,7 +126,7 @@ def _items_with_clicks(clicked: DataFrame, most: int) -> np.ndarray:
             "raise `max_items` of the source `ease` if the workers have this memory; otherwise count fewer "
             "items with `candidates.active_days` or the source's `window_days`, or use the source `als`",
         )
-    return np.array(sorted(row[ITEM_INDEX] for row in distinct.collect()), np.int32)
+    return np.array(sorted(row[ITEM_INDEX] for row in records(distinct)), np.int32)
 
 
 def _weights_of(

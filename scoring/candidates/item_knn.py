@@ -11,27 +11,25 @@ who shrink similarities towards zero where the support is small).
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from conf.source_types import ItemKnn
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.similar_items import latest_items, lists_of_similar_items
+from spark.rows import Rows, query
 
 
 def item_knn_items(
-    config: ItemKnn, exclusions: Exclusions, rows: DataFrame, items: DataFrame, store: VectorStore
-) -> DataFrame:
+    config: ItemKnn, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore
+) -> Rows:
     """Returns the lists of the source; see `lists_of_similar_items`.
 
     Args:
         config: the settings of the source, such as n.
         exclusions: the excluded items of each user.
-        rows: a frame with the columns user_key, item_key, label and the column that recency() returns.
-        items: a frame with the columns item_index and item_key, one row per item.
+        rows: rows with the columns user_key, item_key, label and the column that recency() names.
+        items: rows with the columns item_index and item_key, one row per item.
         store: publishes the neighbours.
     """
     latest = latest_items(rows, items, config.clicks_per_user)
-    history = latest.withColumn("weight", F.lit(1).cast("long"))
+    history = query("SELECT user_key, item_index, CAST(1 AS BIGINT) AS weight FROM {latest}", latest=latest)
     return lists_of_similar_items(config, history, exclusions, store, config.shrink)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from training.device.choose_device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
+_LOADING = Lock()  # of the threads that make lists in the process of a job
 # Bits of a rounded factor. The sum of 1024 products of two such numbers has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
@@ -153,11 +155,10 @@ def not_finite(owner: str) -> DataError:
     )
 
 
-@lru_cache(maxsize=_TABLES_KEPT)
 def load_item_vectors(request: ItemVectorsRequest, gpu: int | None, threads: int) -> ItemVectors:
     """Reads the table of item vectors onto the device, and sets torch's number of CPU threads.
 
-    The two latest tables stay in the memory of the worker process.
+    The two latest tables stay in the memory of the process, until `free_item_vectors` is called.
 
     Args:
         request: names the files of the table.
@@ -169,6 +170,17 @@ def load_item_vectors(request: ItemVectorsRequest, gpu: int | None, threads: int
         DataError: a vector has NaN or infinite elements. The message names the item.
     """
     torch.set_num_threads(threads)
+    with _LOADING:
+        return _load(request, gpu)
+
+
+def free_item_vectors() -> None:
+    """Frees the tables that `load_item_vectors` kept."""
+    _load.cache_clear()
+
+
+@lru_cache(maxsize=_TABLES_KEPT)
+def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     device = choose_device(request.device, gpu, "score.device")
     tables = []
     for path in request.files:

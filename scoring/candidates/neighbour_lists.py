@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -18,25 +19,21 @@ from scipy.sparse import csr_array
 
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.requests import (
-    CANDIDATES,
     EXCLUDED,
     HISTORY,
     ITEM_INDEX,
+    LISTED,
     NEIGHBOURS,
-    SCORES,
     SIMILARITIES,
+    SIMILARITY_UNITS,
 )
 from storage import file_io
 from storage.feature_spec import USER_KEY
 from storage.parquet_files import concat_parts
 
-LISTED = pa.schema(
-    [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
-)
-_SIMILARITY_UNIT = 2.0**-30
-
 # A job has at most two sources with neighbours, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
+_LOADING = Lock()  # of the threads that make lists in the process of a job
 # Number of users whose scores are in memory at the same time: at most clicks_per_user · neighbours each, with
 # 16 bytes a score.
 _USERS = 1024
@@ -72,7 +69,7 @@ class Neighbours:
                 without = np.isin(items, _row(excluded, row)[0], invert=True)
                 best, of_best = best_items(items[without], of_items[without], n)
                 lists.append(best)
-                scores_of_lists.append((of_best * _SIMILARITY_UNIT).astype(np.float32))
+                scores_of_lists.append((of_best / SIMILARITY_UNITS).astype(np.float32))
         offsets = pa.array(np.cumsum([0, *map(len, lists)]).astype(np.int32))
         values = (
             np.concatenate([np.zeros(0, np.int32), *lists]),
@@ -111,16 +108,27 @@ def best_items(
     return items[order].astype(np.int32), scores[order]
 
 
-@lru_cache(maxsize=_TABLES_KEPT)
 def load_neighbours(files: tuple[str, ...]) -> Neighbours:
     """Reads the neighbours of all items.
 
-    The two latest tables stay in the memory of the worker process. A neighbour of an item takes 12 bytes.
+    The two latest tables stay in the memory of the process, until `free_neighbours` is called. A neighbour of
+    an item takes 12 bytes.
 
     Args:
         files: paths of Parquet files with the columns item_index, neighbours and similarities, one row per
             item.
     """
+    with _LOADING:
+        return _load(files)
+
+
+def free_neighbours() -> None:
+    """Frees the tables that `load_neighbours` kept."""
+    _load.cache_clear()
+
+
+@lru_cache(maxsize=_TABLES_KEPT)
+def _load(files: tuple[str, ...]) -> Neighbours:
     tables = []
     for path in files:
         filesystem, inner = file_io.filesystem(path)

@@ -6,19 +6,27 @@ of the weights of the clicks takes the place of their number.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
 
-from scoring.candidates.clicks import has_weights, weight_of_clicks
+from conf.lazy_pyspark import F, Window
+from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, LISTED, SCORES
 from spark.rows import Rows, query
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 SEGMENT = "segment"
+
+# Elements of the matrix of users and ranked items that is in memory at a time.
+_MATRIX_ELEMENTS = 1 << 24
 
 
 def popularity(rows: Rows, items: Rows) -> Rows:
@@ -27,15 +35,14 @@ def popularity(rows: Rows, items: Rows) -> Rows:
     A click is a row with label 1. If rows have weights, `clicks` is the sum of the weights of the clicks
     (float64).
     """
-    text = """
+    text = f"""
         SELECT item_index, coalesce(clicks, 0) AS clicks
-        FROM {items} AS items
+        FROM {{items}} AS items
         LEFT JOIN (
-            SELECT item_key, count(1) AS clicks FROM {rows} WHERE label = 1 GROUP BY item_key
+            SELECT item_key, {weight_of_clicks(rows)} AS clicks
+            FROM {{rows}} WHERE label = 1 GROUP BY item_key
         ) AS clicked ON clicked.item_key = items.item_key
     """
-    if has_weights(rows):
-        text = text.replace("count(1)", "sum(CAST(weight AS DOUBLE))")
     return query(text, rows=rows, items=items)
 
 
@@ -69,23 +76,27 @@ def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.T
     place_of = np.full(1 + max(item.max(initial=-1), 0), -1)
     place_of[item] = np.arange(len(item))
     users: pa.Table = exclusions.users
-    users = users.combine_chunks()
-    row, excluded = pairs_of(users.column(EXCLUDED).combine_chunks())
-    kept = np.ones((len(users), len(item)), bool)
-    ranked = excluded < len(place_of)
-    row, place = row[ranked], place_of[excluded[ranked]]
-    kept[row[place >= 0], place[place >= 0]] = False
-    kept &= kept.cumsum(axis=1) <= n
-    chosen = kept.nonzero()[1]
-    offsets = pa.array(np.concatenate([[0], kept.sum(axis=1).cumsum()]).astype(np.int32))
-    lists = [pa.array(item[chosen].astype(np.int32)), pa.array(score[chosen])]
-    columns = [pa.ListArray.from_arrays(offsets, values) for values in lists]
-    return pa.Table.from_arrays([users.column(USER_KEY), *columns], [USER_KEY, CANDIDATES, SCORES])
+    keys_of_users, of_users = (users.column(name).combine_chunks() for name in (USER_KEY, EXCLUDED))
+    step = max(1, _MATRIX_ELEMENTS // max(len(item), 1))
+    parts = [LISTED.empty_table()]
+    for first in range(0, len(users), step):
+        excluded_of = of_users.slice(first, step)
+        row, excluded = pairs_of(excluded_of)
+        kept = np.ones((len(excluded_of), len(item)), bool)
+        ranked = excluded < len(place_of)
+        row, place = row[ranked], place_of[excluded[ranked]]
+        kept[row[place >= 0], place[place >= 0]] = False
+        kept &= kept.cumsum(axis=1, dtype=np.int32) <= n
+        chosen = kept.nonzero()[1]
+        offsets = pa.array(np.concatenate([[0], kept.sum(axis=1).cumsum()]).astype(np.int32))
+        lists = [pa.array(item[chosen].astype(np.int32)), pa.array(score[chosen])]
+        columns = [pa.ListArray.from_arrays(offsets, values) for values in lists]
+        part = [keys_of_users.slice(first, step), *columns]
+        parts.append(pa.Table.from_arrays(part, schema=LISTED))
+    return pa.concat_tables(parts).combine_chunks()
 
 
-def popular_in_segment(
-    exclusions: Exclusions, rows: DataFrame, items: DataFrame, segments: DataFrame, n: int
-) -> DataFrame:
+def popular_in_segment(exclusions: Exclusions, rows: Rows, items: Rows, segments: Rows, n: int) -> Rows:
     """Does the same as popular_items, but counts only the clicks of users in the same segment.
 
     Items that no user of the segment clicked are left out. A user's list is empty if the user's segment is
@@ -93,23 +104,61 @@ def popular_in_segment(
 
     Args:
         exclusions: the excluded items of each user.
-        rows: a frame with the columns user_key, item_key and label.
-        items: a frame with the columns item_index and item_key, one row per item.
-        segments: a frame with the columns user_key and segment, one row per user.
+        rows: rows with the columns user_key, item_key and label.
+        items: rows with the columns item_index and item_key, one row per item.
+        segments: rows with the columns user_key and segment, one row per user.
         n: maximum length of a list.
     """
-    clicks = rows.where(F.col(LABEL) == 1)
-    known = segments.where(F.col(SEGMENT).isNotNull()).select(USER_KEY, SEGMENT)
-    counted = (
-        clicks.join(known, USER_KEY)
-        .groupBy(SEGMENT, ITEM_KEY)
-        .agg(weight_of_clicks(rows).alias("clicks"))
-        .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
-    )
+    known = query("SELECT user_key, segment FROM {segments} WHERE segment IS NOT NULL", segments=segments)
+    text = f"""
+        SELECT segment, item_index, clicks
+        FROM (
+            SELECT segment, item_key, {weight_of_clicks(rows)} AS clicks
+            FROM {{rows}} JOIN {{known}} USING (user_key)
+            WHERE label = 1
+            GROUP BY segment, item_key
+        ) AS counted
+        JOIN {{items}} USING (item_key)
+    """
+    counted = query(text, rows=rows, known=known, items=items)
+    if isinstance(counted, pa.Table):
+        return _popular_in_segment_of_table(exclusions, counted, known, n)
     by_segment = Window.partitionBy(SEGMENT).orderBy(F.desc("clicks"), F.asc(ITEM_INDEX))
     ranked = counted.select(SEGMENT, ITEM_INDEX, "clicks", F.row_number().over(by_segment).alias("place"))
     rankings = ranked.where(F.col("place") <= n + exclusions.most).groupBy(SEGMENT).agg(*_in_order())
     return _with_scores(exclusions.users.join(known, USER_KEY, "left").join(rankings, SEGMENT, "left"), n)
+
+
+def _popular_in_segment_of_table(
+    exclusions: Exclusions, counted: pa.Table, known: pa.Table, n: int
+) -> pa.Table:
+    """Does the work of `popular_in_segment` for tables.
+
+    Args:
+        exclusions: the excluded items of each user.
+        counted: the clicks of each segment on each item: segment, item_index and clicks.
+        known: user_key and segment of the users with a segment.
+        n: maximum length of a list.
+    """
+    users: pa.Table = exclusions.users
+    users = users.combine_chunks()
+    counted = counted.sort_by(SEGMENT).combine_chunks()
+    names = counted.column(SEGMENT).combine_chunks()
+    distinct, starts = np.unique(names.dictionary_encode().indices.to_numpy(), return_index=True)
+    bounds = [*starts.tolist(), len(counted)]
+    row = pc.index_in(users.column(USER_KEY), value_set=known.column(USER_KEY).combine_chunks())
+    of_user = known.column(SEGMENT).combine_chunks().take(row.combine_chunks())
+    codes = pc.index_in(of_user, value_set=names.take(pa.array(starts))).fill_null(len(distinct)).to_numpy()
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(distinct) + 1), side="right")
+    parts, first = [], 0
+    for number, end in enumerate(ends.tolist()):
+        start, stop = (bounds[number], bounds[number + 1]) if number < len(distinct) else (0, 0)
+        members = users.take(pa.array(order[first:end]))
+        of_members = Exclusions(members, exclusions.most)
+        parts.append(_popular_of_table(of_members, counted.slice(start, stop - start), n))
+        first = end
+    return pa.concat_tables(parts)
 
 
 def allowed(ranking: Column, n: int) -> Column:

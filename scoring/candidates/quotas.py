@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from conf.lazy_pyspark import F
+from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.candidates.source_scores import add_source_scores, proposed_columns
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, SCORES, SOURCE_SCORES, SOURCES
+from spark.rows import Rows, select, with_nulls
 from storage.feature_spec import USER_KEY
 
 
-def unite(
-    users: DataFrame, lists: Sequence[DataFrame], most: int | None, *, with_scores: bool = False
-) -> DataFrame:
+def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: bool = False) -> Rows:
     """Unites the candidates that several sources propose for each user, without repeated items.
 
     The candidates of the first source come first. If several sources propose an item, it counts only for the
@@ -22,16 +24,18 @@ def unite(
     a user, the user gets an empty list.
 
     Args:
-        users: a frame with the column user_key. The result has one row for each of these users.
-        lists: one frame per source, with the columns user_key and candidates (array<int> without repeats),
+        users: rows with the column user_key. The result has one row for each of these users.
+        lists: the rows of each source, with the columns user_key and candidates (array<int> without repeats),
             and scores (array<float>) if `with_scores`. Each list is already cut to the quota of its source.
         most: maximum length of a user's list; None for no limit.
         with_scores: whether the result has the column source_scores (`source_scores.add_source_scores`).
 
     Returns:
-        A frame with the columns user_key, candidates, excluded and sources. `excluded` is null. `sources` is
+        Rows with the columns user_key, candidates, excluded and sources. `excluded` is null. `sources` is
         an array<tinyint> as long as `candidates`: for each candidate, the index of its source in `lists`.
     """
+    if isinstance(users, pa.Table):
+        return _unite_tables(users, lists, most, with_scores)
     no_items = F.array().cast("array<int>")
     joined = users.select(USER_KEY)
     for number, source in enumerate(lists):
@@ -55,3 +59,41 @@ def unite(
     excluded = F.lit(None).cast("array<int>").alias(EXCLUDED)
     more = [SOURCE_SCORES] if with_scores else []
     return joined.select(USER_KEY, CANDIDATES, excluded, SOURCES, *more)
+
+
+def _unite_tables(
+    users: pa.Table, lists: Sequence[pa.Table], most: int | None, with_scores: bool
+) -> pa.Table:
+    """Does the work of `unite` for tables."""
+    keys = users.column(USER_KEY).combine_chunks()
+    proposed: dict[str, pa.Array] = {}
+    rows, items, sources = [], [], []
+    for number, source in enumerate(lists):
+        place = pc.index_in(keys, value_set=source.column(USER_KEY).combine_chunks())
+        for name, column in zip((CANDIDATES, SCORES), proposed_columns(number), strict=True):
+            proposed[column] = source.column(name).combine_chunks().take(place)
+        row, item = pairs_of(proposed[proposed_columns(number)[0]])
+        rows.append(row)
+        items.append(item)
+        sources.append(np.full(len(row), number, np.int8))
+    row, item, source_of = np.concatenate(rows), np.concatenate(items), np.concatenate(sources)
+    # The first of equal pairs is that of the first source.
+    first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
+    row, item, source_of = row[first], item[first], source_of[first]
+    order = np.argsort(row, kind="stable")  # within a user by source, and then as the source orders
+    row, item, source_of = row[order], item[order], source_of[order]
+    if most is not None:
+        kept = np.arange(len(row)) - np.searchsorted(row, row) < most
+        row, item, source_of = row[kept], item[kept], source_of[kept]
+    offsets = pa.array(np.searchsorted(row, np.arange(len(keys) + 1)).astype(np.int32))
+    columns = {
+        USER_KEY: keys,
+        CANDIDATES: pa.ListArray.from_arrays(offsets, pa.array(item.astype(np.int32))),
+        SOURCES: pa.ListArray.from_arrays(offsets, pa.array(source_of)),
+    }
+    united: Rows = pa.table(columns)
+    if with_scores:
+        united = add_source_scores(pa.table({**columns, **proposed}), len(lists))
+    more = [SOURCE_SCORES] if with_scores else []
+    with_excluded = with_nulls(united, EXCLUDED, pa.list_(pa.int32()))
+    return select(with_excluded, [USER_KEY, CANDIDATES, EXCLUDED, SOURCES, *more])

@@ -1,48 +1,59 @@
-"""The source `retrieval` in Spark: sends items and batches of users to workers, which run retrieval.py.
+"""The source `retrieval`: sends items and batches of users to workers, which run retrieval.py.
 
-Only the workers import torch. The driver imports this module.
+The workers are those of Spark, or threads of this process. With Spark, only the workers import torch. The
+driver imports this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from conf.source_types import Retrieval
-from scoring.candidates.lists_in_spark import LISTED
-from scoring.inputs.requests import CLUSTER, EXCLUDED, ITEM_INDEX, VECTOR, DeviceKind, RetrievalRequest
+from scoring.candidates.lists_in_spark import USERS_PER_BATCH
+from scoring.inputs.requests import (
+    CLUSTER,
+    EXCLUDED,
+    ITEM_INDEX,
+    LISTED,
+    VECTOR,
+    DeviceKind,
+    RetrievalRequest,
+)
+from scoring.spark.score_frames import one_torch_thread, score_in_batches
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
-from spark.tasks import collect_results, map_batches, run_tasks
+from spark.arrow_frames import spark_types
+from spark.rows import Rows, select
+from spark.tasks import collect_results, run_tasks
 from storage.feature_spec import USER_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Batches = Iterable[pa.RecordBatch]
 
-_CLUSTERED = T.StructType(
-    [
-        T.StructField(ITEM_INDEX, T.IntegerType()),
-        T.StructField(CLUSTER, T.IntegerType()),
-        T.StructField(VECTOR, T.ArrayType(T.FloatType())),
-    ]
-)
+_CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
 # With search=auto, more items than this number are searched approximately on a CPU (docs/decisions/0057).
 EXACT_ITEMS = 100_000
 
 
 def is_approximate(
-    spark: SparkSession, source: Retrieval, items: int, device: DeviceKind, exact_items: int = EXACT_ITEMS
+    spark: SparkSession | None,
+    source: Retrieval,
+    items: int,
+    device: DeviceKind,
+    exact_items: int = EXACT_ITEMS,
 ) -> bool:
     """Returns whether the source searches approximately.
 
     With search=auto and device=auto, a task finds out whether the workers have GPUs.
 
     Args:
-        spark: the session.
+        spark: the session; None if this process searches.
         source: the settings of the source.
         items: number of candidate items.
         device: the device that `score.device` requests.
@@ -57,13 +68,15 @@ def is_approximate(
     assert_never(source.search)
 
 
-def _computes_on_cpu(spark: SparkSession, device: DeviceKind) -> bool:
+def _computes_on_cpu(spark: SparkSession | None, device: DeviceKind) -> bool:
     """Returns whether the workers search on a CPU. With device=auto, a task finds it out."""
     if device == "cpu":
         return True
     if device == "cuda":
         return False
     if device == "auto":
+        if spark is None:
+            return _device_type(0) == "cpu"
         return collect_results(spark, 1, _device_type, SCORING_IMPORTS) == ["cpu"]
     assert_never(device)
 
@@ -75,16 +88,16 @@ def _device_type(_: int) -> str:
     return choose_device("auto", task_slot()[0], "score.device").type
 
 
-def clustered_items(spark: SparkSession, request: RetrievalRequest) -> DataFrame:
+def clustered_items(spark: SparkSession | None, request: RetrievalRequest) -> Rows:
     """Returns the vector and the cluster of each item, which one task computes.
 
     The result has the columns item_index, cluster (int) and vector (array<float>).
 
     Args:
-        spark: the session.
+        spark: the session; None if this process computes.
         request: names the model and the files of the items.
 
-    Raises (in the worker, when the frame is evaluated):
+    Raises (in the worker, when a frame is evaluated):
         ConfigError: as `retrieved_items`.
         DataError: the vector of an item is not finite.
     """
@@ -95,10 +108,13 @@ def clustered_items(spark: SparkSession, request: RetrievalRequest) -> DataFrame
 
         yield from cluster_items(request, models_of_process().predictor(request.model, *task_slot()))
 
-    return run_tasks(spark, 1, cluster, _CLUSTERED, SCORING_IMPORTS)
+    if spark is not None:
+        return run_tasks(spark, 1, cluster, spark_types(_CLUSTERED), SCORING_IMPORTS)
+    with one_torch_thread():
+        return pa.Table.from_batches(cluster(0), _CLUSTERED)
 
 
-def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
+def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequest) -> Rows:
     """Returns, for each user, the n items with the largest dot products that are not excluded.
 
     The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
@@ -106,19 +122,19 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
     approximate: some of the n items may have smaller dot products.
 
     Args:
-        users: a frame with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
+        users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
             excludes nothing.
         features: names of the features of the model that have scope `user`.
         request: names the model and the files of the items, and has the number n.
 
-    Raises (in the workers, when the frame is evaluated):
+    Raises (in the workers, when a frame is evaluated):
         DataError: a dot product is NaN, a vector is not finite (approximate search), or an index in
             `excluded` is out of range. The message names the user.
         ConfigError: the requested device does not exist, a context value is missing, or the model is not a
             model with vectors (training/models/factorization.py).
     """
-    rows = users.select(USER_KEY, *features, EXCLUDED)
-    return map_batches(rows, _retriever(request), LISTED, SCORING_IMPORTS)
+    rows = select(users, [USER_KEY, *features, EXCLUDED])
+    return score_in_batches(rows, _retriever(request), LISTED, USERS_PER_BATCH)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

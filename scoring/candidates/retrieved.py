@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pyspark.sql import DataFrame
-
 from scoring.candidates.candidate_tables import CandidateTables, users_of
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
 from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context
+from spark.rows import Rows, query
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
@@ -27,11 +26,11 @@ class Retrieved:
     """The candidates of the source `retrieval`.
 
     Attributes:
-        lists: a frame with the columns user_key, candidates and scores, one row per user.
+        lists: rows with the columns user_key, candidates and scores, one row per user.
         search: how the items were searched.
     """
 
-    lists: DataFrame
+    lists: Rows
     search: Literal["exact", "approximate"]
 
 
@@ -43,7 +42,7 @@ def retrieve(
     excluded: Exclusions,
     store: VectorStore,
     *,
-    users: DataFrame | None = None,
+    users: Rows | None = None,
     items: Partition | None = None,
 ) -> Retrieved | None:
     """Returns the candidates of the source `retrieval`; None if this source is not configured.
@@ -57,7 +56,7 @@ def retrieve(
         numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
         store: publishes the clusters.
-        users: a frame with user_key and the features of scope `user`. None reads the table `users`.
+        users: rows with user_key and the features of scope `user`. None reads the table `users`.
         items: the partition of `numbered`. None is that of the table candidate_items.
 
     Raises:
@@ -71,16 +70,21 @@ def retrieve(
         users = users_of(context, version, tables.users, [USER_KEY, *names])
     if items is None:
         items = context.lake.candidate_items(version).partition(context.run_date)
-    allowed = users.join(excluded.users, USER_KEY)
+    allowed = query(
+        "SELECT users.*, excluded FROM {users} AS users JOIN {excluding} AS excluding USING (user_key)",
+        users=users,
+        excluding=excluded.users,
+    )
     request = RetrievalRequest(
         retriever.request(context.config.score),
         tuple(data_files(items, numbered)),
         tuple(sorted(encoded_context(context, retriever).items())),
         source.n,
     )
-    if not is_approximate(context.spark, source, numbered.rows, context.config.score.device):
+    spark = None if context.in_process else context.spark
+    if not is_approximate(spark, source, numbered.rows, context.config.score.device):
         return Retrieved(retrieved_items(allowed, names, request), "exact")
-    clustered = clustered_items(context.spark, request)
+    clustered = clustered_items(spark, request)
     files = store.publish(source.name, clustered, numbered.rows, _VECTOR_ELEMENTS)
     searching = replace(request, cluster_files=files, probes=source.probes)
     return Retrieved(retrieved_items(allowed, names, searching), "approximate")

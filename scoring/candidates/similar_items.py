@@ -15,38 +15,40 @@ Weights are integers, and similarities are integers in units of 2⁻³⁰. There
 same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² / 2
 pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
 
-The neighbours are published as a table. Workers read it and make the lists (neighbour_lists.py).
+For frames, Spark joins and adds up; tables are multiplied as sparse matrices (item_pairs.py). The neighbours
+are published as a table. Workers read it and make the lists (neighbour_lists.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F, Window
 from conf.source_types import Covisitation, ItemKnn
 from scoring.candidates.clicks import recency
 from scoring.candidates.filters import Exclusions
-from scoring.candidates.lists_in_spark import LISTED, VectorStore, empty_lists
-from scoring.inputs.requests import EXCLUDED, HISTORY, ITEM_INDEX, NEIGHBOURS, SIMILARITIES
-from scoring.spark.scoring_workers import SCORING_IMPORTS
-from spark.tasks import map_batches
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories
+from scoring.inputs.requests import ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
+from scoring.spark.score_frames import score_in_batches
+from spark.rows import Rows, count, persist, query, unpersist
+from storage.feature_spec import USER_KEY
 
-SIMILARITY_UNITS = 1 << 30
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 Batches = Iterable[pa.RecordBatch]
 
 
 def lists_of_similar_items(
     source: Covisitation | ItemKnn,
-    history: DataFrame,
+    history: Rows,
     exclusions: Exclusions,
     store: VectorStore,
     shrink: float = 0.0,
-) -> DataFrame:
+) -> Rows:
     """Returns, for each user, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key, candidates and scores. If scores are equal, the smaller item index
@@ -56,22 +58,34 @@ def lists_of_similar_items(
 
     Args:
         source: the settings of the source; `n` and `neighbours` are used.
-        history: a frame with the columns user_key, item_index and weight; see `similarities`.
+        history: rows with the columns user_key, item_index and weight; see `similarities`.
         exclusions: the excluded items of each user.
         store: publishes the neighbours.
         shrink: h, in the unit of the weights.
     """
-    history = history.persist()
-    near = nearest(similarities(history, shrink), source.neighbours)
-    neighbours = near.groupBy(ITEM_INDEX).agg(*_columns_of_neighbours()).persist()
-    count = neighbours.count()
-    if not count:
+    history = persist(history)
+    neighbours = persist(_neighbours(history, source.neighbours, shrink))
+    number = count(neighbours)
+    if not number:
         return empty_lists(exclusions.users)
-    files = store.publish(source.name, neighbours, count, 2 * source.neighbours)
-    neighbours.unpersist()
-    of_user = history.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias(HISTORY))
-    users = exclusions.users.join(of_user, USER_KEY, "left").select(USER_KEY, HISTORY, EXCLUDED)
-    return map_batches(users, _lister(files, source.n), LISTED, SCORING_IMPORTS)
+    files = store.publish(source.name, neighbours, number, 2 * source.neighbours)
+    unpersist(neighbours)
+    text = """
+        SELECT users.user_key, history, excluded
+        FROM {users} AS users LEFT JOIN {of_user} AS of_user ON of_user.user_key = users.user_key
+    """
+    users = query(text, users=exclusions.users, of_user=histories(history))
+    return score_in_batches(users, _lister(files, source.n), LISTED, USERS_PER_BATCH)
+
+
+def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
+    """Returns the published table: the `most` items that are most similar to each item."""
+    if isinstance(history, pa.Table):
+        from scoring.candidates.item_pairs import neighbour_table  # scipy
+
+        return neighbour_table(history, most, shrink)
+    near = nearest(similarities(history, shrink), most)
+    return near.groupBy(ITEM_INDEX).agg(*_columns_of_neighbours())
 
 
 def _columns_of_neighbours() -> list[Column]:
@@ -95,26 +109,31 @@ def _lister(files: tuple[str, ...], n: int) -> Callable[[Batches], Iterator[pa.R
     return make_lists
 
 
-def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
+def latest_items(rows: Rows, items: Rows, most: int) -> Rows:
     """Returns the last `most` items that each user clicked: one row (user_key, item_index) for each of them.
 
     If the times are equal, the smaller item index is preferred.
 
     Args:
-        rows: a frame with the columns user_key, item_key, label and the column that recency() returns.
-        items: a frame with the columns item_index and item_key, one row per item.
+        rows: rows with the columns user_key, item_key, label and the column that recency() names.
+        items: rows with the columns item_index and item_key, one row per item.
         most: maximum number of items of a user.
     """
-    clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY, recency(rows).alias("at"))
-    latest = (
-        clicks.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
-        .groupBy(USER_KEY, ITEM_INDEX)
-        .agg(F.max("at").alias("at"))
-    )
-    by_time = Window.partitionBy(USER_KEY).orderBy(F.desc("at"), F.asc(ITEM_INDEX))
-    place = F.row_number().over(by_time)
-    kept = latest.select(USER_KEY, ITEM_INDEX, place.alias("place")).where(F.col("place") <= most)
-    return kept.select(USER_KEY, ITEM_INDEX)
+    text = f"""
+        SELECT user_key, item_index
+        FROM (
+            SELECT user_key, item_index,
+                row_number() OVER (PARTITION BY user_key ORDER BY latest_at DESC, item_index) AS place
+            FROM (
+                SELECT user_key, item_index, max({recency(rows)}) AS latest_at
+                FROM {{rows}} JOIN {{items}} USING (item_key)
+                WHERE label = 1
+                GROUP BY user_key, item_index
+            ) AS latest
+        ) AS placed
+        WHERE place <= {most}
+    """
+    return query(text, rows=rows, items=items)
 
 
 def similarities(history: DataFrame, shrink: float = 0.0) -> DataFrame:

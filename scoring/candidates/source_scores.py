@@ -10,22 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
-from pyspark.sql import types as T
 
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.inputs.requests import CANDIDATES, SCORES, SOURCE_SCORES, SOURCES
-from spark.tasks import map_batches
+from spark.rows import Rows, map_rows, select
 from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
 
-_WITH_SCORES = T.StructType(
+_WITH_SCORES = pa.schema(
     [
-        T.StructField(USER_KEY, T.StringType()),
-        T.StructField(CANDIDATES, T.ArrayType(T.IntegerType())),
-        T.StructField(SOURCES, T.ArrayType(T.ByteType())),
-        T.StructField(SOURCE_SCORES, T.ArrayType(T.FloatType())),
+        (USER_KEY, pa.string()),
+        (CANDIDATES, pa.list_(pa.int32())),
+        (SOURCES, pa.list_(pa.int8())),
+        (SOURCE_SCORES, pa.list_(pa.float32())),
     ]
 )
 _ITEM_BITS = 32
@@ -36,22 +34,22 @@ def proposed_columns(source: int) -> tuple[str, str]:
     return f"_{CANDIDATES}_{source}", f"_{SCORES}_{source}"
 
 
-def add_source_scores(united: DataFrame, num_sources: int) -> DataFrame:
+def add_source_scores(united: Rows, num_sources: int) -> Rows:
     """Adds the column source_scores, an array<float>, to the candidates.
 
     With S sources, the elements S·p to S·p + S - 1 are the scores that the sources gave to the candidate at
     position p (from 0), in the order of the sources. NaN means that the source did not propose this item.
 
     Args:
-        united: a frame with the columns user_key, candidates, sources, and `proposed_columns` of each source.
+        united: rows with the columns user_key, candidates, sources, and `proposed_columns` of each source.
         num_sources: S.
 
     Returns:
-        A frame with the columns user_key, candidates, sources and source_scores.
+        Rows with the columns user_key, candidates, sources and source_scores.
     """
     proposed = [name for source in range(num_sources) for name in proposed_columns(source)]
-    rows = united.select(USER_KEY, CANDIDATES, SOURCES, *proposed)
-    return map_batches(rows, _aligner(num_sources), _WITH_SCORES)
+    rows = select(united, [USER_KEY, CANDIDATES, SOURCES, *proposed])
+    return map_rows(rows, _aligner(num_sources), _WITH_SCORES)
 
 
 def _aligner(num_sources: int) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

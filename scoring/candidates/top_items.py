@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import CANDIDATES, SCORES
+from scoring.inputs.requests import LISTED
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
-from storage.feature_spec import USER_KEY
-
-LISTED = pa.schema(
-    [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
-)
 
 # Returns the float32 scores of the items [first, last) for the U users of a micro-batch: (U, last - first).
 BlockScores = Callable[[int, int], Tensor]

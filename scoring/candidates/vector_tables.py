@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 import uuid
-
-from pyspark.sql import DataFrame
 
 from conf.load import config_digest
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.inputs.requests import ITEM_INDEX
 from scoring.model.model_info import ModelInfo
+from spark.rows import Rows
 from storage import file_io
 from storage.dataset import Dataset
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules, publish
+from storage.publish import Rules
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank.candidates")
@@ -47,13 +48,13 @@ def vector_store(
         "config": config_digest(context.config, "candidates"),
     }
 
-    def publish_vectors(source: str, vectors: DataFrame, rows: int, length: int) -> tuple[str, ...]:
+    def publish_vectors(source: str, vectors: Rows, rows: int, length: int) -> tuple[str, ...]:
         inputs = dict(table_inputs)
         if retriever is not None and source == "retrieval":
             inputs["retriever"] = retriever.version
         name = source if purpose is None else f"{source}_{purpose}"
         partition = context.lake.item_vectors(dataset.workflow_version, name).partition(context.run_date)
-        published = publish(
+        published = publish_rows(
             vectors,
             partition,
             inputs=inputs,
@@ -68,12 +69,21 @@ def vector_store(
     return VectorStore(publish_vectors, context.config.score.device, checkpoints)
 
 
-def delete_checkpoints(store: VectorStore) -> None:
-    """Deletes the folder `store.checkpoints`, when the lists are published. An error is only logged."""
+def release(store: VectorStore) -> None:
+    """Frees what sources keep until the lists are published: tables in this process, and checkpoints."""
+    for module, free in (("neighbour_lists", "free_neighbours"), ("item_vectors", "free_item_vectors")):
+        loaded = sys.modules.get(f"scoring.candidates.{module}")
+        if loaded is not None:
+            getattr(loaded, free)()
+    _delete_checkpoints(store)
+
+
+def _delete_checkpoints(store: VectorStore) -> None:
+    """Deletes the folder `store.checkpoints`. An error is only logged."""
     files, inner = file_io.filesystem(store.checkpoints)
     try:
         files.delete_dir(inner)
     except FileNotFoundError:
-        return  # no source `als`
+        return  # no source `als`, or no Spark
     except OSError as error:
         log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

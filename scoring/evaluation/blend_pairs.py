@@ -10,35 +10,45 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
+from typing import Any, Literal
 
 import numpy as np
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F
+import pyarrow as pa
 
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import SourceTables, make_candidates
-from scoring.candidates.candidate_tables import CandidateTables, candidate_rows
+from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, column_names, segment_of
 from scoring.candidates.clicks import CLICK_COLUMNS, within
 from scoring.candidates.filters import exclude, known_items
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.popular import SEGMENT
 from scoring.candidates.retrieved import retrieve
-from scoring.candidates.vector_tables import delete_checkpoints, vector_store
+from scoring.candidates.vector_tables import release, vector_store
 from scoring.evaluation.blend_fit import FOLDS, MeasuredPairs
-from scoring.evaluation.features_before_test import features_before_test
+from scoring.evaluation.features_before_test import rows_before_test
 from scoring.evaluation.gate_lists import sampled_users
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import ITEM_INDEX, POSITIVES, ListRequest
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import measure_candidates
-from spark.rows import persist, query, records
+from spark.arrow_frames import collected, frame_of
+from spark.rows import (
+    Rows,
+    count,
+    persist,
+    query,
+    quoted,
+    read_rows,
+    records,
+    spread,
+    unpersist,
+)
 from storage.dataset import Dataset
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files
-from storage.publish import publish, rows_of
+from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 
 BEFORE: tuple[Split, ...] = ("train",)
@@ -62,35 +72,58 @@ def measured_pairs(
         model: the model that ranks.
         tables: the tables of the section `candidates`.
     """
-    config, spark = context.config.candidates, context.spark
-    rows = read_split(context, dataset, ["validation"], CLICK_COLUMNS)
-    positives = persist(query("SELECT DISTINCT user_key, item_key FROM {rows} WHERE label = 1", rows=rows))
-    users = sampled_users(context, dataset, positives, most_users(config), BEFORE).persist()
-    if users.isEmpty():
+    config = context.config.candidates
+    clicked = read_split(context, dataset, ["validation"], CLICK_COLUMNS)
+    text = "SELECT DISTINCT user_key, item_key FROM {clicked} WHERE label = 1"
+    positives = persist(query(text, clicked=clicked))
+    users = persist(sampled_users(context, dataset, positives, most_users(config), BEFORE))
+    if not count(users):
         return None
     numbered = publish_items(context, dataset, model, tables)
     partition = context.lake.blend_items(dataset.workflow_version).partition(context.run_date)
-    items = rows_of(spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
-    features = features_before_test(context, dataset, model.spec, "user", before="validation").persist()
+    items = read_rows(context, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+    features = persist(_features_before(context, dataset, model, "user"))
     store = vector_store(context, dataset, numbered, tables.retriever, purpose="before_validation")
     try:
         candidates = _candidates(context, dataset, tables, items, users, features, numbered, store)
-        indices = F.collect_list(F.coalesce(ITEM_INDEX, F.lit(-1))).alias(POSITIVES)
-        known = items.select(ITEM_KEY, ITEM_INDEX)
-        wanted = positives.join(known, ITEM_KEY, "left").groupBy(USER_KEY).agg(indices)
-        rows = candidates.join(wanted, USER_KEY).join(features, USER_KEY)
+        text = f"""
+            SELECT listed.*, {POSITIVES}, {_features(model)}
+            FROM {{candidates}} AS listed
+            JOIN (
+                SELECT user_key, collect_list(coalesce(item_index, -1)) AS {POSITIVES}
+                FROM {{positives}} AS positives LEFT JOIN {{items}} AS items USING (item_key)
+                GROUP BY user_key
+            ) AS wanted ON wanted.user_key = listed.user_key
+            JOIN {{features}} AS features ON features.user_key = listed.user_key
+        """
+        rows = query(text, candidates=candidates, positives=positives, items=items, features=features)
         files = tuple(data_files(partition, numbered))
         context_values = tuple(sorted(encoded_context(context, model).items()))
         request = ListRequest(model.request(context.config.score), files, context_values, 1)
-        tasks = spark.sparkContext.defaultParallelism
-        measured = measure_candidates(
-            rows.repartition(tasks, USER_KEY), model.spec, request, len(config.sources)
-        ).collect()
+        measured = records(
+            measure_candidates(spread(rows, USER_KEY), model.spec, request, len(config.sources))
+        )
     finally:
-        delete_checkpoints(store)
-        for frame in (positives, users, features):
-            frame.unpersist()
+        release(store)
+        for kept in (positives, users, features):
+            unpersist(kept)
     return pairs_of_rows(measured, len(config.sources))
+
+
+def _features_before(
+    context: RunContext, dataset: Dataset, model: ModelInfo, side: Literal["user", "item"]
+) -> Rows:
+    """Returns the features of users or items from before the validation rows, as the stage keeps its rows."""
+    rows = rows_before_test(context, dataset, model.spec, side, before="validation")
+    if not context.in_process:
+        return frame_of(context.spark, rows)
+    return rows if isinstance(rows, pa.Table) else collected(rows)
+
+
+def _features(model: ModelInfo) -> str:
+    """Returns the features of users as columns of a query."""
+    names = [feature.name for feature in model.spec.scoped("user")]
+    return ", ".join(f"features.{quoted(name)}" for name in names) or "1 AS no_feature"
 
 
 def most_users(config: Candidates) -> int:
@@ -107,24 +140,20 @@ def publish_items(
     Workers read the items from these files.
     """
     lake, config = context.lake, context.config.candidates
-    items, dropped = features_before_test(context, dataset, model.spec, "item", before="validation"), None
+    items, seen = _features_before(context, dataset, model, "item"), None
     if config.active_days is not None:
         rows = candidate_rows(context, dataset, list(BEFORE))
-        dropped = within(rows, config.active_days, last_day(context, dataset))
-    kept, _ = available_items(items, dropped, tables.out_of_stock)
-    numbered = number_items(kept).persist()
-    published = publish(
-        numbered,
+        seen = within(rows, config.active_days, last_day(context, dataset))
+    kept, _ = available_items(items, seen, tables.out_of_stock)
+    return publish_rows(
+        number_items(kept),
         lake.blend_items(dataset.workflow_version).partition(context.run_date),
         inputs=tables.inputs(context, dataset),
         row_group_rows=context.config.output.row_group_rows,
-        expected_rows=numbered.count(),
         sort_by=[ITEM_INDEX],
         rules=latest_rules(ITEM_KEY, [feature.name for feature in model.spec.scoped("item")], model.spec),
         grace_hours=context.config.output.grace_hours,
     )
-    numbered.unpersist()
-    return published
 
 
 def last_day(context: RunContext, dataset: Dataset) -> str:
@@ -132,11 +161,11 @@ def last_day(context: RunContext, dataset: Dataset) -> str:
     if context.config.split.by == "day":
         return dataset.splits["train"][-1].dt
     rows = candidate_rows(context, dataset, list(BEFORE))
-    latest = records(query(f"SELECT max({EVENT_TIME}) AS time FROM {{rows}}", rows=rows))[0]["time"]
-    return (date(1970, 1, 1) + timedelta(microseconds=latest)).isoformat()
+    (latest,) = records(query(f"SELECT max({EVENT_TIME}) AS latest FROM {{rows}}", rows=rows))
+    return (date(1970, 1, 1) + timedelta(microseconds=latest["latest"])).isoformat()
 
 
-def pairs_of_rows(rows: Sequence[Row], sources: int) -> MeasuredPairs:
+def pairs_of_rows(rows: Sequence[Mapping[str, Any]], sources: int) -> MeasuredPairs:
     """Returns the pairs in rows of `measure_candidates`, ordered by user key and item.
 
     A hash of the user key decides the fold of a user, so that folds do not depend on the order of rows.
@@ -165,15 +194,15 @@ def _candidates(
     context: RunContext,
     dataset: Dataset,
     tables: CandidateTables,
-    items: DataFrame,
-    users: DataFrame,
-    features: DataFrame,
+    items: Rows,
+    users: Rows,
+    features: Rows,
     numbered: Manifest,
     store: VectorStore,
-) -> DataFrame:
+) -> Rows:
     """Returns the candidates of the users with the scores of the sources, from train rows only.
 
-    There are eight parameters, because all of them are frames or tables that `measured_pairs` also needs.
+    There are eight parameters, because all of them are rows or tables that `measured_pairs` also needs.
     """
     config, version = context.config.candidates, dataset.workflow_version
     splits = [split for split in config.exclude_clicked if split in BEFORE]
@@ -196,19 +225,14 @@ def _candidates(
     return make_candidates(config, sources, with_scores=True)
 
 
-def _segments(
-    segments: Mapping[str, DataFrame], attributes: DataFrame | None, features: DataFrame
-) -> dict[str, DataFrame]:
+def _segments(segments: Mapping[str, Rows], attributes: Rows | None, features: Rows) -> dict[str, Rows]:
     """Returns the segments of users, with features from before the validation split.
 
     Args:
-        segments: maps the name of each segment to a frame with the columns user_key and segment, on the run
+        segments: maps the name of each segment to rows with the columns user_key and segment, on the run
             date.
         attributes: the table of user attributes, if it is configured. Segments of its columns stay unchanged.
         features: the features of all users from before the validation split.
     """
-    known = attributes.columns if attributes is not None else []
-    return {
-        name: rows if name in known else features.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
-        for name, rows in segments.items()
-    }
+    known = column_names(attributes) if attributes is not None else []
+    return {name: rows if name in known else segment_of(features, name) for name, rows in segments.items()}

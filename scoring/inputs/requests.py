@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import pyarrow as pa
+
 from conf.errors import ConfigError
 from conf.train_types import Kernels
 from scoring.rules.request import RulesRequest
-from storage.feature_spec import FeatureSpec
+from storage.feature_spec import USER_KEY, FeatureSpec
 
 ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
@@ -27,9 +29,26 @@ CLUSTER: Final = "cluster"
 HISTORY: Final = "history"
 NEIGHBOURS = "neighbours"
 SIMILARITIES = "similarities"
+SIMILARITY_UNITS = 1 << 30  # a similarity of 1
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
+
+# The columns of the lists of a source of candidates.
+LISTED = pa.schema(
+    [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
+)
+# The columns of measured candidates (scoring/ranking/candidate_logits.py).
+MEASURED = pa.schema(
+    [
+        (USER_KEY, pa.string()),
+        (POSITIVES, pa.int64()),
+        ("items", pa.binary()),
+        ("logits", pa.binary()),
+        ("scores", pa.binary()),
+        ("clicked", pa.binary()),
+    ]
+)
 
 # The encoded value of one feature: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]

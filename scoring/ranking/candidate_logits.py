@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, POSITIVES, SOURCE_SCORES, ListRequest
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, MEASURED, POSITIVES, SOURCE_SCORES, ListRequest
 from scoring.model.predictor import Predictor
 from scoring.ranking.blend import SourceScores
 from scoring.ranking.candidate_items import read_items
@@ -15,16 +15,6 @@ from scoring.ranking.pairs import CandidateLists, blocks, side_of
 from scoring.ranking.pieces import Pieces
 from storage.feature_spec import USER_KEY
 
-MEASURED = pa.schema(
-    [
-        (USER_KEY, pa.string()),
-        (POSITIVES, pa.int64()),
-        ("items", pa.binary()),
-        ("logits", pa.binary()),
-        ("scores", pa.binary()),
-        ("clicked", pa.binary()),
-    ]
-)
 _MOST_PLACES, _LEAST_USERS, _MOST_USERS = 131_072, 16, 1_024
 
 

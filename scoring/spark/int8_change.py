@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
 
 from scoring.inputs.requests import PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import Piece, RowGroup
 from scoring.spark.scoring_workers import SCORING_IMPORTS
+from scoring.spark.task_slot import task_slot
 from spark.rows import Rows
 from spark.tasks import map_batches, run_tasks
 from storage.feature_spec import USER_KEY, FeatureSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 SAMPLE_ROWS = 10_000
 SAMPLE_USERS = SAMPLE_ITEMS = 100
@@ -37,11 +39,13 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
+def change_of_rows(
+    spark: SparkSession | None, pieces: Sequence[Piece], model: ModelRequest
+) -> dict[str, Any]:
     """Measures how much int8 embeddings change the probabilities of some rows.
 
     Args:
-        spark: the Spark session.
+        spark: the Spark session; None if this process scores.
         pieces: the rows to score. A piece is a range of rows of one row group.
         model: the model, which is scored with and without int8 embeddings.
 
@@ -57,6 +61,8 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
         yield compare_forms(model, score)
 
+    if spark is None:
+        return _facts([row for batch in compare(0) for row in batch.to_pylist()])
     return _facts(_collected(run_tasks(spark, 1, compare, _SCHEMA, SCORING_IMPORTS)))
 
 
@@ -156,5 +162,4 @@ def _facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _threads() -> int:
     """Returns the number of CPU threads of the running task."""
-    task = TaskContext.get()
-    return task.cpus() if task else 1
+    return task_slot()[1]

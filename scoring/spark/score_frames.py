@@ -8,6 +8,8 @@ the items only once. Spark never has a table of all (user, item) pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pyarrow as pa
 from scoring.inputs.requests import (
     CANDIDATES,
     EXCLUDED,
+    MEASURED,
     POSITIVES,
     PROBABILITY,
     SOURCE_SCORES,
@@ -28,11 +31,11 @@ from spark.arrow_frames import arrow_schema
 from spark.choose_workers import cores_without_jvm
 from spark.rows import ReadableRows, Rows, map_rows_in_threads, select
 from spark.stored_rows import StoredRows
-from spark.tasks import collect_results, map_batches
+from spark.tasks import collect_results
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -48,7 +51,6 @@ LISTS = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_MEASURED_DDL = "user_key string, positives long, items binary, logits binary, scores binary, clicked binary"
 
 
 def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
@@ -73,10 +75,10 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
-    return _score(select(users, columns), _list_maker(request), LISTS, _USERS_PER_BATCH)
+    return score_in_batches(select(users, columns), _list_maker(request), LISTS, _USERS_PER_BATCH)
 
 
-def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest, sources: int) -> DataFrame:
+def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
     """Returns the logit of every candidate of each user, packed into one row per user.
 
     scoring/ranking/candidate_logits.py describes the columns, and those of `users`.
@@ -88,7 +90,7 @@ def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest
         sources: number of sources that gave scores to the candidates.
     """
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
-    rows = users.select(*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES)
+    rows = select(users, [*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES])
 
     def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
@@ -98,7 +100,7 @@ def measure_candidates(users: DataFrame, spec: FeatureSpec, request: ListRequest
         for batch in batches:
             yield scorer.measure(batch, sources)
 
-    return map_batches(rows, measure, _MEASURED_DDL, SCORING_IMPORTS)
+    return score_in_batches(rows, measure, MEASURED, _USERS_PER_BATCH)
 
 
 def score_rows(rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> Rows:
@@ -112,42 +114,62 @@ def score_rows(rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep:
     inputs = select(rows, [*keep, *(name for name in names if name not in keep)])
     known = inputs.schema if isinstance(inputs, pa.Table | StoredRows) else arrow_schema(inputs)
     schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, pa.float32())])
-    return _score(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
+    return score_in_batches(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
 
 
-def _score(
+def score_in_batches(
     rows: ReadableRows,
     function: Callable[[Batches], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
     batch_rows: int,
 ) -> Rows:
-    """Applies a function that scores.
+    """Applies a function that computes with torch to batches of rows, in Spark's workers or in this process.
 
-    Rows of a table or of files are scored by one thread for each core, or by one for a GPU.
+    Rows of a table or of files are computed by one thread for each core, or by one for a GPU.
+
+    Args:
+        rows, function, schema: as for `spark.rows.map_rows`.
+        batch_rows: number of rows of a table that a thread gets together.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
+    with one_torch_thread():
+        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads_of_process(), batch_rows)
+
+
+def threads_of_process() -> int:
+    """Returns how many threads of this process score at a time: one for each core, or one for a GPU."""
     import torch
 
-    threads = 1 if torch.cuda.is_available() else cores_without_jvm() or 1
+    return 1 if torch.cuda.is_available() else cores_without_jvm() or 1
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Lets torch use one CPU thread in each of our threads, and afterwards as many as before."""
+    import torch
+
     of_caller = torch.get_num_threads()
-    torch.set_num_threads(task_slot()[1])  # of each of our threads
+    torch.set_num_threads(task_slot()[1])
     try:
-        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads, batch_rows)
+        yield
     finally:
         torch.set_num_threads(of_caller)
 
 
 def score_split(
-    spark: SparkSession, tasks: Sequence[tuple[Piece, ...]], model: ModelRequest, folder: str
+    spark: SparkSession | None,
+    tasks: Sequence[tuple[Piece, ...]],
+    model: ModelRequest,
+    folder: str,
 ) -> list[str]:
     """Scores the rows of each task, writes one Parquet file per task, and returns the names of these files.
 
-    The driver sends only paths and row ranges to the workers, not rows. Nothing is published. Failed attempts
-    may leave files behind, but no manifest names these files.
+    Workers get only paths and row ranges, not rows. Nothing is published. Failed attempts may leave files
+    behind, but no manifest names these files.
 
     Args:
-        spark: the Spark session.
+        spark: the Spark session; None runs the tasks in threads of this process.
         tasks: the rows of each task, as pieces. A piece is a range of rows of one row group.
         model: the model to run.
         folder: the folder of a partition of the table `scores`.
@@ -168,7 +190,10 @@ def score_split(
             models_of_process().predictor(model, gpu, threads), scored[index], folder, threads
         )
 
-    return collect_results(spark, len(tasks), score, SCORING_IMPORTS)
+    if spark is not None:
+        return collect_results(spark, len(tasks), score, SCORING_IMPORTS)
+    with one_torch_thread(), ThreadPoolExecutor(threads_of_process()) as pool:
+        return list(pool.map(score, range(len(tasks))))
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

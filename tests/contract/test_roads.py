@@ -14,11 +14,14 @@ from conf.types import Config
 from etl import passes
 from etl.passes import FramePasses, TaskPasses, TextPasses, passes_of, road_of
 from etl.workflow.feature_plan import plan
-from jobs.reference.roads import DATASETS, roads_page, starts_jvm
+from jobs.reference.roads import DATASETS, roads_page, run_starts_jvm, starts_jvm
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
 
+JDBC = (
+    "{kind: jdbc, name: shop, url: 'jdbc:postgresql://h/d', table: lists, user: {env: U}, password: {env: P}}"
+)
 SHIPPED = sorted(DATASETS.glob("*.yaml"))
 
 
@@ -38,6 +41,7 @@ def test_there_are_shipped_configurations() -> None:
 def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_path: Path) -> None:
     config = load_config(str(path))
     assert not starts_jvm(config)
+    assert not run_starts_jvm(config)
     chosen = passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, Lake(str(tmp_path / "lake")))
     assert isinstance(chosen, TextPasses | TaskPasses)
     assert f"| `{path.name}` |" in roads_page()
@@ -123,3 +127,20 @@ def test_an_operator_with_only_a_form_for_frames_is_refused_on_one_machine(
     with pytest.raises(ConfigError, match="difference_lag changes rows only in Spark"):
         passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, lake)
     assert isinstance(passes_of(SparkWorkers(spark), config, lake), FramePasses)
+
+
+@pytest.mark.parametrize(
+    "overrides, starts",
+    [
+        (
+            ("candidates.sources=[{source: ease}, {source: als}, {source: item_knn}]", "score.blend=auto"),
+            False,
+        ),
+        (("deliver.sinks=[{kind: json_lines, name: files, path: /srv/lists}]",), False),
+        ((f"deliver.sinks=[{JDBC}]",), True),
+        (("train.num_ranks=2",), True),
+        (("workflow.engine=sql",), True),
+    ],
+)
+def test_what_starts_a_jvm_in_a_run(overrides: tuple[str, ...], starts: bool) -> None:
+    assert run_starts_jvm(shipped("generated", *overrides)) == starts

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -19,6 +22,7 @@ from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.sinks import json_lines, read_settings
 from storage.manifest import read_manifest
+from storage.parquet_files import read_table
 from storage.paths import Partition
 from storage.publish import read_published
 from tests.delivery.conftest import PublishedRuns
@@ -29,6 +33,14 @@ def published(runs: PublishedRuns) -> PublishedLists:
     """The published lists of RUN_DATE."""
     partition = runs.lake.recommendations.partition(RUN_DATE)
     return PublishedLists(read_published(runs.spark, partition), read_manifest(partition))
+
+
+def published_table(runs: PublishedRuns) -> PublishedLists:
+    """The published lists of RUN_DATE as a table, in another order."""
+    partition = runs.lake.recommendations.partition(RUN_DATE)
+    rows = read_table(partition, read_manifest(partition))
+    backwards = rows.take(list(range(len(rows)))[::-1])
+    return PublishedLists(backwards, read_manifest(partition))
 
 
 def sink_to(folder: Path, **settings: Any) -> json_lines.Settings:
@@ -73,12 +85,18 @@ def expected(lists: pd.DataFrame) -> list[dict[str, Any]]:
     return expected_lines
 
 
+@pytest.mark.parametrize("form", [published, published_table])
 @pytest.mark.parametrize("compression, users_per_file, files", [("gzip", 10, 4), ("none", 1000, 1)])
 def test_lines_equal_the_published_lists(
-    runs: PublishedRuns, tmp_path: Path, compression: str, users_per_file: int, files: int
+    runs: PublishedRuns,
+    tmp_path: Path,
+    form: Callable[[PublishedRuns], PublishedLists],
+    compression: str,
+    users_per_file: int,
+    files: int,
 ) -> None:
     sink = sink_to(tmp_path, compression=compression, users_per_file=users_per_file)
-    done = json_lines.deliver(sink, published(runs))
+    done = json_lines.deliver(sink, form(runs))
     lines = read_lines(sink)
     for line in lines:
         assert list(line) == ["user_id", "date", "items"]
@@ -104,6 +122,34 @@ def test_what_is_there_and_whole_is_left_alone_and_what_changed_is_replaced(
     json_lines.deliver(sink, published(runs))
     assert read_manifest(partition_of(sink)).files[0].path != first.files[0].path
     assert len(read_lines(sink)) == 37
+
+
+def test_texts_are_escaped_and_scores_are_short(runs: PublishedRuns, tmp_path: Path) -> None:
+    partition = runs.lake.recommendations.partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    facts = {**manifest.facts, "users": 2, "users_without": 0}
+    texts = ['a "b"\n', "\u2028é\\"]
+    rows = pa.table(
+        {
+            "user_id": texts,
+            "position": pa.array([1, 1], pa.int32()),
+            "item_id": texts,
+            "score": pa.array([0.1, 1e-7], pa.float32()),
+            "reason": ["ranked", "explore"],
+        }
+    )
+    sink = sink_to(tmp_path, compression="none")
+    json_lines.deliver(sink, PublishedLists(rows, replace(manifest, facts=facts)))
+    items = [line["items"] for line in read_lines_of(sink)]
+    assert [item["item_id"] for (item,) in items] == texts
+    assert [item["score"] for (item,) in items] == [0.1, 1e-7]
+
+
+def read_lines_of(sink: json_lines.Settings) -> list[dict[str, Any]]:
+    """The objects of all files; a line ends with a line feed only."""
+    partition = partition_of(sink)
+    files = [Path(partition.file(entry.path)) for entry in read_manifest(partition).files]
+    return [json.loads(line) for path in files for line in path.read_text().split("\n")[:-1]]
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from pydantic import Field, field_validator
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
+from conf.lazy_pyspark import F
 from conf.names import LakeRoot
 from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.erase_lines import erase_lines
@@ -16,9 +19,16 @@ from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.file_sink import Files, publish_files
 from scoring.delivery.published_lists import Delivered, PublishedLists
 from scoring.inputs.requests import VARIANT
+from storage import file_io
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+IN_PROCESS = True
 
 _ENDINGS = {"none": ".json", "gzip": ".json.gz"}
 _ENTRY = ("item_id", "position", "score", "reason")
+_ROWS_AT_ONCE = 10_000
 
 
 class Settings(SinkSettings):
@@ -95,6 +105,9 @@ def lines(lists: PublishedLists) -> DataFrame:
 def _write(sink: Settings, lists: PublishedLists, folder: str) -> None:
     """Writes the files. The rows are sorted by user across all files."""
     files = max(1, -(-lists.users // sink.users_per_file))
+    if isinstance(lists.rows, pa.Table):
+        _write_table(lists.rows, lists, folder, files, _ENDINGS[sink.compression])
+        return
     rows = lines(lists)
     partitioned = rows.repartitionByRange(files, "user_id") if files > 1 else rows.repartition(1)
     partitioned.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
@@ -102,6 +115,58 @@ def _write(sink: Settings, lists: PublishedLists, folder: str) -> None:
 
 def _count(lists: PublishedLists, folder: str) -> dict[str, int]:
     """Returns the number of lines of each file."""
+    if isinstance(lists.rows, pa.Table):
+        return {
+            info.base_name: len(_content(f"{folder}/{info.base_name}").splitlines())
+            for info in file_io.list_files(folder)
+        }
     written = lists.frame.sparkSession.read.text(folder)
     by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
     return {row["name"]: row["count"] for row in by_file.collect()}
+
+
+def _write_table(rows: pa.Table, lists: PublishedLists, folder: str, number: int, ending: str) -> None:
+    """Writes `number` files with about equal numbers of users, in this process."""
+    ordered = rows.sort_by([("user_id", "ascending"), ("position", "ascending")])
+    users = list(_users(ordered, lists.run_date))
+    storage, inner = file_io.filesystem(folder)
+    if file_io.is_local(folder):
+        storage.create_dir(inner, recursive=True)
+    for index in range(number):
+        first, last = len(users) * index // number, len(users) * (index + 1) // number
+        text = "".join(
+            json.dumps(user, ensure_ascii=False, separators=(",", ":")) + "\n" for user in users[first:last]
+        )
+        content = gzip.compress(text.encode()) if ending.endswith(".gz") else text.encode()
+        with storage.open_output_stream(f"{inner}/part-{index:05d}{ending}", compression=None) as target:
+            target.write(content)
+
+
+def _users(ordered: pa.Table, run_date: str) -> Iterator[dict[str, Any]]:
+    """Yields the line of each user, as an object.
+
+    Args:
+        ordered: the entries of all lists, by user and position.
+        run_date: the date of the lists.
+    """
+    of_user: dict[str, Any] | None = None
+    has_variant = VARIANT in ordered.column_names
+    for batch in ordered.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        # The shortest text of a float32, and not that of the same number as a float64.
+        scores = [float(str(score)) for score in batch.column("score").to_numpy(zero_copy_only=False)]
+        for row, score in zip(batch.to_pylist(), scores, strict=True):
+            if of_user is None or row["user_id"] != of_user["user_id"]:
+                if of_user is not None:
+                    yield of_user
+                variant = {VARIANT: row[VARIANT]} if has_variant else {}
+                of_user = {"user_id": row["user_id"], "date": run_date, **variant, "items": []}
+            of_user["items"].append({**{name: row[name] for name in _ENTRY}, "score": score})
+    if of_user is not None:
+        yield of_user
+
+
+def _content(path: str) -> bytes:
+    files, inner = file_io.filesystem(path)
+    with files.open_input_stream(inner, compression=None) as source:
+        content: bytes = source.read()
+    return gzip.decompress(content) if path.endswith(".gz") else content

@@ -408,7 +408,7 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
         str(ROOT / "conf/datasets/generated.yaml"),
         [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{override}" for override in overrides)],
     )
-    generate_days(spark, Lake(config.lake), generate_settings(config), DAYS)
+    generate_days(SparkWorkers(spark), Lake(config.lake), generate_settings(config), DAYS)
     quiet = report(spark, config, NEXT)
     assert quiet.findings == ()
     partition = Lake(config.lake).raw.partition(NEXT)

@@ -21,6 +21,7 @@ from etl.synthetic.clicks.layout import hex_tokens, value_name
 from etl.synthetic.files import write_file
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
 from jobs.stages.generate_clicks import run as generate_clicks
+from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
@@ -36,7 +37,7 @@ def _config(lake: Path, *overrides: str, name: str = "generated") -> Config:
 
 
 def _generate(spark: SparkSession, config: Config, dates: list[str]) -> None:
-    generate_days(spark, Lake(config.lake), generate_settings(config), dates)
+    generate_days(SparkWorkers(spark), Lake(config.lake), generate_settings(config), dates)
 
 
 def _files(config: Config, dt: str) -> list[Path]:
@@ -55,6 +56,23 @@ def test_bytes_do_not_depend_on_the_run_the_task_or_the_worker(spark: SparkSessi
     rerun = _config(tmp_path / "rerun", *SMALL)
     _generate(spark, rerun, ["2026-01-02"])
     assert read_manifest(Lake(rerun.lake).raw.partition("2026-01-02")).digest == digest
+
+
+def test_the_job_needs_no_session_and_writes_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    """Processes of this machine run the tasks, more than one round of them."""
+    digests = []
+    for name in ("processes", "spark"):
+        config = _config(tmp_path / name, *SMALL, "generate.days=2", "generate.files_per_day=9")
+        context = RunContext("generate_clicks", config, "2026-01-01")
+        if name == "processes":
+            generate_clicks(context)
+            assert context.started_spark is None
+        else:
+            _generate(spark, config, ["2026-01-01", "2026-01-02"])
+        raw = Lake(config.lake).raw
+        digests.append([read_manifest(raw.partition(f"2026-01-0{day}")).digest for day in (1, 2)])
+    assert digests[0] == digests[1]
+    assert digests[0][0] != digests[0][1]
 
 
 def test_a_rerun_deletes_the_files_of_the_first_and_no_others(spark: SparkSession, tmp_path: Path) -> None:

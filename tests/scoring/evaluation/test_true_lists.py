@@ -97,15 +97,17 @@ def test_lists_equal_a_sort_of_all_candidates(spark: SparkSession, days: tuple[s
 
 def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_path: Path) -> None:
     lake, keys = Lake(str(tmp_path)), Keys(user="user_id", item="item_id")
-    generate_days(spark, lake, SETTINGS, [DAYS[0]])
-    generate_days(spark, lake, SETTINGS.model_copy(update={"days": 3, "compression": "gzip"}), [DAYS[1]])
+    generate_days(SparkWorkers(spark), lake, SETTINGS, [DAYS[0]])
+    generate_days(
+        SparkWorkers(spark), lake, SETTINGS.model_copy(update={"days": 3, "compression": "gzip"}), [DAYS[1]]
+    )
     found = generated_days(lake, keys, DAYS)
     assert found == GeneratedDays(SETTINGS, DAYS)
     assert generated_days(lake, Keys(user="user_id", item="item_category"), DAYS) is None
     assert generated_days(lake, None, DAYS) is None
     assert generated_days(lake, keys, []) is None
     assert generated_days(lake, keys, ["2026-01-12"]) is None
-    generate_days(spark, lake, SETTINGS.model_copy(update={"seed": 7}), [DAYS[1]])
+    generate_days(SparkWorkers(spark), lake, SETTINGS.model_copy(update={"seed": 7}), [DAYS[1]])
     assert generated_days(lake, keys, DAYS) is None, "two logs in one window"
     partition = lake.raw.partition(DAYS[0])
     manifest = read_manifest(partition)
@@ -117,7 +119,7 @@ def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_pa
 def test_a_log_of_displays_has_no_true_lists(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     settings = Generate(layout="outbrain", users=50, items=120, rows_per_day=200, files_per_day=1)
-    generate_days(spark, lake, settings, [DAYS[0]])
+    generate_days(SparkWorkers(spark), lake, settings, [DAYS[0]])
     columns = read_manifest(lake.raw.partition(DAYS[0])).schema
     keys = [Keys(user=name, item=columns[1][0]) for name, _ in columns if name != columns[1][0]]
     assert keys
