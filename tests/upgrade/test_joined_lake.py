@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.sql import SparkSession
 
 import nightrank
 from etl.raw.layout_digest import earlier_layout_digest
@@ -223,6 +224,23 @@ def assert_extended(lake: JoinedLake, version: str, parent: str) -> None:
         np.testing.assert_array_equal(
             features[feature.name].to_numpy()[known], before[feature.name].to_numpy()[known]
         )
+
+
+def test_the_engine_sql_makes_the_same_features_and_lists(
+    spark: SparkSession, old: JoinedLake, tmp_path: Path
+) -> None:
+    lake = old.copy_to(tmp_path / "copy")
+    typed = lake.lake.typed
+    before = {day: read_manifest(typed.partition(day)).digest for day in OLD_WINDOW[1:]}
+    for job in ("build_features", "build_candidates", "score_daily"):
+        lake.run(job, SECOND, "workflow.engine=sql", spark=spark)
+    assert_features_of_old_release(lake, old)
+    for day, digest in before.items():
+        assert read_manifest(typed.partition(day)).digest != digest, "the rules of parsing changed"
+    lists, expected = (rows_of(one.lake.recommendations.partition(SECOND)) for one in (lake, old))
+    lists = lists[lists["user_id"].isin(expected["user_id"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(lists.drop(columns="score"), expected.drop(columns="score"))
+    assert lists["score"].to_numpy() == pytest.approx(expected["score"].to_numpy(), abs=1e-5)
 
 
 def test_a_user_is_erased_from_tables_of_both_releases(daily: JoinedLake, tmp_path: Path) -> None:
