@@ -7,12 +7,12 @@ The rules are the same for Spark frames (etl/spark/last_clicks.py) and for Arrow
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, timedelta
 
 from conf.types import Config, History
 from etl.raw.files import RawFiles, find_raw
-from etl.raw.layout_digest import layout_digest
+from etl.raw.layout_digest import earlier_layout_digest, layout_digest
 from storage.manifest import Manifest, current_manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
 
@@ -40,27 +40,26 @@ def click_days(config: Config, history: History, lake: Lake, day: str, publish: 
 def _published(config: Config, history: History, lake: Lake, dt: str, publish: Publish) -> Manifest | None:
     """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
 
-    Returns None if the day has neither a raw log nor a partition. A partition without a raw log is used
-    only if it was computed with the present settings, because it cannot be computed again.
+    Returns None if the day has neither a raw log nor a partition. A partition without a raw log cannot be
+    computed again, so it is used only if it was computed with the present settings. The rules of parsing may
+    be those of an earlier release.
     """
     partition = lake.last_clicks.partition(dt)
     raw = find_raw(config, config.log, dt, lake.recorder)
-    rules = {
-        "layout": layout_digest(config),
-        "history": f"{METHOD}, {history.length}",
-    }
+    method = f"{METHOD}, {history.length}"
     if raw is None or raw.bytes == 0:
-        return _without_raw_log(partition, rules)
-    inputs = {"raw": raw.digest, **rules}
+        return _without_raw_log(config, partition, method)
+    inputs = {"raw": raw.digest, "layout": layout_digest(config), "history": method}
     return current_manifest(partition, inputs) or publish(raw, partition, inputs)
 
 
-def _without_raw_log(partition: Partition, rules: Mapping[str, str]) -> Manifest | None:
+def _without_raw_log(config: Config, partition: Partition, method: str) -> Manifest | None:
     """Returns the manifest of a day whose raw log does not exist; None if its clicks cannot be used."""
     if not is_published(partition):
         return None
     manifest = read_manifest(partition)
-    if rules.items() <= dict(manifest.inputs).items():
+    layouts = (layout_digest(config), earlier_layout_digest(config))
+    if manifest.inputs.get("history") == method and manifest.inputs.get("layout") in layouts:
         return manifest
     log.warning(
         "the clicks of %s in %s were computed with other settings, and the day has no raw log to compute "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from conf.raw_types import LIST_TYPES, Log
@@ -11,6 +12,8 @@ from storage.manifest import digest_of
 
 # Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
 _RULES = 3
+# The rules of the earlier releases that stored clicks (last_clicks).
+_EARLIER_RULES = 2
 
 
 def layout_digest(config: Config) -> str:
@@ -18,10 +21,28 @@ def layout_digest(config: Config) -> str:
 
     `items.missing` is no part of it either, because it does not change how rows are parsed.
     """
-    tables: list[RawTable | None] = [config.log, config.users, config.items]
+    settings = [_settings(table) if table else None for table in _tables(config)]
+    return _digest(_RULES, config, settings)
+
+
+def earlier_layout_digest(config: Config) -> str:
+    """Returns the digest that an earlier release wrote for the same settings, with its rules of parsing.
+
+    It is for rows that cannot be parsed again, because their raw log was deleted. If a setting is used that
+    the earlier release did not have, the digest is none that it wrote.
+    """
+    settings = [_earlier_settings(table) if table else None for table in _tables(config)]
+    return _digest(_EARLIER_RULES, config, settings)
+
+
+def _tables(config: Config) -> list[RawTable | None]:
+    return [config.log, config.users, config.items]
+
+
+def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None]) -> str:
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
-    return digest_of([_RULES, *(table and _settings(table) for table in tables), keys, *prepare])
+    return digest_of([rules, *settings, keys, *prepare])
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
@@ -38,6 +59,17 @@ def _settings(table: RawTable) -> dict[str, Any]:
         settings["label"] = table.label.model_dump(include=of_numbers)
     columns = [_column_settings(column) for column in table.columns]
     return {**settings, "columns": columns, "separator": table.field_separator}
+
+
+def _earlier_settings(table: RawTable) -> dict[str, Any]:
+    """Returns the settings of a table without the keys that the earlier release did not have, if not set."""
+    settings = _settings(table)
+    if table.null_values == [""]:
+        del settings["null_values"]
+    for column in settings["columns"]:
+        if not column["optional"]:
+            del column["optional"]
+    return settings
 
 
 def _column_settings(column: Column) -> dict[str, Any]:
