@@ -13,7 +13,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from conf.raw_types import RawTable
 from conf.types import Config
-from etl.prepare.attributes import read_attribute_table
+from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.prepare.click_tables import click_tables
 from etl.prepare.negatives import merge_items
 from etl.prepare.positions import impressions_table
@@ -31,6 +31,7 @@ from etl.prepare.prepare_tasks import (
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.prepare.row_operators import keep_users_together, require_table_forms
 from etl.prepare.splits import Cuts, position_cuts, time_cuts
+from etl.raw.erased_rows import erased_of_table
 from etl.raw.file_splits import FileSplit, compression
 from etl.raw.files import RawFiles, require_raw
 from etl.text.encoded_days import labelled_file
@@ -244,6 +245,9 @@ class TaskPasses(PreparedPasses):
         known = (section, *files.paths)
         if known not in self._saved:
             rows = read_attribute_table(config, table, key, section, raw.dt, key, raw.recorder)
+            if section == "users" and (erased := erased_of_table(config, table, raw.dt)) is not None:
+                ids = plain_array(rows[key]).cast(pa.string())
+                rows = rows.filter(pa.array(~erased.are_in(ids)))
             self._saved[known] = save_table(rows, self._new_file())
         return self._saved[known]
 

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import Config
+from etl.raw.erased_rows import erased_of_table, is_erased
 from etl.raw.files import RawFiles
 from etl.spark.attribute_frames import read_attributes
 from etl.spark.histories import add_history
@@ -53,6 +54,9 @@ def prepare_frame(
         ):
             if table:
                 attributes = read_attributes(spark, config, table, key, section, raw.dt, key, raw.recorder)
+                erased = erased_of_table(config, table, raw.dt) if section == "users" else None
+                if erased is not None:
+                    attributes = attributes.where(~is_erased(F.col(key).cast("string"), erased))
                 rows = rows.join(attributes, key, "left")
     rows = rows.withColumn(DAY, F.lit(raw.dt))
     for changer in plan(config).changers:

@@ -427,7 +427,8 @@ def prepared_rows(config: Config, day: str, erased: Erased = MappingProxyType({}
     rows = with_positions(config, rows, day)
     if config.keys:
         for table, key in ((config.users, config.keys.user), (config.items, config.keys.item)):
-            rows = joined(config, rows, table, key, day) if table else rows
+            gone = erased if table is config.users else {}
+            rows = joined(config, rows, table, key, day, gone) if table else rows
     for name, settings in _operators(config):
         if name == "difference_lag":
             rows = with_differences(rows, settings)
@@ -638,14 +639,26 @@ def attributes_of(config: Config, table: RawTable, day: str) -> list[Row]:
     ]
 
 
-def joined(config: Config, rows: Sequence[Row], table: RawTable, key: str, day: str) -> list[Row]:
-    """Adds the attributes of a table: those of its row with the key of the row, or nulls."""
+def joined(
+    config: Config,
+    rows: Sequence[Row],
+    table: RawTable,
+    key: str,
+    day: str,
+    erased: Erased = MappingProxyType({}),
+) -> list[Row]:
+    """Adds the attributes of a table: those of its row with the key of the row, or nulls.
+
+    The rows of erased users in it do not count: in a table of a day, those erased on this day or later, and
+    in other tables all, also if they have come back since.
+    """
     as_integers = table.type_of(key) != config.log.type_of(key)
 
     def comparable(value: Any) -> Any:
         return _integer(str(value)) if as_integers and value is not None else value
 
-    attributes = attributes_of(config, table, day)
+    gone = {user for user, last in erased.items() if "{date}" not in table.path or day <= last}
+    attributes = [row for row in attributes_of(config, table, day) if str(row[key]) not in gone]
     missing = {column.name: None for column in table.columns if column.name != key}
     result = []
     for row in rows:
