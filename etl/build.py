@@ -52,6 +52,8 @@ from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
 
+_DRAWN = "drawn"  # the input of features that is the digest of the section `negatives`
+
 
 @dataclass(frozen=True)
 class BuildResult:
@@ -162,7 +164,7 @@ def applied_features(
 
     def has_features(raw: RawFiles) -> bool:
         return all(
-            current_manifest(
+            current_features(
                 lake.features(version).partition(raw.dt), feature_inputs(config, raw, version, earlier)
             )
             for version in versions
@@ -208,7 +210,7 @@ def encoded_days(
     earlier = earlier_clicks(workers, config, lake)
     inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
-    current = {raw.dt: current_manifest(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
+    current = {raw.dt: current_features(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, config, lake)
@@ -292,7 +294,7 @@ def _publish_features(
     earlier = earlier_clicks(workers, config, lake)
     for raw in checked.in_order:
         inputs = feature_inputs(config, raw, workflow.version, earlier)
-        manifest = current_manifest(table.partition(raw.dt), inputs)
+        manifest = current_features(table.partition(raw.dt), inputs)
         if manifest:
             log.info("features of %s are up to date", raw.dt)
             current[raw.dt] = manifest
@@ -313,7 +315,17 @@ def feature_inputs(
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
     inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
     inputs |= {} if config.split.by == "day" else {"shares": config_digest(config, "split")}
+    inputs |= {_DRAWN: config_digest(config, "negatives")} if config.negatives else {}
     return inputs | impression_inputs(config, raw) | preparation(config)
+
+
+def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
+    """Returns the manifest of a feature partition that was computed from these inputs; None if there is none.
+
+    A partition of an older release does not say how its negatives were drawn, and is valid without it.
+    """
+    older = {name: digest for name, digest in inputs.items() if name != _DRAWN}
+    return current_manifest(partition, inputs) or current_manifest(partition, older)
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etl.build import feature_inputs
+from etl.build import current_features, feature_inputs
 from etl.passes import earlier_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.read_day import read_clicks
@@ -10,7 +10,7 @@ from scoring.candidates.clicks import CLICK_COLUMNS
 from spark.choose_workers import workers_of
 from spark.rows import Rows, read_rows
 from storage.dataset import read_dataset
-from storage.manifest import Manifest, current_manifest, is_published
+from storage.manifest import Manifest, is_published
 from storage.paths import Partition
 from storage.run_context import RunContext
 
@@ -42,5 +42,5 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
     earlier = earlier_clicks(workers_of(context), config, lake)
-    manifest = current_manifest(partition, feature_inputs(config, raw, version, earlier))
+    manifest = current_features(partition, feature_inputs(config, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from etl.raw.files import require_raw
 from etl.readers import text
 from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
-from storage.manifest import data_files, is_published, read_manifest
+from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -230,6 +231,33 @@ def test_a_daily_run_keeps_the_days_whose_features_are_published(
     expected = build(fresh, SECOND)
     assert fitted.workflow.version == expected.workflow.version
     require_equal(_tables(config, fitted, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_features_are_computed_again_if_negatives_are_drawn_otherwise(tmp_path: Path) -> None:
+    """Also if the workflow is only applied; those of an older release, which do not say it, stay."""
+    config = _config(tmp_path, HISTORY_CASE)
+    first = build(config, FIRST)
+    apply = with_mode(config, "apply")
+    assert config.negatives is not None
+    changes = {"negatives": config.negatives.model_copy(update={"per_positive": 2})}
+    fewer = build(apply.model_copy(update=changes), FIRST, first.workflow.version)
+    rows = {dt: (first.features[dt].rows, fewer.features[dt].rows) for dt in first.features}
+    assert all(mine > others for mine, others in rows.values())
+    again = build(apply, FIRST, first.workflow.version)
+    for manifest in again.features.values():
+        path = Path(
+            Lake(config.lake)
+            .features(first.workflow.version)
+            .partition(manifest.partition)
+            .file(MANIFEST_NAME)
+        )
+        values = json.loads(path.read_text())
+        del values["inputs"]["drawn"]
+        path.write_text(json.dumps(values))
+    older = build(apply, FIRST, first.workflow.version)
+    assert {dt: one.created_at for dt, one in older.features.items()} == {
+        dt: one.created_at for dt, one in again.features.items()
+    }
 
 
 def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path: Path) -> None:
