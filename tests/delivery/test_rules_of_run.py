@@ -66,7 +66,7 @@ def test_wrong_tables_are_found_by_the_driver(
 ) -> None:
     with pytest.raises(ConfigError, match=r"there is no file at .*shelves-2026-01-05\.csv"):
         read_rules(runs.job(RUN_DATE, score=rules({**SHELF, "path": "{lake}/shelves-{date}.csv"})))
-    with pytest.raises(ConfigError, match=r"no columns \['rack'\]"):
+    with pytest.raises(DataError, match=r"no columns \['rack'\]"):
         read_rules(runs.job(RUN_DATE, score=rules({**SHELF, "column": "rack"})))
     twice = tmp_path / "twice.csv"
     twice.write_text("sku,shelf\ni001,s1\ni001,s2\n")

@@ -136,19 +136,16 @@ def fit_blocks(
         wanted = {day.dt for day in days}
         return blocks_of_rows([row for row in rows if row[DAY] in wanted], types, **layout)
 
-    def no_frames(raw: RawFiles) -> Any:
-        raise AssertionError("blocks need no frames")
-
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in sorted({row[DAY] for row in rows})]
     workflow = fit_workflow(
         workers or InThisProcess(),
         config,
         lake,
         raw,
-        no_frames,
         parent,
-        blocks_of=blocks_of,
+        counts_of=None,
         read_table=read_external,
+        blocks_of=blocks_of,
     )
     return lake, workflow
 
@@ -441,8 +438,9 @@ def test_a_vocabulary_of_three_million_values_is_mapped(
         config,
         lake,
         raw,
-        lambda day: None,  # type: ignore[arg-type, return-value]
         None,
+        counts_of=None,
+        read_table=read_external,
         blocks_of=lambda days: TrainingBlocks(3, partial(_numbered, size)),
     )
     assert workflow.engine == "arrow"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from conf.types import Config
 from etl.fit.fit_workflow import fit_workflow
 from etl.ops.base import Type
 from etl.raw.files import RawFiles
+from etl.spark.attribute_frames import read_attributes
 from etl.split.time_split import DAY
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
@@ -108,7 +110,14 @@ def fit_rows(
     """The workflow fitted on frames by day, through the public door of etl.fit.fit_workflow."""
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in frames]
     return fit_workflow(
-        SparkWorkers(spark), config, Lake(config.lake), raw, lambda raw_day: frames[raw_day.dt], parent
+        SparkWorkers(spark),
+        config,
+        Lake(config.lake),
+        raw,
+        parent,
+        counts_of=None,
+        read_table=partial(read_attributes, spark),
+        rows_of=lambda days: reduce(DataFrame.unionByName, [frames[day.dt] for day in days]),
     )
 
 

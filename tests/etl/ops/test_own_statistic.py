@@ -86,14 +86,21 @@ def _of_day(day: str) -> list[Row]:
 
 
 def _fit_counts(spark: SparkSession, folder: Path) -> FittedWorkflow:
-    def no_rows(raw: RawFiles) -> Any:
-        raise AssertionError("rows are read, although value counts are enough")
+    def unneeded(*_: Any) -> Any:
+        raise AssertionError("rows or tables are read, although value counts are enough")
 
     config = make_config(folder, GROUPS)
     days = [RawFiles(day, (), 1, f"digest of {day}") for day in DAYS]
     counts = {day: _counts(folder, _of_day(day)) for day in DAYS}
     return fit_workflow(
-        SparkWorkers(spark), config, Lake(config.lake), days, no_rows, None, lambda raw: counts[raw.dt]
+        SparkWorkers(spark),
+        config,
+        Lake(config.lake),
+        days,
+        None,
+        counts_of=lambda raw: counts[raw.dt],
+        read_table=unneeded,
+        rows_of=unneeded,
     )
 
 

@@ -615,7 +615,7 @@ def _impressions(config: Config, day: str) -> list[tuple[str, str, int, int]]:
         if settings.format == "jsonl":
             entries = [json.loads(line) for line in lines]
         else:
-            header, *others = [line.split(settings.separator) for line in lines]
+            header, *others = [line.split(settings.separator or ",") for line in lines]
             entries = [dict(zip(header, fields, strict=True)) for fields in others]
         for entry in entries:
             user, item = entry.get(settings.user), entry.get(settings.item)
